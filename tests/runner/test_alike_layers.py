@@ -54,6 +54,8 @@ class Steps:
     [
         ("qwen3", {"layers": 7}, 4),
         ("smollm3", {"layers": 8}, 6),  # every second layer without rotation: another table
+        ("qwen3_moe", {"layers": 7}, 4),  # experts behind a dense layer
+        ("mixtral", {"layers": 6}, 4),
         ("mistral", {"layers": 9, "sliding_window": 300}, 6),
         ("qwen3", {"layers": 3}, 0),
     ],

@@ -18,9 +18,10 @@ WRITTEN = {
     "choose_rows": {"ids", "weights", "slots", "blocks"},
     "place_few": {"counts", "starts", "slots", "blocks"},
     "lane_sums": {"sums"},
+    "copy_from_slots": {"x"},
 }
 """Arguments that a kernel writes; of others those of these names."""
-RESULTS = {"y", "out"}
+RESULTS = {"y", "y_tiles", "out"}
 PARTLY = {"k_pages", "v_pages"}  # what was there before stands beside what is written
 
 
