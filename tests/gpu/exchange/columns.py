@@ -6,19 +6,17 @@ Every rank checks and rank 0 reports. Times are microseconds an exchange in a gr
 slowest rank's, beside NCCL's all-gather of the same columns. The last check loses a peer.
 """
 
-import os
 import sys
-import time
+from functools import partial
 
 import torch
 
-from tests.gpu.exchange.peer import attempt, finish, keep
-from tests.gpu.lib.checks import draw, same
+from tests.gpu.lib.checks import Differences, draw, same
+from tests.gpu.lib.ranks import attempt, check_armed, check_lost, end, repeated, slowest_medians
 from tpdet.comm.device import open_world
 from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.comm.exchange.peer_columns import PeerColumns
 from tpdet.comm.exchange.peer_memory import open_peer_memory
-from tpdet.errors import PeerLostError
 from tpdet.kernels import order
 from tpdet.kernels.inputs.norm import Norm
 
@@ -47,7 +45,7 @@ class Case:
     def check(self, rows, width, seed, wrong):
         whole = draw(rows, width, dtype=self.dtype, kind="heavy", seed=seed)
         found = self.exchange.gather_columns(self.mine(whole))
-        keep(wrong, same, found, whole, f"columns of {rows} x {width}")
+        wrong.keep(same, found, whole, f"columns of {rows} x {width}")
         stream = draw(rows, self.hidden, dtype=self.dtype, seed=seed + 1)
         residual = draw(rows, self.hidden, dtype=torch.float32, seed=seed + 2)
         sent = self.mine(stream), residual, Norm(self.weight, EPS)
@@ -55,25 +53,19 @@ class Case:
         for name, one, other in zip(
             "hy", self.exchange.gather_and_norm(*sent), wanted, strict=True
         ):
-            keep(wrong, same, one, other, f"{name} of {rows} rows")
+            wrong.keep(same, one, other, f"{name} of {rows} rows")
 
-    def armed(self, wrong):
-        torch.cuda.synchronize()
-        self.world.barrier()
-        if not bool((self.exchange._buffers.own == -1).all()):
-            wrong.append("slots were left behind")
-        self.exchange.carrier.report()
-        torch.cuda.synchronize()
-        self.exchange.carrier.check()
+    def check_armed(self):
+        check_armed(self.exchange.carrier, self.exchange._buffers.own)
 
 
 def check_sizes(world, rows_of=ROWS, **options):
-    case, wrong = Case(world, max(rows_of), **options), []
+    case, wrong = Case(world, max(rows_of), **options), Differences()
     for seed, rows in enumerate(rows_of):
         for width in (case.hidden, options.get("widest", 12288)):
             case.check(rows, width, 8 * seed, wrong)
-    case.armed(wrong)
-    finish(wrong)
+    wrong.keep(case.check_armed)
+    return wrong.finish()
 
 
 class Captured:
@@ -113,91 +105,49 @@ class Captured:
             residual, y = self.case.plain.gather_and_norm(*sent)
             wanted += [x, residual, y]
         for index, (one, other) in enumerate(zip(found, [*wanted, self.inputs[0]], strict=True)):
-            keep(wrong, same, one, other, f"exchange result {index} of turn {turn}, eager {eager}")
+            wrong.keep(same, one, other, f"exchange result {index} of turn {turn}, eager {eager}")
 
 
 def check_graphs(world):
     """Two graphs and eager exchanges in turn, 60 times, inputs changing."""
-    case, wrong = Case(world, 512), []
+    case, wrong = Case(world, 512), Differences()
     captured = [Captured(case, rows) for rows in (5, 300)]
     for turn in range(60):
         captured[(turn // 2) % 2].check(turn, turn % 5 == 3, wrong)
-    case.armed(wrong)
-    finish(wrong)
+    wrong.keep(case.check_armed)
+    return wrong.finish()
 
 
-def check_lost(world):
-    """The last rank stays away: the others end in time and name it."""
+def check_lost_peer(world):
+    """The last rank stays away from graphs of exchanges of two sizes."""
     case = Case(world, 512)
     captured = [Captured(case, rows) for rows in (5, 300)]
     case.memory.settle()
-    case.exchange.carrier.set_timeout(1.5)
-    start, named = time.monotonic(), None
-    if world.rank < world.size - 1:
-        for each in captured:
-            for _ in range(5):
-                each.graph.replay()
-        case.exchange.carrier.report()
-        torch.cuda.synchronize()
-        try:
-            case.exchange.carrier.check()
-        except PeerLostError as error:
-            named = str(error)
-    taken = time.monotonic() - start
-    world.barrier()
-    if world.rank < world.size - 1:
-        assert named and f"for rank {world.size - 1} " in named, f"named: {named}"
-        assert 1.4 < taken < 6.0, f"it took {taken:.1f} s"
-        return f"it took {taken:.1f} s: {named}"
-    return ""
+    return check_lost(case.exchange.carrier, [each.graph for each in captured], 5)
 
 
 def print_times(world):
     case, ranks = Case(world, 8192), world.size
+    carrier, start = case.exchange.carrier, torch.zeros(1, 8, device="cuda")
     for rows in (1, 8, 16, 64, 256, 1024, 4096, 8192):
         figures = []
         for name, width in (*WIDTHS.items(), ("output + norm", HIDDEN)):
             x = draw(rows, width // ranks, seed=rows)
             sent = x, draw(rows, HIDDEN, seed=1), Norm(case.weight, EPS)
+            work = lambda e, x=x: e.gather_columns(x)
             if name == "output + norm":
-                runs = [lambda e, s=sent: e.gather_and_norm(*s)] * 2
-            else:
-                runs = [lambda e, x=x: e.gather_columns(x)] * 2
-            ours, plain = (
-                _time(world, case, run, exchange, rows)
-                for run, exchange in zip(runs, (case.exchange, case.plain), strict=True)
-            )
+                work = lambda e, s=sent: e.gather_and_norm(*s)
+            ways = {"peer": case.exchange, "gather": case.plain}
+            runs = {way: repeated(partial(work, exchange)) for way, exchange in ways.items()}
+            taken = slowest_medians(carrier, runs, start, 40 if rows <= 256 else 8)
+            each = ", ".join(f"{way} {value:.1f}" for way, value in taken.items())
             floor = rows * width * 2 * (ranks - 1) / ranks / 450e9 * 1e6
-            figures.append(f"{name}: floor {floor:.1f}, peer {ours:.1f}, gather {plain:.1f}")
+            figures.append(f"{name}: floor {floor:.1f}, {each}")
         if world.rank == 0:
             print(f"{rows:5d} rows | " + " | ".join(figures), flush=True)
-    case.armed([])
+    case.check_armed()
     size = 2 * case.exchange.piece_rows * max(WIDTHS.values()) * case.dtype.itemsize
     return f"{size / 2**20:.0f} MiB of buffers a rank"
-
-
-def _time(world, case, run, exchange, rows):
-    """Microseconds a call, the median of 7 replays, the slowest rank's."""
-    repeats = 40 if rows <= 256 else 8
-    run(exchange)
-    torch.cuda.synchronize()
-    world.barrier()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        for _ in range(repeats):
-            run(exchange)
-    taken = []
-    for _ in range(8):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        world.barrier()
-        case.exchange.carrier.all_gather(case.weight[:2])  # the GPUs leave it together
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        taken.append(begin.elapsed_time(end) / repeats * 1e3)
-    median = torch.tensor(sorted(taken[1:])[3], device="cuda")
-    return float(world.all_gather(median).amax())
 
 
 def main():
@@ -217,11 +167,8 @@ def main():
     ]
     if "--no-times" not in sys.argv:
         good.append(attempt(world, "times", print_times))
-    good.append(attempt(world, "a lost peer", check_lost))
-    if world.rank == 0:
-        print("all passed" if all(good) else f"{good.count(False)} FAILED", flush=True)
-    sys.stdout.flush()
-    os._exit(0 if all(good) else 1)  # the lost peer's exchange is broken: nothing to tidy
+    good.append(attempt(world, "a lost peer", check_lost_peer))
+    end(world, good)
 
 
 if __name__ == "__main__":

@@ -6,20 +6,17 @@ Every rank checks and rank 0 reports. A difference is kept until a check ends, s
 leaves the others waiting. The last check loses a peer on purpose.
 """
 
-import os
 import sys
-import time
-import traceback
 
 import torch
 
 from tests.gpu.exchange.peer_times import print_times
-from tests.gpu.lib.checks import draw, same
+from tests.gpu.lib.checks import Differences, draw, same
+from tests.gpu.lib.ranks import attempt, check_armed, check_lost, end
 from tpdet.comm.device import open_world
 from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.comm.exchange.peer import PeerExchange
 from tpdet.comm.exchange.peer_memory import open_peer_memory
-from tpdet.errors import PeerLostError
 from tpdet.kernels import order
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
@@ -66,43 +63,25 @@ class Case:
     def compare(self, rows, found, wanted, what, wrong):
         for mine in self.exchange.owned_rows(rows):
             part = slice(mine.start, mine.stop)
-            keep(wrong, same, found[0][part], wanted[0][part], f"h, {what}")
-        keep(wrong, same, found[1], wanted[1], f"y, {what}")
+            wrong.keep(same, found[0][part], wanted[0][part], f"h, {what}")
+        wrong.keep(same, found[1], wanted[1], f"y, {what}")
 
-    def armed(self, wrong):
-        torch.cuda.synchronize()
-        self.world.barrier()
+    def check_armed(self):
         words = self.exchange._shared.own[: self.exchange.layout.flag_start // 4]
-        if not bool((words == -1).all()):
-            wrong.append("slots were left behind")
-        self.exchange.carrier.report()
-        torch.cuda.synchronize()
-        self.exchange.carrier.check()
-
-
-def keep(wrong, function, *arguments):
-    try:
-        function(*arguments)
-    except AssertionError as error:
-        wrong.append(str(error))
-
-
-def finish(wrong):
-    if wrong:
-        raise AssertionError(f"{len(wrong)} differences, first: {wrong[0]}")
+        check_armed(self.exchange.carrier, words)
 
 
 def check_sizes(world, name, hidden, dtype, rows_of, folds=(False, True), **limits):
     """Eager exchanges of all sizes, sums of leaves and of roots."""
-    case, wrong = Case(world, name, hidden, dtype, max(rows_of), **limits), []
+    case, wrong = Case(world, name, hidden, dtype, max(rows_of), **limits), Differences()
     for seed, rows in enumerate(rows_of):
         for folded in folds:
             sums, residual = case.inputs(rows, seed, folded)
             wanted = case.gather.fold_and_norm(sums, residual, Norm(case.weight, EPS))
             found = case.exchange.fold_and_norm(sums, residual, Norm(case.weight, EPS))
             case.compare(rows, found, wanted, f"{rows} rows, roots {sums.roots}", wrong)
-    case.armed(wrong)
-    finish(wrong)
+    wrong.keep(case.check_armed)
+    return wrong.finish()
 
 
 class Captured:
@@ -170,18 +149,18 @@ class Halves(Captured):
 
 def check_graphs(world):
     """Graphs and eager exchanges in turn, 200 times, inputs changing; of every kind."""
-    case, wrong = Case(world, "pairs", 4096, torch.bfloat16, 4096), []
+    case, wrong = Case(world, "pairs", 4096, torch.bfloat16, 4096), Differences()
     captured = [Captured(case, rows) for rows in (5, 300, 1500)]
     captured += [Halves(case, rows) for rows in (600, 2048, 4096)]
     for turn in range(200):
         captured[(turn // 2) % len(captured)].check(turn, turn % 5 == 3, wrong)
-    case.armed(wrong)
-    finish(wrong)
+    wrong.keep(case.check_armed)
+    return wrong.finish()
 
 
 def check_rows(world):
     """The embedding's rows, from every part, against the gathered table."""
-    memory, wrong = open_peer_memory(world), []
+    memory, wrong = open_peer_memory(world), Differences()
     for dtype, width in ((torch.bfloat16, 4096), (torch.float32, 100), (torch.float16, 8192)):
         part = memory.allocate((1000, width), dtype)
         part.own.copy_(draw(1000, width, dtype=dtype, seed=world.rank))
@@ -189,26 +168,25 @@ def check_rows(world):
         whole = world.all_gather(part.own).flatten(0, 1)
         for count in (1, 7, 256, 5000):
             ids = torch.arange(count, device="cuda") * 997 % len(whole)
-            keep(wrong, same, part.rows(ids), whole[ids].float(), f"{count} rows of {dtype}")
-    finish(wrong)
+            wrong.keep(same, part.rows(ids), whole[ids].float(), f"{count} rows of {dtype}")
+    return wrong.finish()
 
 
 def check_gather(world):
     """Small payloads of any bits, back to back in both buffers."""
-    case, wrong = Case(world, "pairs", 1024, torch.bfloat16, 64), []
+    case, wrong = Case(world, "pairs", 1024, torch.bfloat16, 64), Differences()
     for count in (1, 2, 64, 257, 4096, 50_000):
         for turn in range(3):
             x = torch.arange(count * 2, device="cuda").view(count, 2) * (turn * 7 - 9)
             x = x * (world.rank + 1) - 1
-            keep(
-                wrong,
+            wrong.keep(
                 exactly,
                 case.exchange.carrier.all_gather(x),
                 world.all_gather(x),
                 f"{count} rows",
             )
-    case.armed(wrong)
-    finish(wrong)
+    wrong.keep(case.check_armed)
+    return wrong.finish()
 
 
 def exactly(found, wanted, what):
@@ -216,48 +194,12 @@ def exactly(found, wanted, what):
         raise AssertionError(f"{what}: gathered words differ")
 
 
-def check_lost(world):
-    """The last rank stays away: eagerly and in graphs the others end in time and name it."""
+def check_lost_peer(world):
+    """The last rank stays away from graphs of exchanges of two sizes."""
     case = Case(world, "pairs", 4096, torch.bfloat16, 512)
     captured = [Captured(case, rows) for rows in (5, 300)]
     case.memory.settle()
-    case.exchange.carrier.set_timeout(1.5)
-    start, named = time.monotonic(), None
-    if world.rank < world.size - 1:
-        for each in captured:
-            for _ in range(10):
-                each.graph.replay()
-        torch.cuda.synchronize()
-        try:
-            case.exchange.carrier.report()
-            torch.cuda.synchronize()
-            case.exchange.carrier.check()
-        except PeerLostError as error:
-            named = str(error)
-    taken = time.monotonic() - start
-    world.barrier()
-    if world.rank < world.size - 1:
-        assert named and f"for rank {world.size - 1} " in named, f"named: {named}"
-        assert 1.4 < taken < 6.0, f"it took {taken:.1f} s"
-        return f"60 exchanges ended in {taken:.1f} s: {named}"
-    return ""
-
-
-def attempt(world, name, check, *arguments, **limits):
-    """Run a check on every rank; whether all passed."""
-    start, note, failed = time.monotonic(), "", b""
-    try:
-        note = check(world, *arguments, **limits) or ""
-    except Exception as error:
-        where = [line.strip() for line in traceback.format_exc().splitlines() if "File" in line][-1]
-        failed = f"rank {world.rank}: {str(error)[:400]} | {where}".encode()
-    everyone = [said.decode() for said in world.gather_bytes(failed)]
-    if world.rank == 0:
-        first = next((said for said in everyone if said), "")
-        word = "FAIL" if first else "ok  "
-        print(f"{word} {name} {first or note} ({time.monotonic() - start:.1f} s)", flush=True)
-    torch.cuda.empty_cache()
-    return not any(everyone)
+    return check_lost(case.exchange.carrier, [each.graph for each in captured], 10)
 
 
 def main():
@@ -284,11 +226,8 @@ def main():
     good.append(attempt(world, "all-gather", check_gather))
     if "--no-times" not in sys.argv:
         good.append(attempt(world, "times", print_times))
-    good.append(attempt(world, "a lost peer", check_lost))
-    if world.rank == 0:
-        print("all passed" if all(good) else f"{good.count(False)} FAILED", flush=True)
-    sys.stdout.flush()
-    os._exit(0 if all(good) else 1)  # the lost peer's exchange is broken: nothing to tidy
+    good.append(attempt(world, "a lost peer", check_lost_peer))
+    end(world, good)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tests.gpu.lib.checks import draw
+from tests.gpu.lib.ranks import check_carrier, slowest_medians
 from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.comm.exchange.peer import PeerExchange
 from tpdet.comm.exchange.peer_memory import open_peer_memory
@@ -39,16 +40,12 @@ def print_times(world):
         residual = draw(rows, HIDDEN, dtype=torch.float32, seed=2)
         runs = _candidates(world, plan, one, two, sums, weight, rows)
         repeats = 60 if rows <= 64 else 20 if rows <= 1024 else 4
-        taken = _interleaved(world, one, runs, residual, repeats)
+        taken = slowest_medians(one.carrier, runs, residual, repeats)
         if world.rank == 0:
             best = min(taken[name] for name in taken if "shot" in name)
             print(_line(world, plan, kilobytes, rows, taken, best), flush=True)
-    one.carrier.report()
-    torch.cuda.synchronize()
-    one.carrier.check()
-    two.carrier.report()
-    torch.cuda.synchronize()
-    two.carrier.check()
+    check_carrier(one.carrier)
+    check_carrier(two.carrier)
     bound = one.layout.bytes / 2**20, two.layout.bytes / 2**20
     return f"shared memory {bound[0]:.0f} and {bound[1]:.0f} MiB a rank"
 
@@ -88,38 +85,6 @@ def _candidates(world, plan, one, two, sums, weight, rows):
     if rows <= 8192:
         runs["gather"] = lambda residual: gather.fold_and_norm(sums, residual, Norm(weight, EPS))[0]
     return runs | {"nccl + norm": library, "nccl": alone}
-
-
-def _interleaved(world, exchange, runs, residual, repeats):
-    """Median microseconds a call of the slowest rank, replays of all graphs in turn."""
-    graphs = {name: _graph(world, run, residual, repeats) for name, run in runs.items()}
-    taken = {name: [] for name in runs}
-    for _ in range(7):
-        for name, graph in graphs.items():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            world.barrier()
-            exchange.carrier.all_gather(residual[:1])  # the GPUs leave it together
-            begin.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            taken[name].append(begin.elapsed_time(end) / repeats * 1e3)
-    medians = torch.tensor([sorted(times)[3] for times in taken.values()], device="cuda")
-    slowest = world.all_gather(medians).amax(0).tolist()
-    return dict(zip(taken, slowest, strict=True))
-
-
-def _graph(world, run, residual, repeats):
-    run(residual)
-    torch.cuda.synchronize()
-    world.barrier()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        for _ in range(repeats):
-            residual = run(residual)
-    graph.replay()
-    torch.cuda.synchronize()
-    return graph
 
 
 def _line(world, plan, kilobytes, rows, taken, best):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from tests.gpu.lib.checks import attempt, draw, failures, same
+from tests.gpu.lib.checks import Differences, attempt, draw, failures, gives, same
 from tests.gpu.lib.graph_times import interleaved_medians
 from tests.gpu.lib.suite import Check
 from tpdet.kernels.cuda.gemm import admission, trial_data
@@ -41,23 +41,17 @@ FLOOR_BYTES, FLOOR_FLOPS = 4.5e12, 0.79e15  # measured on an H200
 
 
 def candidates_are_one_class(kind, product):
-    n, k, count, wrong = 1536, 4096, 0, []
+    n, k, found = 1536, 4096, Differences()
     x, w = draw(1100, k, kind=kind), draw(n, k, kind=kind, seed=1)
     wanted = admission.by_tile(product, x, w, admission.REFERENCE)
     for bucket in shape_table.BUCKETS[:-3]:
         for columns in (n, 24576):
             for tile in column_candidates(bucket, columns, k, kind=product, descriptors=True):
-                count += 1
+                name = tile_text.format_tile(tile)
                 for m in (bucket, bucket - bucket // 3, min(1100, bucket + 5)):
-                    try:
-                        got = admission.by_tile(product, x[:m], w, tile)
-                        same(got, wanted[:m], f"{tile_text.format_tile(tile)} M={m}")
-                    except Exception as error:
-                        torch.cuda.synchronize()
-                        wrong.append(str(error)[:150])
-    if wrong:
-        raise AssertionError(f"{len(wrong)} of {count}: " + " || ".join(dict.fromkeys(wrong)))
-    return f"{count} candidates"
+                    run = partial(admission.by_tile, product, x[:m], w, tile)
+                    found.keep(gives, run, wanted[:m], f"{name} M={m}")
+    return found.finish()
 
 
 def odd_columns_keep_the_class():
@@ -77,7 +71,7 @@ def gated_tiles_are_the_activation_of_fp32_sums(data, n):
     Against the reference tile; that against the activation kernel over the reference's sums in
     fp32; and those against a candidate's, a static tile's and the library's.
     """
-    k, count, wrong = 4096, 0, []
+    k, found = 4096, Differences()
     device = torch.device("cuda", torch.cuda.current_device())
     rows = trial_data.trial_rows(data, max(GATED_ROWS), k, device)
     weight = trial_data.trial_weight(data, n, k, device)
@@ -103,15 +97,8 @@ def gated_tiles_are_the_activation_of_fp32_sums(data, n):
             if torch.equal(product.view(torch.int32), wide[:m].view(torch.int32)):
                 runs[f"library {way}"] = partial(gated_library_product, x, weight, m, way)
         for name, run in runs.items():
-            count += 1
-            try:
-                same(run(), mine, f"{n} {data} M={m} {name}")
-            except Exception as error:
-                torch.cuda.synchronize()
-                wrong.append(str(error)[:150])
-    if wrong:
-        raise AssertionError(f"{len(wrong)} of {count}: " + " || ".join(dict.fromkeys(wrong)))
-    return f"{count} products"
+            found.keep(gives, run, mine, f"{n} {data} M={m} {name}")
+    return found.finish()
 
 
 def gated_shards_are_columns_of_the_whole():

@@ -1,6 +1,8 @@
 """Shapes, rows and data of the GEMM checks, and how a list of variants is compared."""
 
-from tests.gpu.lib.checks import same
+from functools import partial
+
+from tests.gpu.lib.checks import Differences, gives
 
 ROWS = (1, 3, 16, 17, 33, 64, 100, 128, 300, 512, 1024, 4096)
 KINDS = ("normal", "heavy", "cancelling", "tiny")
@@ -11,14 +13,10 @@ LEAVES = 8
 
 def each(variants, run, wanted, what):
     """Every variant gives `wanted`; all that differ are named at once."""
-    wrong = []
+    found = Differences()
     for variant in variants:
-        try:
-            same(run(variant), wanted, what)
-        except Exception as error:
-            wrong.append(f"{variant}: {str(error)[:160]}")
-    if wrong:
-        raise AssertionError(f"{what}: {len(wrong)} variants: " + " || ".join(wrong[:4]))
+        found.keep(gives, partial(run, variant), wanted, f"{what}, {variant}")
+    found.finish()
 
 
 def relative_error(y, exact):

@@ -41,6 +41,34 @@ def same(left, right, what):
         )
 
 
+class Differences:
+    """What is wrong in a check that goes on to its end, and tells it then."""
+
+    def __init__(self):
+        self._tried, self._wrong = 0, []
+
+    def keep(self, check, *arguments):
+        """Check one thing; what is raised is kept."""
+        self._tried += 1
+        try:
+            check(*arguments)
+        except Exception as error:
+            torch.cuda.synchronize()  # a lost device ends the check
+            self._wrong.append(str(error)[:150])
+
+    def finish(self):
+        """How many things were checked. Raises AssertionError where any was wrong."""
+        if self._wrong:
+            said = " || ".join(dict.fromkeys(self._wrong))
+            raise AssertionError(f"{len(self._wrong)} of {self._tried}: {said}")
+        return f"{self._tried} compared"
+
+
+def gives(run, wanted, what):
+    """`same` of what a function returns."""
+    same(run(), wanted, what)
+
+
 def surrounded(x):
     """A copy of x (contiguous) with NaN before and behind it in memory."""
     flat = torch.full((x.numel() + 2 * _GUARD,), torch.nan, dtype=x.dtype, device=x.device)

@@ -9,7 +9,7 @@ def interleaved_medians(runs, inputs, repeats=9):
     taken = [[] for _ in runs]
     for _ in range(repeats):
         for graph, times in zip(graphs, taken, strict=True):
-            times.append(_replay(graph))
+            times.append(replay_time(graph))
     return [sorted(times)[repeats // 2] / len(inputs) * 1e3 for times in taken]
 
 
@@ -24,8 +24,10 @@ def _graph(run, inputs):
     return graph
 
 
-def _replay(graph):
+def replay_time(graph, meet=lambda: None):
+    """Milliseconds of a replay, begun after `meet`."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    meet()
     begin.record()
     graph.replay()
     end.record()

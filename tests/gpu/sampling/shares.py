@@ -15,8 +15,7 @@ from functools import partial
 
 import torch
 
-from tests.gpu.exchange.peer import attempt
-from tests.gpu.exchange.peer_times import _interleaved
+from tests.gpu.lib.ranks import attempt, check_carrier, repeated, slowest_medians
 from tests.gpu.sampling.bits import params, rows
 from tests.gpu.sampling.times import TIMED
 from tpdet.comm.device import open_world
@@ -74,9 +73,7 @@ def check_bits(world, sums, peer):
                     same &= torch.equal(sampled.tokens[sampled.fit], expected.tokens[sampled.fit])
                     if not same or repr(sampler.finish(sampled)) != repr(alone):
                         wrong.append((kind, count, name))
-    sums.carrier.report()
-    torch.cuda.synchronize()
-    sums.carrier.check()
+    check_carrier(sums.carrier)
     assert not wrong, wrong
 
 
@@ -129,11 +126,11 @@ def print_times(world, sums, peer):
                 "whole": whole,
                 "exchange": lambda m=mine: peer.whole_rows(m),
             }
-            runs = {title: _chained(work) for title, work in works.items()}
+            runs = {title: repeated(work) for title, work in works.items()}
             with kept_on_the_device():
                 for work in works.values():
                     work()
-                taken = _interleaved(world, sums, runs, torch.zeros(1, 8, device="cuda"), 10)
+                taken = slowest_medians(sums.carrier, runs, torch.zeros(1, 8, device="cuda"), 10)
             if world.rank == 0:
                 share = -(-count // world.size)
                 sent = share * (world.size - 1) * mine.shape[1] * 4
@@ -143,17 +140,7 @@ def print_times(world, sums, peer):
                     f"  {name:8s} {count:4d} rows /{world.size}  {times}  floor {floor:6.1f}",
                     flush=True,
                 )
-    sums.carrier.report()
-    torch.cuda.synchronize()
-    sums.carrier.check()
-
-
-def _chained(work):
-    def run(x):
-        work()
-        return x
-
-    return run
+    check_carrier(sums.carrier)
 
 
 def main():
