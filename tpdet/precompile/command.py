@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import torch
@@ -26,6 +26,7 @@ from tpdet.launch.host.kernel_directory import (
 )
 from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.model_config.fit import check_ranks, context_length
+from tpdet.runner.start.compile_ahead import helping
 from tpdet.weights.load_progress import LoadProgress
 from tpdet.weights.resolve import resolve_model
 
@@ -61,6 +62,7 @@ def compile_to(
     Raises TpdetError, and writes nothing, if one cannot be compiled.
     """
     from tpdet.kernels.cuda.launch.compile_pool import compile_all
+    from tpdet.kernels.cuda.launch.helpers import Helpers
     from tpdet.kernels.cuda.launch.recording import Recorded
     from tpdet.precompile.asked import contract_of, kernels_of, on_gpu
 
@@ -68,13 +70,18 @@ def compile_to(
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(cores)
     asked: Recorded = {}
-    with _compiling_into_a_new_cache(output) as cache, on_gpu(gpu):
+    with (
+        _compiling_into_a_new_cache(output) as cache,
+        on_gpu(gpu),
+        closing(Helpers(*helping(cores, 1))) as helpers,
+    ):
+        helpers.start()
         for size in sizes:
             for rank in range(size):
                 asked |= kernels_of(config, model, context, rank, size)
             _say(f"TP {size}: {len(asked)} kernels so far")
         progress = LoadProgress(len(asked), True, doing="compiling", unit="kernel")
-        failed = compile_all(asked.values(), cores, progress.step)
+        failed = compile_all(asked.values(), cores, progress.step, helpers)
         progress.close()
         if failed:
             raise TpdetError(f"{len(failed)} of {len(asked)} kernels do not compile: {failed[0]}")
