@@ -17,7 +17,7 @@ is, for good, what makes a kernel's key depend on which other kernels were asked
 import hashlib
 import inspect
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,13 +25,12 @@ from typing import Any
 
 import torch
 import triton
-from torch.overrides import TorchFunctionMode
 from triton.runtime.jit import DependenciesFinder, JITFunction
 
 _RUN = ("self", "args", "grid", "warmup", "kwargs")
 _COMPILE = ("self", "key", "signature", "device", "constexprs", "options", "attrs", "warmup")
 _HASH = ("self", "func")
-_MAKERS = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
+_MAKERS = ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty"))
 _turn = threading.Lock()
 
 
@@ -87,14 +86,31 @@ Recorded = dict[bytes, Specialization]
 """Specializations by digest, in the order in which they were first asked for."""
 
 
-class _ZeroedWorkspaces(TorchFunctionMode):
-    """Tensors that nobody has written hold zeros."""
+@contextmanager
+def _zeroed_workspaces(owner: int) -> Iterator[None]:
+    """Tensors that nobody has written hold zeros, where the thread `owner` makes them.
 
-    def __torch_function__(
-        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        return made.zero_() if func in _MAKERS else made
+    A mode of torch would be asked at each look at a shape too: a third of a rehearsal's time.
+    """
+    kept = [(place, name, getattr(place, name), name in vars(place)) for place, name in _MAKERS]
+    for place, name, make, _ in kept:
+        setattr(place, name, _zeroing(make, owner))
+    try:
+        yield
+    finally:
+        for place, name, make, own in kept:
+            if own:
+                setattr(place, name, make)
+            else:  # it is a base's again
+                delattr(place, name)
+
+
+def _zeroing(make: Callable[..., torch.Tensor], owner: int) -> Callable[..., torch.Tensor]:
+    def made(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tensor = make(*args, **kwargs)
+        return tensor.zero_() if threading.get_ident() == owner else tensor
+
+    return made
 
 
 @contextmanager
@@ -128,7 +144,7 @@ def recording() -> Iterator[Recorded]:
 
         JITFunction.run, JITFunction._do_compile = run_nothing, note_or_compile
         try:
-            with _ZeroedWorkspaces():
+            with _zeroed_workspaces(owner):
                 yield asked
         finally:
             JITFunction.run, JITFunction._do_compile = run, compile_now
