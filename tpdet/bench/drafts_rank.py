@@ -113,7 +113,7 @@ class _Replaced:
 
     def __init__(self, model: DraftModel, drafter: Callable[[Choice], Synthetic]) -> None:
         self.seconds, self.entry_seconds = model.seconds, model.entry_seconds
-        self.forget = model.forget
+        self.captures, self.forget = model.captures, model.forget
         self._model, self._drafter = model, drafter
 
     def draft(self, wanted: Sequence[tuple[Choice, int]]) -> list[list[int]]:

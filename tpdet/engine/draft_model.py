@@ -35,6 +35,7 @@ from tpdet.models.draft_pair import draft_page_bytes, draft_pages, read_draft_mo
 from tpdet.models.footprint import weight_bytes
 from tpdet.runner import Runner, SampleTogether
 from tpdet.runner.graphs.decode_chain import DecodeChain
+from tpdet.runner.graphs.draft_graphs import USUAL_SEQUENCES
 from tpdet.runner.start.contracts import partition_of
 from tpdet.runner.start.load_model import LOAD_TIMEOUT
 from tpdet.runner.start.room import check_room, least_bytes
@@ -66,10 +67,17 @@ class DraftModel:
         self.pace = DraftPace(runner.loaded.config.step_timeout)
         self._step = 0
         self._chain = runner.decode_chain()
+        if self._chain is not None:
+            width = pages_for(runner.max_model_len)
+            self._chain.capture(runner.loaded.config.max_running, width, _PAIR)
 
     def seconds(self, sequences: int) -> float:
         """Of a step in which each of so many gets a draft; 0 until it is measured."""
         return self.pace.seconds(sequences)
+
+    def captures(self, sequences: int) -> bool:
+        """Whether the first drafts of so many sequences may have to capture graphs."""
+        return self._chain is not None and sequences > USUAL_SEQUENCES
 
     def entry_seconds(self, sequence: Sequence) -> float:
         """What computing the tokens that its copy lacks takes; 0 where a usual step does so."""

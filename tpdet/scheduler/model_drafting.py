@@ -21,8 +21,9 @@ from tpdet.scheduler.sequence import PENDING, Sequence
 from tpdet.scheduler.trials import SEQUENCES, Trials
 
 _GAIN, _GAIN_TO_BEGIN, _GAIN_TO_TRY = 1.15, 1.2, 1.25
-"""That its drafts must give to go on, to begin and to be tried: the first steps of each kind
+"""That its drafts must give to go on, to begin and to be tried where the first steps of each kind
 capture graphs, in both models, for 30 to 45 ms each."""
+_GAIN_TO_TRY_AT_ONCE = 1.12  # where they do not; beginning and going on are as for other drafts
 _SHARE_OF_STEP, _SHARE_OF_ROW = 0.25, 0.01
 """Of a step that a draft model's step takes, and each row more, until that is measured (an H200,
 0.6B for 8B: 0.26 for one row, 0.42 for 16)."""
@@ -34,6 +35,9 @@ class Model(Protocol):
 
     def seconds(self, sequences: int) -> float:
         """Of one of its steps, in which each of so many gets a draft; 0 until it is measured."""
+
+    def captures(self, sequences: int) -> bool:
+        """Whether the first drafts of so many sequences may have to capture graphs."""
 
     def entry_seconds(self, sequence: Sequence) -> float:
         """What the first drafts of a sequence take beside that; 0 where it was asked just now."""
@@ -106,10 +110,12 @@ class ModelDrafting:
         )
 
     def choose(self, found: Rows[Found], load: Load) -> tuple[list[tuple[Found, int]], bool]:
-        """As `choose`. A step with drafts of the model must gain more than one of the others'."""
+        """As `choose`. A step that may capture graphs for the model's drafts must gain more."""
         others = [it for it in found if not it.seconds]
         if len(others) < len(found):
-            least = _GAIN if self._drafted else _GAIN_TO_BEGIN
+            least = 1.0
+            if self._model.captures(load.rows):
+                least = _GAIN if self._drafted else _GAIN_TO_BEGIN
             taken, together = choose(found, replace(load, least=least))
             if together:
                 return taken, True
@@ -143,7 +149,8 @@ class ModelDrafting:
         ]
         trusted = [(it, self._chances.assumed(it.trust)) for it in offers]
         hoped = [replace(it, pending=True, chance=chance) for it, chance in trusted]
-        if not hoped or not choose(hoped, replace(load, least=_GAIN_TO_TRY))[1]:
+        least = _GAIN_TO_TRY if self._model.captures(load.rows) else _GAIN_TO_TRY_AT_ONCE
+        if not hoped or not choose(hoped, replace(load, least=least))[1]:
             self._trials.awaited = False
             return []
         known = [it for it in offers if not it.pending][:SEQUENCES]

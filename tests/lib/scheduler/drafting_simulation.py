@@ -16,7 +16,7 @@ from tpdet.drafters.chances import PROOF, Chances
 from tpdet.drafters.drafter import DRAFT_MODEL
 from tpdet.engine.draft_pace import DraftPace
 from tpdet.request import Request, SamplingParams
-from tpdet.runner.graphs.draft_graphs import draft_shape
+from tpdet.runner.graphs.draft_graphs import USUAL_SEQUENCES, draft_shape, usual_shapes
 from tpdet.scheduler import Scheduler
 from tpdet.scheduler.drafting import Drafting
 from tpdet.scheduler.sequence import Sequence
@@ -76,6 +76,9 @@ class SmallModel:
     def seconds(self, sequences: int) -> float:
         return self._pace.seconds(sequences)
 
+    def captures(self, sequences: int) -> bool:
+        return sequences > USUAL_SEQUENCES
+
     def entry_seconds(self, sequence: Sequence) -> float:
         lacking = self._lacking(sequence)
         return self._pace.entry_seconds if lacking > 2 else 0.0
@@ -109,8 +112,10 @@ class SmallModel:
         return len(sequence.tokens) - min(same, len(sequence.tokens) - 1)
 
     def _capture(self, graph: tuple, seconds: float) -> None:
-        self._clock.now += 0.0 if graph in self._captured else seconds
-        self._captured.add(graph)
+        usual = graph[1] <= USUAL_SEQUENCES.bit_length() - 1
+        self._clock.now += 0.0 if usual or graph in self._captured else seconds
+        if not usual:
+            self._captured.add(graph)
 
     def _say(self, sequence: Sequence, count: int) -> list[int]:
         end = len(sequence.tokens)
@@ -140,12 +145,14 @@ class Server:
     proof: int = PROOF
     clock: Clock = field(default_factory=Clock)
     captured: set = field(default_factory=set)
+    captured_at_start: frozenset = frozenset()
 
     def __post_init__(self) -> None:
         model, chances = None, Chances(self.proof)
         if self.model is not None:
             pace = DraftPace(60.0, self.clock)
             model = SmallModel(self.clock, self.model, pace, self.captured)
+            self.captured_at_start = frozenset(usual_shapes(64, WIDTH, (2, 4, 8, 16)))
         self._teller: Callable[[Sequence], Teller] | None = None  # of the requests that run
         first = self._tell if model is None else None
         self.drafting = Drafting((DRAFT_MODEL,), True, self.clock, model, chances, first=first)
@@ -207,8 +214,9 @@ class Server:
             positions = int(plan.rows.count.sum())
             if self.captures and plan.rows.verifies and plan.rows.count.max() <= 16:
                 shape = draft_shape(plan.rows, positions, WIDTH)
-                self.clock.now += 0.0 if shape in self.captured else CAPTURE
-                self.captured.add(shape)
+                if shape not in self.captured | self.captured_at_start:
+                    self.clock.now += CAPTURE
+                    self.captured.add(shape)
             seconds = 1e-3 * self.times[awaited][(positions - 1).bit_length()]
         self._free = max(self._free, self.clock.now) + seconds
         return self._free

@@ -18,10 +18,12 @@ from tpdet.control.plan import PlanRows
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.product import HEAD_ROWS
+from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.inputs.written_rows import WORDS
 from tpdet.models.decoder import Decoder
 from tpdet.runner.graphs.decode_graphs import PackedStep, row_buckets
+from tpdet.runner.graphs.draft_graphs import USUAL_SEQUENCES, usual_shapes
 from tpdet.runner.graphs.engine_graphs import Graphs
 from tpdet.runner.graphs.graph_room import Graph, PackedBuffer
 from tpdet.runner.graphs.packed_step import START, StepShape
@@ -30,6 +32,8 @@ from tpdet.sampling.sampler import PendingSample, to_host
 MOST_STEPS = 16
 """Steps of a link, at most: the device keeps the answers of each."""
 _FIELDS = 3  # of `PendingSample.packed`
+_WAYS = [PlainRows.of([RowParams(1.0, 1, 3, top_p=top_p)]) for top_p in (1.0, 0.9)]
+"""A row that is not filtered, and one that is: graphs differ by that."""
 
 
 class _Memory(NamedTuple):
@@ -52,7 +56,7 @@ class DecodeChain:
     def __init__(
         self, graphs: Graphs, model: Decoder, sampled: torch.Tensor, vocab_size: int
     ) -> None:
-        """Over one rank's captured graphs and its `sampled`. Nothing more is captured yet."""
+        """Over one rank's captured graphs and its `sampled`; nothing more is captured yet."""
         assert graphs.decode.room is not None
         self._engine_graphs, self._room = graphs, graphs.decode.room
         self._model, self._sampled, self._vocab_size = model, sampled, vocab_size
@@ -72,12 +76,9 @@ class DecodeChain:
             return None
         self._end_link()
         step = self._engine_graphs.decode.pack(rows)
-        memory = self._memory(step.shape.rows)
         filtered = self._write(params, step.shape.rows)
-        key = step.shape.rows, filtered
-        if key not in self._advances:
-            self._advances[key] = self._capture(step, memory, filtered)
-        self._link = Link(step.graph, self._advances[key], memory, len(rows))
+        advance = self._advance_of(step, filtered)
+        self._link = Link(step.graph, advance, self._memory(step.shape.rows), len(rows))
         return self._link
 
     def sample(self, logits: torch.Tensor, params: PlainRows) -> PendingSample | None:
@@ -90,13 +91,8 @@ class DecodeChain:
             return None
         self._end_link()
         rows = min(next(it for it in row_buckets(HEAD_ROWS) if it >= count), len(buffer))
-        memory, filtered = self._memory(rows), self._write(params, rows)
-        key = buffer.data_ptr(), rows, filtered
-        if key not in self._samples:
-            run = partial(self._sample, memory, buffer[:rows], filtered)
-            self._samples[key] = self._room.capture(run, run)
-        self._samples[key].replay()
-        packed = memory.answers[0, :count].clone()
+        self._sample_of(buffer, rows, self._write(params, rows)).replay()
+        packed = self._memory(rows).answers[0, :count].clone()
         host, copied = to_host(packed.view(-1))
         tokens = self._sampled[:count]
         return PendingSample(tokens, packed, (None,) * count, (0,) * count, host, copied)
@@ -125,15 +121,48 @@ class DecodeChain:
         self._numbers.fill(2 * len(numbers), pack)
         return filtered
 
-    def _capture(self, step: PackedStep, memory: _Memory, filtered: bool) -> Graph:
+    def capture(self, max_rows: int, width: int, tokens: int) -> None:
+        """Capture what calls for few sequences need, which are not long, before the first one.
+
+        max_rows: sequences of a call, at most; width: pages of a table's row; tokens: of each in
+        the call's first step, at most.
+        """
+        decode, drafts = self._engine_graphs.decode, self._engine_graphs.drafts
+        few = [rows for rows in row_buckets(max_rows) if rows <= USUAL_SEQUENCES]
+        buffers = [(decode.pack_pads(few[-1]).logits, few)]
+        if drafts is not None:
+            drafts.capture(usual_shapes(max_rows, width, (tokens,)))
+            if drafts.kept is not None:
+                counts = row_buckets(len(drafts.kept))
+                buffers.append((drafts.kept, [n for n in counts if 1 < n <= tokens * few[-1]]))
+        for params in _WAYS:
+            for rows in few:
+                self._advance_of(decode.pack_pads(rows), self._write(params, rows))
+            for buffer, counts in buffers:
+                for rows in counts:
+                    self._sample_of(buffer, rows, self._write(params, rows))
+
+    def _advance_of(self, step: PackedStep, filtered: bool) -> Graph:
         """The second graph; shapes of as many rows differ behind what it moves on, and share it."""
+        key = step.shape.rows, filtered
+        if key not in self._advances:
+            memory = self._memory(step.shape.rows)
 
-        def first() -> None:
-            copies = _Memory(*(part.clone() for part in memory))
-            self._advance(copies, step.shape, step.logits, filtered)
+            def first() -> None:
+                copies = _Memory(*(part.clone() for part in memory))
+                self._advance(copies, step.shape, step.logits, filtered)
 
-        advance = partial(self._advance, memory, step.shape, step.logits, filtered)
-        return self._room.capture(advance, first)
+            advance = partial(self._advance, memory, step.shape, step.logits, filtered)
+            self._advances[key] = self._room.capture(advance, first)
+        return self._advances[key]
+
+    def _sample_of(self, buffer: torch.Tensor, rows: int, filtered: bool) -> Graph:
+        """The graph that samples the first `rows` of fp32 [R, V] which a step's graph has left."""
+        key = buffer.data_ptr(), rows, filtered
+        if key not in self._samples:
+            run = partial(self._sample, self._memory(rows), buffer[:rows], filtered)
+            self._samples[key] = self._room.capture(run, run)
+        return self._samples[key]
 
     def _advance(
         self, memory: _Memory, shape: StepShape, logits: torch.Tensor, filtered: bool

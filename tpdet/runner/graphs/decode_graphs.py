@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from tpdet.control.plan import PlanRows
+from tpdet.control.plan import NO_ROWS, PlanRows
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.decoder import Decoder
@@ -60,6 +60,13 @@ class DecodeGraphs(CapturedSteps):
         shape, graph = self._fitting(rows)
         assert self._room is not None and self._kept is not None
         self._fill(self._room, shape, rows, [self._spans(rows, shape)])
+        return PackedStep(shape, graph, self._kept[: shape.rows])
+
+    def pack_pads(self, rows: int) -> PackedStep:
+        """Pack the smallest step of a bucket of rows, all of them pads."""
+        shape, graph = next(it for it in self._buckets if it[0].rows == rows)
+        assert self._room is not None and self._kept is not None
+        self._fill(self._room, shape, NO_ROWS, self._spans(NO_ROWS, shape).within(shape) or [])
         return PackedStep(shape, graph, self._kept[: shape.rows])
 
     def _fitting(self, rows: PlanRows) -> tuple[StepShape, Graph]:

@@ -4,6 +4,7 @@ Such a step is a decode step whose sequences have up to 16 rows: the same kernel
 a sequence's keys once for all of them. It is padded to a bucket of rows, sequences, positions of a
 sequence and attention splits. There are many buckets, and a server meets few of them, so a graph
 is captured when the first step needs it; every rank then captures the same, as plans are equal.
+Those that are usual with a draft model are captured at the start.
 """
 
 import logging
@@ -28,6 +29,9 @@ _POSITIONS = (4, SHORT_TOKENS)
 _TIMES_SPLITS = 4  # pad splits cost little: a program that reads two numbers
 _REHEARSED = 64  # sequences: attention has the same variants for more
 _MOST_GRAPHS = 64  # a GPU keeps some MiB for each
+USUAL_SEQUENCES = 16
+"""Of a step with a draft model's drafts, at most, that finds its graph captured as a rule."""
+_USUAL_SPLITS = 2  # buckets: sequences of up to 1,024 tokens
 
 _log = logging.getLogger("tpdet.engine")
 
@@ -54,6 +58,11 @@ class DraftGraphs(CapturedSteps):
         super().__init__(model, first, pages, sampled, shapes, room)
         self._graphs: dict[StepShape, Graph] = {}
 
+    @property
+    def kept(self) -> torch.Tensor | None:
+        """Where the logits of every step stand, fp32 [rows, V']; None before the first capture."""
+        return self._kept
+
     def run(self, rows: PlanRows) -> torch.Tensor | None:
         """Replay a step: this rank's logits fp32 [tokens, V'], valid until the next call.
 
@@ -67,6 +76,12 @@ class DraftGraphs(CapturedSteps):
         if graph is None:
             return None
         return self._replay(shape, graph, rows, [self._spans(rows, shape)])[:total]
+
+    def capture(self, shapes: Sequence[StepShape]) -> None:
+        """Capture graphs before the first step that needs them; alike on every rank."""
+        for shape in shapes:
+            if shape not in self._graphs:
+                self._first_of(shape)
 
     def _first_of(self, shape: StepShape) -> Graph | None:
         """The graph of a shape that no step had so far; None if there are graphs enough."""
@@ -106,6 +121,20 @@ def rehearsed_shapes(max_rows: int, width: int) -> list[StepShape]:
         for sequences in dict.fromkeys((1, most))
         for positions in _POSITIONS
         for splits in _split_buckets(sequences, width)
+    ]
+
+
+def usual_shapes(max_rows: int, width: int, counts: Sequence[int]) -> list[StepShape]:
+    """Shapes of steps whose sequences, few and not long, all have one of `counts` tokens."""
+    most = _least(_SEQUENCES, min(max_rows, USUAL_SEQUENCES))
+    return [
+        _shape_of(
+            _least(_ROWS, sequences * count), sequences, splits, width, _least(_POSITIONS, count)
+        )
+        for sequences in _SEQUENCES
+        if sequences <= most
+        for count in counts
+        for splits in list(_split_buckets(sequences, width))[:_USUAL_SPLITS]
     ]
 
 

@@ -9,13 +9,18 @@ from tpdet.cache.kv import KeyValuePages
 from tpdet.comm.device import ranks_per_gpu
 from tpdet.config import EngineConfig
 from tpdet.control.plan import PlanRows
+from tpdet.kernels.inputs.product import HEAD_ROWS
+from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.decoder import Decoder
 from tpdet.runner.graphs.decode_graphs import DecodeGraphs, decode_shapes
-from tpdet.runner.graphs.draft_graphs import DraftGraphs, largest_shape
+from tpdet.runner.graphs.draft_graphs import DraftGraphs, largest_shape, usual_shapes
 from tpdet.runner.graphs.graph_room import GraphRoom
+from tpdet.runner.graphs.packed_step import StepShape
 from tpdet.runner.graphs.step_graphs import StepGraphs, step_shapes
 
+_DRAFTED = (2, 4, 8, SHORT_TOKENS)  # tokens of a row with a draft model's drafts, as buckets
+_GRAPH_BYTES = 8 << 20  # that a GPU keeps for a graph of decode steps, at most
 _log = logging.getLogger("tpdet.engine")
 
 
@@ -63,6 +68,23 @@ def captures_graphs(config: EngineConfig, device: torch.device) -> bool:
     return ranks_per_gpu() == 1
 
 
+def bytes_for_drafts(config: EngineConfig, context: int, vocabulary: int) -> int:
+    """Of the GPU, that graphs of steps with drafts take for good if they are captured at start.
+
+    What their layers compute with is in the memory of larger graphs. context: positions of a
+    sequence; vocabulary: ids of which this rank has logits.
+    """
+    usual = len(_usual_with_drafts(config, -(-context // PAGE_TOKENS)))
+    return usual * _GRAPH_BYTES + (HEAD_ROWS * vocabulary * 4 if usual else 0)
+
+
+def _usual_with_drafts(config: EngineConfig, width: int) -> list[StepShape]:
+    """Shapes of steps with a draft model's drafts, if there is one; tables have `width` pages."""
+    if config.draft_model is None or not config.drafters or config.fixed_batch is not None:
+        return []
+    return usual_shapes(config.max_running, width, _DRAFTED)
+
+
 def make_graphs(
     model: Decoder,
     pages: KeyValuePages,
@@ -84,8 +106,10 @@ def make_graphs(
         steps = step_shapes(most, config.max_running, width, model.overlaps_exchanges)
     room, first = None, model
     with_drafts = model.attends_in_fixed_shapes and config.fixed_batch is None
+    usual = _usual_with_drafts(config, width) if with_drafts else []
     if capture:
-        _log.info("capturing CUDA graphs: %d of decode steps, %d others", len(decode), len(steps))
+        others = len(steps) + len(usual)
+        _log.info("capturing CUDA graphs: %d of decode steps, %d others", len(decode), others)
         drafts = [largest_shape(config.max_running, width)] if with_drafts else []
         words = max(shape.words for shape in (*decode, *steps, *drafts))
         room, first = GraphRoom(sampled.device, words), model.shallow()
@@ -94,4 +118,6 @@ def make_graphs(
     step_graphs = StepGraphs(*of, steps, room) if steps else None
     decode_graphs = DecodeGraphs(*of, decode, room)
     draft_graphs = DraftGraphs(*of, config.max_running, width, room) if with_drafts else None
+    if draft_graphs is not None and capture:
+        draft_graphs.capture(usual)
     return Graphs(decode_graphs, step_graphs, config.fixed_batch is not None, draft_graphs)

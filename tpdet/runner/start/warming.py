@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from tpdet.models.warm_up import pages_needed, warm_up
-from tpdet.runner.graphs.engine_graphs import captures_graphs
+from tpdet.runner.graphs.engine_graphs import bytes_for_drafts, captures_graphs
 from tpdet.runner.start.loaded_model import LoadedModel
 from tpdet.runner.start.rehearsal import rehearse_steps, step_limits
 from tpdet.runner.start.start_times import LOADING, TRYING
@@ -20,7 +20,7 @@ def warm_engine(loaded: LoadedModel, weights_there: Callable[[], None]) -> int:
 
     weights_there: waits for them; called when all kernels are compiled. Returns bytes of the GPU
     for graphs: what the largest step took, which the graphs of steps with prompt rows take again,
-    for good.
+    for good; and those of steps with drafts.
     """
     config, context, model = loaded.config, loaded.max_model_len, loaded.decoder
     device, sampled, most = loaded.device, loaded.sampled, loaded.step_tokens.most
@@ -38,7 +38,8 @@ def warm_engine(loaded: LoadedModel, weights_there: Callable[[], None]) -> int:
     warm = partial(warm_up, model, model.shallow(), pages, device, *limits)
     loaded.sharing.warm_up(device)
     if graphs and model.attends_in_fixed_shapes:
-        return _bytes_taken(warm, device)
+        columns = -(-loaded.model_config.vocab_size // loaded.world.size)
+        return _bytes_taken(warm, device) + bytes_for_drafts(config, context, columns)
     warm()
     return 0
 
