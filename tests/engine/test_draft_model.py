@@ -213,7 +213,7 @@ def test_the_start_of_the_model_itself_is_no_late_compilation(tiny_model, monkey
     model = tiny_model("qwen3")
     config = small_config(model, drafts="auto", draft_model=str(model))
     drafts = start_draft_model(config, SoloWorld())
-    assert closed == [drafts.runner.loaded.ahead]
+    assert closed == 2 * [drafts.runner.loaded.ahead], "at the end of its start, and for good"
 
 
 def test_what_a_draft_may_take_follows_what_drafts_took():
@@ -222,6 +222,7 @@ def test_what_a_draft_may_take_follows_what_drafts_took():
     pace = DraftPace(60.0, lambda: now[0])
 
     def call(*short, prompt=0.0, sequences=1):
+        """What `short` steps take behind the first, which computes a prompt."""
         pace.begin(sequences)
         for seconds in (prompt, *short):
             now[0] += seconds
@@ -252,6 +253,27 @@ def test_what_a_draft_may_take_follows_what_drafts_took():
     for _ in range(3):
         call(0.25, sequences=16)
     assert pace.seconds(16) == pytest.approx(0.25) and pace.seconds(1) == pytest.approx(0.2)
+
+
+def test_a_call_is_as_long_as_its_first_step_and_those_behind_it():
+    """So many drafts are asked for as pay: a call of one draft says little of the second."""
+    now = [100.0]
+    pace = DraftPace(60.0, lambda: now[0])
+
+    def call(*steps):
+        pace.begin(1)
+        for seconds in steps:
+            now[0] += seconds
+            pace.end(short=True)
+        pace.finish()
+
+    for _ in range(3):
+        call(0.0015)
+    assert pace.first_seconds(1) == pace.seconds(1) == pytest.approx(0.0015)
+    for _ in range(3):
+        call(0.0015, 0.0009, 0.0011)
+    assert pace.seconds(1) == pytest.approx(0.001)
+    assert pace.first_seconds(1) == pytest.approx(0.0015)
 
 
 def test_a_draft_model_that_does_not_fit_is_refused_by_name(tiny_model, tokenizer_folder, tmp_path):

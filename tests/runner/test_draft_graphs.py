@@ -5,15 +5,23 @@ import random
 import pytest
 import torch
 
+from tests.engine.test_draft_model import still
 from tests.engine.test_drafts import REQUESTS, assert_same, with_drafts
 from tests.lib.engine_harness import ask, run
 from tests.lib.kernels.recorded_graphs import recorded_graphs
+from tpdet.config import EngineConfig
 from tpdet.control.plan import ByColumns, ByShares, LikeliestByColumns, PlanRows, Row
 from tpdet.kernels.cuda.attention.decode_launch import merge_chunk
 from tpdet.kernels.cuda.attention.variants import decode_variant
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.runner import RowSharing
-from tpdet.runner.graphs.draft_graphs import draft_shape, largest_shape, rehearsed_shapes
+from tpdet.runner.graphs import engine_graphs
+from tpdet.runner.graphs.draft_graphs import (
+    draft_shape,
+    largest_shape,
+    rehearsed_shapes,
+    usual_shapes,
+)
 from tpdet.runner.graphs.packed_step import StepSpans
 
 TINY = {"kv_heads": 2, "hidden": 64, "intermediate": 128, "layers": 1}
@@ -101,6 +109,61 @@ def test_every_step_with_drafts_has_a_shape_with_room_and_compiled_kernels(most)
         assert kernel_of(shape) in compiled
         shapes.add(shape)
     assert 5 < len(shapes) < 200
+
+
+@pytest.mark.parametrize("tokens", [2, 4, 8, 16])
+def test_a_draft_models_usual_steps_have_graphs_from_the_start(tokens):
+    usual, most = usual_shapes(64, 32, 16), largest_shape(64, 32).words
+    assert len(usual) == len({*usual}) <= 32
+    for sequences in (1, 2, 4, 6, 11, 16):
+        for start in (20, 1000):
+            rows = plan_of([tokens] * sequences, [start] * sequences)
+            shape = draft_shape(rows, sequences * tokens, 32)
+            assert shape in usual and shape.words <= most
+    assert {shape.batches[0].sequences for shape in usual_shapes(3, 32, 2)} == {1, 4}
+
+
+def captures_of(model, requests, monkeypatch, **settings):
+    """Graphs that an engine captures at its start, and those that requests need."""
+    captures, at_start = [], []
+    with recorded_graphs():
+        capture = engine_graphs.GraphRoom.capture
+
+        def counting(self, step, first):
+            captures.append(step)
+            return capture(self, step, first)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine_graphs.GraphRoom, "capture", counting)
+
+            def started(engine):
+                at_start.append(len(captures))
+                if engine.draft_model is not None:
+                    still(engine)
+
+            run(model, requests, look=False, change=started, **settings)
+    return at_start[0], len(captures) - at_start[0]
+
+
+def test_an_engine_with_a_draft_model_captures_nothing_for_its_drafts(tiny_model, monkeypatch):
+    """What one without has at the start, and a few more; requests then find theirs."""
+    model = tiny_model("qwen3", **TINY)
+    requests = [ask("r", PROMPT[:40], max_tokens=20), ask("filtered", PROMPT[:40], top_p=0.9)]
+    settings = {"max_num_seqs": 4, "max_model_len": 1024, "max_num_batched_tokens": 256}
+    plain, none = captures_of(model, requests, monkeypatch, **settings)
+    own = {"drafts": "auto", "draft_model": str(model)}
+    with_model, late = captures_of(model, requests, monkeypatch, **settings, **own)
+    assert none == late == 0
+    assert 2 * plain < with_model < 2 * plain + 60
+
+
+def test_memory_of_graphs_for_a_draft_models_drafts_is_no_kv_page():
+    given = {"model": "m", "max_num_seqs": 64}
+    assert engine_graphs.bytes_for_drafts(EngineConfig.from_values(**given), 8192, 1000) == 0
+    config = EngineConfig.from_values(**given, draft_model="d")
+    logits = 256 * 1000 * 4
+    usual = len(usual_shapes(64, 32, 16))
+    assert engine_graphs.bytes_for_drafts(config, 8192, 1000) >= logits + usual * 2**20
 
 
 def test_only_steps_whose_rows_have_drafts_or_one_token_verify():

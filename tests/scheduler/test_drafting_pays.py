@@ -77,13 +77,14 @@ def test_drafters_that_were_never_right_are_believed_again():
     assert times(1500, [0.8], 2, server)[1] > 3.3
 
 
-def with_model(batch, chance, turns=3, tokens=384, proof=PROOF):
-    """Whole calls with a draft model on a server that has captured nothing; and the server."""
-    server = Server(captures=True, model=chance, proof=proof)
+def with_model(batch, chance, turns=3, tokens=384, proof=PROOF, seed=0):
+    """Whole calls with a draft model on a server that has just started; and the server."""
+    server = Server(captures=True, model=chance, proof=proof, seed=seed)
     server.drafting.paused = True
     off = server.tokens_per_second(tokens, [None] * batch)
     server.drafting.paused = False
-    rates = [server.tokens_per_second(tokens, [chance] * batch) / off for _ in range(turns)]
+    each = [chance] * batch
+    rates = [server.tokens_per_second(tokens, each, seed + i) / off for i in range(turns)]
     return rates, server
 
 
@@ -95,19 +96,31 @@ def test_a_draft_model_that_is_never_right_is_in_no_step(batch):
     assert not server.captured and not server.drafting.counts
 
 
-def test_without_trials_a_draft_model_that_is_never_right_costs_steps_and_graphs():
+def test_without_trials_a_draft_model_that_is_never_right_costs_steps():
     rates, server = with_model(1, 0.0, turns=1, proof=0)
-    assert rates[0] < 0.97 and server.captured
+    assert rates[0] < with_model(1, 0.0, turns=1)[0][0] and server.drafting.counts
 
 
 def test_a_draft_model_that_is_often_right_pays_from_the_first_call_where_it_gains_much():
     rates, _ = with_model(1, 0.8)
-    assert rates[0] > 1.1 and min(rates[1:]) > 1.3
+    assert min(rates) > 1.4
     rates, _ = with_model(4, 0.8)
-    assert rates[0] > 1.0 and min(rates[1:]) > 1.2
+    assert min(rates) > 1.35
 
 
-@pytest.mark.parametrize("batch", [16, 64])
+@pytest.mark.parametrize("seed", [5, 8])
+def test_a_draft_model_whose_first_drafts_are_wrong_is_believed_soon(seed):
+    """Two of three, one after the other, are usual at 0.8 now and then."""
+    assert with_model(1, 0.8, turns=1, seed=seed)[0][0] > 1.3
+
+
+def test_a_draft_model_that_gains_little_needs_graphs_that_are_there():
+    rates, server = with_model(16, 0.8)
+    assert min(rates) > 1.0 and max(rates) > 1.05
+    assert len(server.captured) < 4
+
+
+@pytest.mark.parametrize("batch", [32, 64])
 def test_a_draft_model_is_left_out_where_graphs_cost_more_than_it_gains(batch):
     rates, server = with_model(batch, 0.8)
     assert min(rates) > 0.999 and not server.captured

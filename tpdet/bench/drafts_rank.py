@@ -113,7 +113,8 @@ class _Replaced:
 
     def __init__(self, model: DraftModel, drafter: Callable[[Choice], Synthetic]) -> None:
         self.seconds, self.entry_seconds = model.seconds, model.entry_seconds
-        self.captures, self.forget = model.captures, model.forget
+        self.first_seconds, self.captures = model.first_seconds, model.captures
+        self.forget = model.forget
         self._model, self._drafter = model, drafter
 
     def draft(self, wanted: Sequence[tuple[Choice, int]]) -> list[list[int]]:

@@ -75,6 +75,10 @@ class DraftModel:
         """Of a step in which each of so many gets a draft; 0 until it is measured."""
         return self.pace.seconds(sequences)
 
+    def first_seconds(self, sequences: int) -> float:
+        """Of the first such step of a call; 0 until it is measured."""
+        return self.pace.first_seconds(sequences)
+
     def captures(self, sequences: int) -> bool:
         """Whether the first drafts of so many sequences may have to capture graphs."""
         return self._chain is not None and sequences > USUAL_SEQUENCES

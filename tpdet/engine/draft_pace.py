@@ -15,36 +15,71 @@ _LARGER = 1.3  # what four times the sequences may take, until it is known
 _OLD = 60.0  # seconds after which the usual time may have been that of an accident
 
 
+class _Times:
+    """Of calls for as many sequences: the latest, and the usual of them."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=_TIMES)
+        self.usual = 0.0
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether they tell the usual time."""
+        return len(self._latest) >= _ENOUGH
+
+    @property
+    def fastest(self) -> float:
+        """The least of them."""
+        return min(self._latest)
+
+    def add(self, seconds: float) -> None:
+        """Another call has ended."""
+        self._latest.append(seconds)
+        few = len(self._latest) < _MANY
+        self.usual = self.fastest if few else statistics.median(self._latest)
+
+
 class DraftPace:
     """Times the steps of each call. A step is short if every sequence has few tokens in it.
 
-    Times are kept by the sequences of a call, up to a power of four.
+    A call's first step takes the host longer: it is planned, those behind it are replayed. Times
+    are kept by the sequences of a call, up to a power of four.
     """
 
     def __init__(self, step_timeout: float, clock: Callable[[], float] = time.perf_counter) -> None:
         """step_timeout: seconds after which a silent rank counts as lost. clock: seconds."""
         self.clock = clock
         self._most = SHARE_OF_TIMEOUT * step_timeout
-        self._times: dict[int, deque[float]] = {}  # of a short step, by call
-        self._usual: dict[int, float] = {}  # medians of them
+        self._firsts: dict[int, _Times] = {}  # of a call's first step, where it was short
+        self._others: dict[int, _Times] = {}  # and the mean of those behind it
         self._measured = 0.0  # when the latest of them was
         self._began = self._ended = 0.0  # the call, and its latest step
         self._size = 0  # of the call
-        self._short: list[float] = []  # of the call's short steps
+        self._first = 0.0  # of the call's steps, if it was short
+        self._short: list[float] = []  # the short ones behind it
+        self._is_first = True  # the step that ends next
         self._long: deque[float] = deque(maxlen=_TIMES)  # of other steps, by sequence
 
     def seconds(self, sequences: int) -> float:
-        """Of a short step of so many sequences, estimated from fewer or more; 0 until any is known.
+        """Of a short step behind the first of a call for so many sequences.
 
+        It is estimated from calls for fewer or more, and from first steps; 0 until any is known.
         Where none was measured for long it is the fastest: who drafts by it measures again.
         """
-        known = [size for size, times in self._times.items() if len(times) >= _ENOUGH]
+        return self._estimate(self._others, sequences) or self.first_seconds(sequences)
+
+    def first_seconds(self, sequences: int) -> float:
+        """Of a call's first step, where it is short; as `seconds`."""
+        return self._estimate(self._firsts, sequences)
+
+    def _estimate(self, of: dict[int, _Times], sequences: int) -> float:
+        known = [size for size, times in of.items() if times.are_enough]
         if not known:
             return 0.0
         size = _size(sequences)
         near = min(known, key=lambda it: (abs(it - size), it))
         is_old = self.clock() - self._measured > _OLD
-        found = min(self._times[near]) if is_old else self._usual[near]
+        found = of[near].fastest if is_old else of[near].usual
         return found * _LARGER ** max(size - near, 0)
 
     @property
@@ -57,6 +92,7 @@ class DraftPace:
         self._began = self._ended = self.clock()
         self._size = _size(sequences)
         self._short.clear()
+        self._first, self._is_first = 0.0, True
 
     def left(self, short: bool) -> float:
         """Seconds that the present step may still take."""
@@ -76,22 +112,26 @@ class DraftPace:
             raise TimeoutError(
                 f"{now - self._began:.1f} s of drafting, {took:.1f} of the last step: over {limit}"
             )
-        if short:
-            self._short.append(took)
-        else:
+        if not short:
             self._long.append(took / sequences)
+        elif self._is_first:
+            self._first = took
+        else:
+            self._short.append(took)
+        self._is_first = False
 
     def finish(self) -> None:
         """The call has ended: keep what its short steps took."""
+        if self._first:
+            self._firsts.setdefault(self._size, _Times()).add(self._first)
         if self._short:
-            times = self._times.setdefault(self._size, deque(maxlen=_TIMES))
-            times.append(statistics.fmean(self._short))
-            few = len(times) < _MANY
-            self._usual[self._size] = min(times) if few else statistics.median(times)
+            self._others.setdefault(self._size, _Times()).add(statistics.fmean(self._short))
+        if self._first or self._short:
             self._measured = self._ended
 
     def _limit(self) -> float:
-        return max(SECONDS, TIMES_SLOWER * max(self._usual.values(), default=0.0))
+        known = [times.usual for of in (self._firsts, self._others) for times in of.values()]
+        return max(SECONDS, TIMES_SLOWER * max(known, default=0.0))
 
 
 def _size(sequences: int) -> int:

@@ -36,6 +36,9 @@ class Model(Protocol):
     def seconds(self, sequences: int) -> float:
         """Of one of its steps, in which each of so many gets a draft; 0 until it is measured."""
 
+    def first_seconds(self, sequences: int) -> float:
+        """Of the first such step of a call; 0 until it is measured."""
+
     def captures(self, sequences: int) -> bool:
         """Whether the first drafts of so many sequences may have to capture graphs."""
 
@@ -96,6 +99,7 @@ class ModelDrafting:
         has left.
         """
         assumed = (_SHARE_OF_STEP + _SHARE_OF_ROW * rows) * self._pace.time(rows, False)
+        seconds = self._model.seconds(rows) or assumed
         made = max(len(sequence.tokens) - sequence.prompt_length, _LEAST_STEPS)
         left = max(sequence.full_length - len(sequence.tokens), 1)
         return Found(
@@ -105,7 +109,8 @@ class ModelDrafting:
             self._chances.of(DRAFT_MODEL, trust),
             room_for_drafts(sequence),
             sequence.tokens[-1] == PENDING,
-            seconds=self._model.seconds(rows) or assumed,
+            seconds=seconds,
+            more=max(self._model.first_seconds(rows) - seconds, 0.0),
             entry=self._model.entry_seconds(sequence) / min(made, left),
         )
 

@@ -28,8 +28,8 @@ class Found:
 
     chance: of each to be right. pending: the sequence's last token is not known, so it would have
     to wait first; kept: how likely there is something then. seconds: that each draft of the longest
-    row takes before the step, all rows together. entry: seconds that a step bears of what the first
-    drafts of the sequence take.
+    row takes before the step, all rows together; more: that the first one takes beside that. entry:
+    seconds that a step bears of what the first drafts of the sequence take.
     """
 
     sequence: Sequence
@@ -40,6 +40,7 @@ class Found:
     pending: bool = False
     kept: float = 1.0
     seconds: float = 0.0
+    more: float = 0.0
     entry: float = 0.0
 
     @property
@@ -152,6 +153,7 @@ def _steps(
     seconds = [each.seconds for each in found]
     if any(seconds):
         times += (counts * np.array(seconds)).max(axis=1)
+        times += ((counts > 0) * np.array([each.more for each in found])).max(axis=1)
         times += (counts > 0) @ np.array([each.entry for each in found]) * times_as_many
     return counts, gains, times
 

@@ -14,9 +14,9 @@ from tpdet.scheduler.sequence import PENDING, Sequence
 SEQUENCES = 4
 """That a trial asks for, at most: each computes its prompt."""
 _SHARE = 0.005  # of the time of all steps that trials may take
-_CREDIT, _LEAST_CREDIT, _MOST_CREDIT = 1.5, 0.2, 3.0
+_CREDIT, _LEAST_CREDIT, _MOST_CREDIT = 3.0, 0.2, 3.0
 """Steps whose time there is at first, that are needed to begin, and that may be saved up."""
-_WRONG, _REST, _LONGEST_REST = 2, 64, 2048
+_WRONG, _REST, _LONGEST_REST = 3, 64, 2048
 """Wrong trials in a row after which there is none for so many steps; twice as many each time."""
 _PER_RIGHT = 1.0  # steps of credit that a right draft gives back: it would have saved one
 

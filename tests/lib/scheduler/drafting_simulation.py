@@ -15,6 +15,7 @@ from tpdet.control.row_messages import RowKey, SampledToken
 from tpdet.drafters.chances import PROOF, Chances
 from tpdet.drafters.drafter import DRAFT_MODEL
 from tpdet.engine.draft_pace import DraftPace
+from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.request import Request, SamplingParams
 from tpdet.runner.graphs.draft_graphs import USUAL_SEQUENCES, draft_shape, usual_shapes
 from tpdet.scheduler import Scheduler
@@ -29,8 +30,10 @@ PROMPTS, LOOK = 9e-3, 4e-6
 PROMPT, WIDTH = 8, 32
 CAPTURE, SMALL_CAPTURE, SAMPLING_CAPTURE = 0.035, 0.03, 0.01
 """Seconds of the first use of a graph: of a step with drafts, and two kinds of a draft model's."""
-SMALL_STEP, LARGE_STEP, FIRST_STEP = 1.14e-3, 1.98e-3, 0.3e-3
+SMALL_STEP, LARGE_STEP, FIRST_STEP = 0.92e-3, 1.7e-3, 0.6e-3
 """Seconds of a draft model's step of up to 4 sequences and of more; what a call's first adds."""
+SMALL_PROMPT, SMALL_TOKEN = 0.5e-3, 8e-6
+"""What a first step adds in which it computes prompts, and each of their tokens."""
 
 
 @dataclass
@@ -68,13 +71,18 @@ class Teller:
 class SmallModel:
     """A draft model that says each token rightly with a chance; its graphs are captured in time."""
 
-    def __init__(self, clock: Clock, chance: float, pace: DraftPace, captured: set) -> None:
+    def __init__(
+        self, clock: Clock, chance: float, pace: DraftPace, captured: set, seed: int
+    ) -> None:
         self._clock, self._chance, self._captured = clock, chance, captured
-        self._pace, self._draw = pace, random.Random(str(chance))
+        self._pace, self._draw = pace, random.Random(f"{seed} {chance}")
         self._copies: dict[RowKey, list[int]] = {}
 
     def seconds(self, sequences: int) -> float:
         return self._pace.seconds(sequences)
+
+    def first_seconds(self, sequences: int) -> float:
+        return self._pace.first_seconds(sequences)
 
     def captures(self, sequences: int) -> bool:
         return sequences > USUAL_SEQUENCES
@@ -92,7 +100,7 @@ class SmallModel:
         lacking = [self._lacking(sequence) for sequence, _ in wanted]
         sequences = (len(wanted) - 1).bit_length()
         if max(lacking) > 2:
-            self._clock.now += 5e-3 + 8e-6 * sum(lacking)
+            self._clock.now += SMALL_PROMPT + SMALL_TOKEN * sum(lacking)
         elif max(lacking) == 2:
             self._capture(("pair", sequences), SMALL_CAPTURE)
         self._clock.now += step + FIRST_STEP
@@ -143,6 +151,7 @@ class Server:
     captures: bool = False
     model: float | None = None
     proof: int = PROOF
+    seed: int = 0
     clock: Clock = field(default_factory=Clock)
     captured: set = field(default_factory=set)
     captured_at_start: frozenset = frozenset()
@@ -151,8 +160,8 @@ class Server:
         model, chances = None, Chances(self.proof)
         if self.model is not None:
             pace = DraftPace(60.0, self.clock)
-            model = SmallModel(self.clock, self.model, pace, self.captured)
-            self.captured_at_start = frozenset(usual_shapes(64, WIDTH, (2, 4, 8, 16)))
+            model = SmallModel(self.clock, self.model, pace, self.captured, self.seed)
+            self.captured_at_start = frozenset(usual_shapes(64, WIDTH, SHORT_TOKENS))
         self._teller: Callable[[Sequence], Teller] | None = None  # of the requests that run
         first = self._tell if model is None else None
         self.drafting = Drafting((DRAFT_MODEL,), True, self.clock, model, chances, first=first)

@@ -131,7 +131,7 @@ class DecodeChain:
         few = [rows for rows in row_buckets(max_rows) if rows <= USUAL_SEQUENCES]
         buffers = [(decode.pack_pads(few[-1]).logits, few)]
         if drafts is not None:
-            drafts.capture(usual_shapes(max_rows, width, (tokens,)))
+            drafts.capture(usual_shapes(max_rows, width, tokens))
             if drafts.kept is not None:
                 counts = row_buckets(len(drafts.kept))
                 buffers.append((drafts.kept, [n for n in counts if 1 < n <= tokens * few[-1]]))

@@ -28,7 +28,7 @@ _SEQUENCES = (1, 4, 16, 64, HEAD_ROWS)
 _POSITIONS = (4, SHORT_TOKENS)
 _TIMES_SPLITS = 4  # pad splits cost little: a program that reads two numbers
 _REHEARSED = 64  # sequences: attention has the same variants for more
-_MOST_GRAPHS = 64  # a GPU keeps some MiB for each
+_MOST_GRAPHS = 64  # that steps capture: a GPU keeps some MiB for each
 USUAL_SEQUENCES = 16
 """Of a step with a draft model's drafts, at most, that finds its graph captured as a rule."""
 _USUAL_SPLITS = 2  # buckets: sequences of up to 1,024 tokens
@@ -57,6 +57,7 @@ class DraftGraphs(CapturedSteps):
         shapes = [] if room is not None else rehearsed_shapes(max_rows, width)
         super().__init__(model, first, pages, sampled, shapes, room)
         self._graphs: dict[StepShape, Graph] = {}
+        self._most = _MOST_GRAPHS
 
     @property
     def kept(self) -> torch.Tensor | None:
@@ -79,13 +80,14 @@ class DraftGraphs(CapturedSteps):
 
     def capture(self, shapes: Sequence[StepShape]) -> None:
         """Capture graphs before the first step that needs them; alike on every rank."""
+        self._most += len(shapes)
         for shape in shapes:
             if shape not in self._graphs:
                 self._first_of(shape)
 
     def _first_of(self, shape: StepShape) -> Graph | None:
         """The graph of a shape that no step had so far; None if there are graphs enough."""
-        if self._room is None or len(self._graphs) == _MOST_GRAPHS:
+        if self._room is None or len(self._graphs) == self._most:
             return None
         batch = shape.batches[0]
         _log.debug(
@@ -124,18 +126,21 @@ def rehearsed_shapes(max_rows: int, width: int) -> list[StepShape]:
     ]
 
 
-def usual_shapes(max_rows: int, width: int, counts: Sequence[int]) -> list[StepShape]:
-    """Shapes of steps whose sequences, few and not long, all have one of `counts` tokens."""
+def usual_shapes(max_rows: int, width: int, tokens: int) -> list[StepShape]:
+    """Shapes of steps of few sequences that are not long, with up to `tokens` of each."""
     most = _least(_SEQUENCES, min(max_rows, USUAL_SEQUENCES))
-    return [
-        _shape_of(
-            _least(_ROWS, sequences * count), sequences, splits, width, _least(_POSITIONS, count)
-        )
+    found = [
+        _shape_of(_least(_ROWS, rows), sequences, splits, width, positions)
         for sequences in _SEQUENCES
         if sequences <= most
-        for count in counts
+        for positions in _POSITIONS
+        if positions <= _least(_POSITIONS, tokens)
+        # From a quarter of the positions on: fewer sequences are in the bucket, or fewer have most.
+        for rows in (sequences * share for share in (positions // 4, positions // 2, positions))
+        if positions // 4 < rows <= sequences * tokens
         for splits in list(_split_buckets(sequences, width))[:_USUAL_SPLITS]
     ]
+    return list(dict.fromkeys(found))
 
 
 def largest_shape(max_rows: int, width: int) -> StepShape:

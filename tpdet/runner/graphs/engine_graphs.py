@@ -19,7 +19,6 @@ from tpdet.runner.graphs.graph_room import GraphRoom
 from tpdet.runner.graphs.packed_step import StepShape
 from tpdet.runner.graphs.step_graphs import StepGraphs, step_shapes
 
-_DRAFTED = (2, 4, 8, SHORT_TOKENS)  # tokens of a row with a draft model's drafts, as buckets
 _GRAPH_BYTES = 8 << 20  # that a GPU keeps for a graph of decode steps, at most
 _log = logging.getLogger("tpdet.engine")
 
@@ -82,7 +81,7 @@ def _usual_with_drafts(config: EngineConfig, width: int) -> list[StepShape]:
     """Shapes of steps with a draft model's drafts, if there is one; tables have `width` pages."""
     if config.draft_model is None or not config.drafters or config.fixed_batch is not None:
         return []
-    return usual_shapes(config.max_running, width, _DRAFTED)
+    return usual_shapes(config.max_running, width, SHORT_TOKENS)
 
 
 def make_graphs(
