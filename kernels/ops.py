@@ -115,21 +115,19 @@ def rotate_and_store(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    cos_table: torch.Tensor,
-    sin_table: torch.Tensor,
-    query_norm: torch.Tensor | None,
-    key_norm: torch.Tensor | None,
+    tables: tuple[torch.Tensor, torch.Tensor],
+    norms: tuple[torch.Tensor | None, torch.Tensor | None],
     eps: float,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
+    pages: tuple[torch.Tensor, torch.Tensor],
     batch: PagedBatch,
 ) -> torch.Tensor:
     """`rotate_heads` of q and k at each row's position and `store_kv`, in one: -> q [M, Hq, D].
 
-    Tables [positions, D / 2] fp32; the norms [D] are both there or neither.
+    Tables of cos and sin [positions, D / 2] fp32; norms [D] of q and k, both there or neither;
+    pages of keys and values.
     """
     return _on(q, "pointwise.rotate_and_store").rotate_and_store(
-        q, k, v, cos_table, sin_table, query_norm, key_norm, eps, k_pages, v_pages, batch
+        q, k, v, tables, norms, eps, pages, batch
     )
 
 
@@ -171,15 +169,8 @@ def choose_experts(
     The batch tells which rows are padding: they choose no expert. held: this rank's experts; the
     places of few rows among them, which a GPU finds at once, spare `expert_sums` the search.
     """
-    found: tuple[torch.Tensor, torch.Tensor, object] = _on(logits, "experts.choice").choose(
-        logits,
-        bias,
-        batch.rows,
-        routing.chosen,
-        sigmoid=routing.sigmoid,
-        over_chosen=routing.over_chosen,
-        scale=routing.scale,
-        held=held,
+    found: tuple[torch.Tensor, torch.Tensor, object] = _on(logits, "experts.choice").route(
+        logits, bias, batch.rows, routing, held
     )
     return found
 

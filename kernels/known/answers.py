@@ -100,7 +100,7 @@ def _attention(device: torch.device, dtype: torch.dtype, cap: float, sinks: bool
     pages = torch.zeros(2, 2, key_heads, PAGE_TOKENS, _HEAD, dtype=dtype, device=device)
     whole = make_batch((PagedSequence(0, _LENGTH, 0, (1, 0)),), device)
     q = ops.rotate_and_store(
-        q, k, v, angle[0], angle[1], q[0, 0], k[0, 0], 1e-6, pages[0], pages[1], whole
+        q, k, v, (angle[0], angle[1]), (q[0, 0], k[0, 0]), 1e-6, (pages[0], pages[1]), whole
     )
     last = make_batch((PagedSequence(0, 1, _LENGTH - 1, (1, 0)),), device)
     sink = _values(9, (heads,), device) if sinks else None

@@ -149,12 +149,10 @@ class Attention:
             q,
             k,
             v,
-            *rotary,
-            self._query_norm,
-            self._key_norm,
+            rotary,
+            (self._query_norm, self._key_norm),
             self._eps,
-            pages.keys,
-            pages.values,
+            (pages.keys, pages.values),
             batch,
         )
         mixed = self._arithmetic.attend(q_MQD, pages, batch, self._window, self._cap, self._sinks)

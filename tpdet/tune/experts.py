@@ -15,7 +15,7 @@ import torch
 from tpdet.bench.kernels.timing import COLD_BYTES, capture, interleaved_us
 from tpdet.kernels.cuda.experts.admission import differs
 from tpdet.kernels.cuda.experts.candidates import block_forms, tiles_of
-from tpdet.kernels.cuda.experts.choice import Rule, route
+from tpdet.kernels.cuda.experts.choice import route
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.places import Places, place
 from tpdet.kernels.cuda.experts.products import grouped_product
@@ -24,7 +24,7 @@ from tpdet.kernels.cuda.experts.tiles import programs, static_tiles, weights_of
 from tpdet.kernels.cuda.gemm.choice.expert_entries import TOKENS, LayerTiles
 from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.inputs.experts import ExpertLayer, Lanes
+from tpdet.kernels.inputs.experts import ExpertLayer, Lanes, Routing
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import PAGE_TOKENS, fold_tree
 from tpdet.tune.product import quick_us
@@ -219,10 +219,11 @@ class LayerTuner:
         """From the router's logits to the sums of lanes."""
         pages = tuple(range(-(-tokens // PAGE_TOKENS)))
         spans = make_batch((PagedSequence(0, tokens, 0, pages),), self._device).rows
-        rule, name = Rule(self.expert.layer.chosen), self.expert.activation
+        layer, name = self.expert.layer, self.expert.activation
+        routing = Routing(layer.total, layer.chosen)
 
         def run(step: Step) -> object:
-            routes = route(step.logits, None, spans, rule, self._lanes.experts)
+            routes = route(step.logits, None, spans, routing, self._lanes.experts)
             return expert_sums(
                 step.x,
                 routes.ids,

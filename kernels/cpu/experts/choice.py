@@ -16,40 +16,36 @@ Sums are of integers, so their order reaches no bit.
 
 import torch
 
+from tpdet.kernels.inputs.experts import Routing
 from tpdet.kernels.order import MASS_BITS
 
 
-def choose(
+def route(
     logits: torch.Tensor,
     bias: torch.Tensor | None,
     spans: torch.Tensor,
-    chosen: int,
-    *,
-    sigmoid: bool,
-    over_chosen: bool,
-    scale: float,
+    routing: Routing,
     held: range | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """logits [M, E] fp32, bias [E] fp32 or None -> ids, weights [M, chosen], and no places.
+    """logits [M, E] fp32, bias [E] fp32 or None -> ids, weights [M, k], and no places.
 
     spans, held: as the GPU's; a step on the CPU has no padding rows, and nothing is placed.
-    sigmoid, over_chosen, scale: as `kernels.inputs.experts.Routing`.
     """
     logits = logits.contiguous()
-    score = 1.0 / (1.0 + torch.exp(-logits)) if sigmoid else logits
+    score = 1.0 / (1.0 + torch.exp(-logits)) if routing.sigmoid else logits
     compared = score if bias is None else score + bias
     # Stable, so that equal scores stay in the order of their ids; NaN comes behind -inf.
     order = torch.argsort(_numbers(compared, -torch.inf), dim=1, descending=True, stable=True)
     unknown = torch.isnan(compared).to(torch.int8).gather(1, order)
     order = order.gather(1, torch.argsort(unknown, dim=1, stable=True))
-    ids = order[:, :chosen].sort(dim=1).values
-    if sigmoid:
-        masses = _of_scores(score, score.gather(1, ids) if over_chosen else score)
+    ids = order[:, : routing.chosen].sort(dim=1).values
+    if routing.sigmoid:
+        masses = _of_scores(score, score.gather(1, ids) if routing.over_chosen else score)
     else:
         masses = _of_logits(logits)
     mine = masses.gather(1, ids)
-    total = (mine if over_chosen else masses).sum(1, keepdim=True)
-    weights = (mine.double() / total.clamp(min=1).double()).float() * scale
+    total = (mine if routing.over_chosen else masses).sum(1, keepdim=True)
+    weights = (mine.double() / total.clamp(min=1).double()).float() * routing.scale
     return ids.to(torch.int32), weights, None
 
 

@@ -32,6 +32,7 @@ from tpdet.kernels.cuda.sampling.log_softmax import (
     ROUNDER_BITS,
     fixed_point,
 )
+from tpdet.kernels.inputs.experts import Routing
 from tpdet.kernels.order import MASS_BITS
 
 _NO_KEY = tl.constexpr(-(2**63))
@@ -183,16 +184,6 @@ def padded_experts(experts: int) -> int:
     return max(_LANES, next_power_of_2(experts))
 
 
-class Rule(NamedTuple):
-    """How a row chooses: `chosen` experts by their logits or, `sigmoid`, by scores, to which a bias
-    is added for the choice alone; weights sum to `scale` over the chosen, or over all experts."""
-
-    chosen: int
-    sigmoid: bool = False
-    over_chosen: bool = True
-    scale: float = 1.0
-
-
 class Routes(NamedTuple):
     """ids int32 and weights fp32 [M, k]; where the rows stand, if the choice has placed them."""
 
@@ -201,26 +192,11 @@ class Routes(NamedTuple):
     places: Places | None = None
 
 
-def choose(
-    logits: torch.Tensor,
-    bias: torch.Tensor | None,
-    spans: torch.Tensor,
-    chosen: int,
-    *,
-    sigmoid: bool,
-    over_chosen: bool,
-    scale: float,
-    held: range | None = None,
-) -> Routes:
-    """`route` by a rule that is given part by part."""
-    return route(logits, bias, spans, Rule(chosen, sigmoid, over_chosen, scale), held)
-
-
 def route(
     logits: torch.Tensor,
     bias: torch.Tensor | None,
     spans: torch.Tensor,
-    rule: Rule,
+    routing: Routing,
     held: range | None = None,
 ) -> Routes:
     """logits [M, E] fp32, bias [E] fp32 or None -> routes of all rows.
@@ -229,8 +205,8 @@ def route(
     rank's experts; given these, very few rows are placed at once.
     """
     rows, experts = logits.shape
-    ids = torch.empty(rows, rule.chosen, dtype=torch.int32, device=logits.device)
-    weights = torch.empty(rows, rule.chosen, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(rows, routing.chosen, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(rows, routing.chosen, dtype=torch.float32, device=logits.device)
     height, places = spread_height(rows), None
     if held is not None and 0 < rows <= _JOINED:
         places = empty_places(ids, held, height, True)
@@ -251,13 +227,13 @@ def route(
             mine.start,
             len(mine),
             logits.stride(0),
-            rule.scale,
+            routing.scale,
             ROWS=each,
-            CHOSEN=rule.chosen,
+            CHOSEN=routing.chosen,
             EXPERTS=padded_experts(experts),
-            SIGMOID=rule.sigmoid,
+            SIGMOID=routing.sigmoid,
             HAS_BIAS=bias is not None,
-            OVER_CHOSEN=rule.over_chosen,
+            OVER_CHOSEN=routing.over_chosen,
             HEIGHT=0 if places is None else height,
             num_warps=each,  # a row lies in one warp: the best are found by its lanes alone
             enable_fp_fusion=False,

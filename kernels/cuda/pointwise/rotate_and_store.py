@@ -122,13 +122,10 @@ def rotate_and_store(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    cos_table: torch.Tensor,
-    sin_table: torch.Tensor,
-    query_norm: torch.Tensor | None,
-    key_norm: torch.Tensor | None,
+    tables: tuple[torch.Tensor, torch.Tensor],
+    norms: tuple[torch.Tensor | None, torch.Tensor | None],
     eps: float,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
+    pages: tuple[torch.Tensor, torch.Tensor],
     batch: PagedBatch,
 ) -> torch.Tensor:
     """q [M, Hq, D] rotated; k rotated and v [M, Hkv, D] stored to pages [P, Hkv, 256, D].
@@ -136,17 +133,7 @@ def rotate_and_store(
     Tables [positions, D / 2] fp32; norms [D] or None, both alike. Rows of q, k and v may lie apart
     (parts of a wider product). Raises ValueError for another layout.
     """
-    return rotate_and_store_as(
-        q,
-        k,
-        v,
-        (cos_table, sin_table),
-        (query_norm, key_norm),
-        eps,
-        (k_pages, v_pages),
-        batch,
-        share(q.shape[0]),
-    )
+    return rotate_and_store_as(q, k, v, tables, norms, eps, pages, batch, share(q.shape[0]))
 
 
 def rotate_and_store_as(

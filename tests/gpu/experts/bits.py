@@ -9,7 +9,7 @@ from tests.gpu.lib.suite import Check
 from tpdet.kernels import order
 from tpdet.kernels.cuda.experts.admission import failing_tiles
 from tpdet.kernels.cuda.experts.candidates import CANDIDATES
-from tpdet.kernels.cuda.experts.choice import Rule, route
+from tpdet.kernels.cuda.experts.choice import route
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.places import place
 from tpdet.kernels.cuda.experts.products import grouped_product
@@ -20,6 +20,7 @@ from tpdet.kernels.cuda.gemm.gated import gated_gemm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 from tpdet.kernels.cuda.pointwise.fold import fold_final
+from tpdet.kernels.inputs.experts import Routing
 from tpdet.kernels.inputs.gated import gate_and_up
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.known.expert_golden import EXPERT_GOLDEN_SHA256, expert_golden_digest
@@ -192,7 +193,7 @@ def sums_do_not_know_where_experts_live(dtype, hidden, width):
         x[tokens // 2, 0] = torch.nan if tokens > 3 else 1.0
         logits[tokens - tokens // 3 :] = torch.nan
         spans = spans_of(tokens - tokens // 3)
-        ids, weights, _ = route(logits, None, spans, Rule(chosen), range(count))
+        ids, weights, _ = route(logits, None, spans, Routing(count, chosen), range(count))
         each = dense_lanes(x, ids, weights, (gate_up, down, bias), lanes)
         for name in order.FOLD_ORDERS:
             tree = order.fold_tree(name, lanes)
@@ -205,7 +206,7 @@ def sums_do_not_know_where_experts_live(dtype, hidden, width):
                     part = slice(mine.start, mine.stop)
                     weigh = gate_up[part], down[part], (None, bias[part])
                     fold = Lanes(mine, count, lanes // ranks, relative_roots(roots))
-                    own = route(logits, None, spans, Rule(chosen), mine)
+                    own = route(logits, None, spans, Routing(count, chosen), mine)
                     asked = x, own.ids, own.weights, *weigh, fold
                     sums = expert_sums(*asked, places=own.places)
                     sent[rank, : len(roots)] = sums.values
@@ -220,8 +221,8 @@ def choices_are_those_of_a_stable_sort():
         logits[0, ::2], logits[1], logits[2, 1::3] = torch.nan, 0.0, -torch.inf
         logits[3, ::2], logits[3, 1::2] = -0.0, 0.0
         spans = spans_of(200)
-        ids, weights, _ = route(logits, None, spans, Rule(chosen), range(experts))
-        few = route(logits[:5], None, spans_of(4), Rule(chosen), range(experts))
+        ids, weights, _ = route(logits, None, spans, Routing(experts, chosen), range(experts))
+        few = route(logits[:5], None, spans_of(4), Routing(experts, chosen), range(experts))
         same(few.ids[:4], ids[:4], "ids of few rows")
         same(few.weights[1:4], weights[1:4], "weights of few rows")
         if few.places is None or not (few.places.slots[4] == -1).all():
@@ -248,7 +249,7 @@ def a_graph_follows_its_routes():
         logits = draw(tokens, count, dtype=torch.float32, seed=5)
 
         def run(x=x, spans=spans, logits=logits):
-            ids, weights, places = route(logits, None, spans, Rule(chosen), range(count))
+            ids, weights, places = route(logits, None, spans, Routing(count, chosen), range(count))
             weigh = gate_up, down, (None, None)
             return expert_sums(x, ids, weights, *weigh, fold, places=places).values
 

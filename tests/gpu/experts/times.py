@@ -14,7 +14,7 @@ from tests.gpu.lib.graph_times import interleaved_medians
 from tests.gpu.lib.suite import run_parts
 from tpdet.bench.kernels.experts import skewed_logits
 from tpdet.kernels.cuda.experts.candidates import CANDIDATES
-from tpdet.kernels.cuda.experts.choice import Rule, route
+from tpdet.kernels.cuda.experts.choice import route
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.places import place
@@ -23,6 +23,7 @@ from tpdet.kernels.cuda.experts.sums import Lanes, expert_sums
 from tpdet.kernels.cuda.launch.compile_pool import compile_all
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.inputs.experts import Routing
 from tpdet.kernels.order import fold_tree
 
 HIDDEN, WIDTH, EXPERTS, CHOSEN, LANES = 2048, 768, 128, 8, 8
@@ -181,7 +182,9 @@ def layer_times(layer, skew=0.0):
             (x, skewed_logits(draw(tokens, EXPERTS, dtype=torch.float32, seed=seed), skew))
             for seed, (x, _) in enumerate(steps)
         ]
-        chosen = lambda r, spans=spans: route(r[1], None, spans, Rule(CHOSEN), range(EXPERTS))
+        chosen = lambda r, spans=spans: route(
+            r[1], None, spans, Routing(EXPERTS, CHOSEN), range(EXPERTS)
+        )
         run = lambda r, chosen=chosen: routed(r[0], chosen(r), weights, fold)
         times = interleaved_medians((chosen, run), ready, 5)
         experts = sum(chosen(r).ids.unique().numel() for r in ready) / len(ready)

@@ -217,7 +217,7 @@ def test_one_launch_rotates_and_stores_the_bits_of_three():
         tables = draw(300, head // 2, seed=1), draw(300, head // 2, seed=2)
         norms = tuple(draw(head, dtype=dtype, seed=s) if normed else None for s in (3, 4))
         theirs = [torch.full((6, keys, 256, head), 7.0, dtype=dtype) for _ in "kv"]
-        wanted = cpu_rotation.rotate_and_store(q, k, v, *tables, *norms, 1e-6, *theirs, host)
+        wanted = cpu_rotation.rotate_and_store(q, k, v, tables, norms, 1e-6, theirs, host)
         ours = [torch.full_like(x, 7.0) for x in theirs]
         got = rotate_and_store_as(q, k, v, tables, norms, 1e-6, ours, host, share)
         assert_same_bits(got, wanted, name)

@@ -13,7 +13,7 @@ from tpdet.kernels.cpu.experts.sums import expert_sums as cpu_expert_sums
 from tpdet.kernels.cuda.experts import activation as expert_activation
 from tpdet.kernels.cuda.experts import admission, places, warp_specialised
 from tpdet.kernels.cuda.experts import tiles as expert_tiles
-from tpdet.kernels.cuda.experts.choice import Rule, choose, route
+from tpdet.kernels.cuda.experts.choice import route
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.products import grouped_product as product_of_groups
@@ -27,6 +27,7 @@ from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.launch import warp_pipeline
 from tpdet.kernels.cuda.pointwise import activation
 from tpdet.kernels.cuda.pointwise.fold import fold_final
+from tpdet.kernels.inputs.experts import Routing
 from tpdet.kernels.inputs.gated import gate_and_up
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.partial_sums import relative_roots
@@ -148,16 +149,14 @@ def test_a_choice_is_that_of_a_stable_sort(count, chosen):
     logits[0, ::2], logits[1], logits[2, 1::3] = torch.nan, 0.0, -torch.inf
     logits[3, ::2], logits[3, 1::2], logits[5, 1:] = -0.0, 0.0, torch.nan
     spans = torch.tensor([[0, 1, 9], [1, 4, 0], [0, 0, 0]], dtype=torch.int32)  # five rows
-    everyone = range(count)
-    ids, weights, none = route(logits, None, spans, Rule(chosen), everyone)
-    few, _, placed = route(logits[1:5], None, spans.new_tensor([[0, 3, 9]]), Rule(chosen), everyone)
-    one_by_one = route(torch.cat([logits] * 3), None, spans, Rule(chosen), everyone)
+    everyone, routing = range(count), Routing(count, chosen)
+    ids, weights, none = route(logits, None, spans, routing, everyone)
+    few, _, placed = route(logits[1:5], None, spans.new_tensor([[0, 3, 9]]), routing, everyone)
+    one_by_one = route(torch.cat([logits] * 3), None, spans, routing, everyone)
     assert_same_bits(one_by_one.ids[:6], ids)
     assert_same_bits(one_by_one.weights[1:6], weights[1:])
     assert none is None and one_by_one.places is None
     assert_same_bits(few[:3], ids[1:4])
-    kind = {"sigmoid": False, "over_chosen": True, "scale": 1.0}
-    assert_same_bits(choose(logits, None, spans, chosen, **kind)[0], ids)
     again = places.place(few, everyone, placed.height, True)
     assert torch.equal(placed.slots, again.slots)
     held = int(again.blocks[0])
@@ -168,7 +167,7 @@ def test_a_choice_is_that_of_a_stable_sort(count, chosen):
     assert (ids[5] == -1).all() and not weights[5].any()
     wanted = logits[1:5].double().gather(1, best[1:]).softmax(1)
     assert (weights[1:5] - wanted).abs().max() < 2e-6
-    rule = Rule(chosen, over_chosen=False, scale=2.0)
+    rule = Routing(count, chosen, over_chosen=False, scale=2.0)
     whole = route(logits, None, spans, rule, range(1, 3)).weights
     wanted = 2 * logits[1:5].double().softmax(1).gather(1, best[1:])
     assert (whole[1:5] - wanted).abs().max() < 2e-6
@@ -177,7 +176,7 @@ def test_a_choice_is_that_of_a_stable_sort(count, chosen):
 def test_scores_of_a_sigmoid_are_shifted_for_the_choice_alone():
     logits, bias = draw(5, 24, spread=True), draw(24, seed=1)
     spans = torch.tensor([[0, 5, 0]], dtype=torch.int32)
-    rule = Rule(6, sigmoid=True, scale=2.5)
+    rule = Routing(24, 6, sigmoid=True, scale=2.5)
     logits[4] = -60.0 - logits[4].abs()
     logits[3] = -100.0
     ids, weights, _ = route(logits, bias, spans, rule, range(24))
@@ -198,13 +197,13 @@ def test_weights_know_what_is_counted_and_no_nan():
     logits[:, 0] = 0.0
     logits[0, 1:3] = torch.tensor([2.0**-43, 2.0**-44]).double().logit().float()
     bias = torch.tensor([-9.0, 5.0, 5.0, -9.0])
-    ids, weights, _ = route(logits[:1], bias, spans, Rule(2, sigmoid=True), range(4))
+    ids, weights, _ = route(logits[:1], bias, spans, Routing(4, 2, sigmoid=True), range(4))
     assert ids.tolist() == [[1, 2]]
     assert (weights - torch.tensor([[2 / 3, 1 / 3]])).abs().max() < 1e-4
-    whole = Rule(2, sigmoid=True, over_chosen=False)
+    whole = Routing(4, 2, sigmoid=True, over_chosen=False)
     assert not route(logits[:1], bias, spans, whole, range(4)).weights.any()
     logits[1, 1], logits[2], logits[3, 2] = torch.nan, torch.nan, torch.inf
-    ids, weights, _ = route(logits, None, spans, Rule(4), range(4))
+    ids, weights, _ = route(logits, None, spans, Routing(4, 4), range(4))
     assert (ids == torch.arange(4)).all()
     assert_same_bits(weights[1], torch.tensor([1.0, 0.0, 0.0, 0.0]))
     assert_same_bits(weights[2:], torch.zeros(2, 4))
