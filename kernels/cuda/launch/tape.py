@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -133,6 +134,11 @@ class _Noting(TorchDispatchMode):
             self._tape.refused = f"{tuple(made.shape)} {made.dtype} where {place.dtype} was to be"
             return made
         return place.detach()
+
+
+# Torch wraps the method so that its compiler leaves it alone, and the wrapper's first call imports
+# that compiler, which takes seconds. Nothing here is compiled by it.
+_Noting.__torch_dispatch__ = unwrap(_Noting.__torch_dispatch__)  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -1,5 +1,8 @@
 """Launches that are noted once are made again over other weights, or not at all."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -99,3 +102,14 @@ def test_a_profiler_that_watches_launches_sees_each(memory, monkeypatch):
     seen = []
     monkeypatch.setattr(knobs.runtime.launch_enter_hook, "calls", [seen.append])
     assert taped(scaled, x, w)[0].refused == "hooks of launches"
+
+
+def test_a_start_does_not_import_torchs_compiler_for_a_tape():
+    code = (
+        "import sys, torch\n"
+        "from tpdet.kernels.cuda.launch.tape import taping\n"
+        "with taping(()) as tape: torch.empty(4).view(2, 2)\n"
+        "print(len(tape.made), 'torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "False"]
