@@ -149,7 +149,9 @@ def test_what_a_shape_has_no_room_for_does_not_fit():
 
 
 def test_rows_of_buckets():
-    assert step_rows(8192) == [256, 384, 512, 768, *range(1024, 8193, 512)]
+    few, more, most = range(256, 2048, 128), range(2048, 4096, 256), range(4096, 8193, 512)
+    assert step_rows(8192) == [*few, *more, *most]
+    assert step_rows(2048) == [*few, 2048]
     assert step_rows(1000) == [256, 384, 512, 640, 768, 896, 1000]
     assert step_rows(40) == [40] and step_rows(LEAST_ROWS) == [LEAST_ROWS]
 
@@ -158,7 +160,7 @@ def test_rows_of_buckets():
 def test_shapes_ascend_and_take_whole_prompts_and_full_decode_batches(overlapped):
     shapes = step_shapes(8192, 256, WIDTH, overlapped)
     sizes = [(shape.rows, shape.batches[0].splits) for shape in shapes]
-    assert sizes == sorted(set(sizes)) and len(sizes) == 19 + 11
+    assert sizes == sorted(set(sizes)) and len(sizes) == 31 + 11
     for shape in shapes:
         halves = [batch.rows for batch in shape.batches]
         cut = overlapped and shape.rows >= MICRO_BATCH_ROWS

@@ -21,7 +21,7 @@ from tpdet.runner.graphs.packed_step import BatchShape, StepShape, StepSpans
 LEAST_ROWS = 256
 """Of the smallest bucket: so few rows are done about as fast as one, the weights are read."""
 
-_FINE = 16  # buckets of few decode rows: a lone prompt is padded by a sixteenth of the most rows
+_FINE = 8  # buckets between a power of two and the next: 512 prompt and 15 decode rows take 640
 _ROUNDED = 128  # rows of a bucket are a multiple of it, unless they are the most there are
 _FEWEST_SPLITS = 1024
 _TIMES_SPLITS = 4  # pad splits cost little: a program that reads two numbers
@@ -76,12 +76,15 @@ def step_shapes(most_rows: int, max_running: int, width: int, overlapped: bool) 
 
 
 def step_rows(most: int) -> list[int]:
-    """Numbers of rows that graphs are captured for, ascending: `_FINE` equal steps up to `most`.
+    """Numbers of rows that graphs are captured for, ascending: `_FINE` for each power of two.
 
-    Below the first of them the coarse ones; only those have graphs for many splits too.
+    They are multiples of `_ROUNDED`. Only the coarse ones have graphs for many splits too.
     """
-    step = -(-most // (_FINE * _ROUNDED)) * _ROUNDED
-    return sorted({*_coarse_rows(most), *range(max(step, LEAST_ROWS), most, step)})
+    found, rows = _coarse_rows(most), LEAST_ROWS
+    while rows < most:
+        found.add(rows)
+        rows += max((1 << rows.bit_length() - 1) // _FINE, _ROUNDED)
+    return sorted(found)
 
 
 def _coarse_rows(most: int) -> set[int]:
