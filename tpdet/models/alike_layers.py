@@ -120,14 +120,16 @@ def _turns(calls: Sequence[LayerCall]) -> tuple[int, int, int]:
 
     An even number of turns, by which most calls follow from others; 0 if that spares nothing.
     """
-    best = 0, 1, 0
+    best, spared = (0, 1, 0), 0
     for period in range(1, min(_LONGEST, len(calls) // 4) + 1):
+        if spared >= len(calls) - 2 * period:
+            break  # no longer period spares more
         first = len(calls) - period
         while first and alike(calls[first - 1], calls[first - 1 + period]) is not None:
             first -= 1
         turns = (len(calls) - first) // period // 2 * 2
-        if turns > 2 and (turns - 2) * period > (best[2] - 2) * best[1]:
-            best = first, period, turns
+        if (turns - 2) * period > spared:
+            best, spared = (first, period, turns), (turns - 2) * period
     return best
 
 
