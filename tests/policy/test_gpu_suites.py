@@ -13,6 +13,7 @@ import torch
 
 from tests.gpu import conftest
 from tests.gpu.attention import lengths as attention_lengths
+from tests.gpu.engine.bits import SIZES
 from tests.gpu.lib import checks
 from tests.gpu.lib.checks import outcome, poisoned_workspaces, same, surrounded
 from tests.gpu.lib.suite import Check, run_parts, side_by_side
@@ -56,7 +57,8 @@ def test_the_engine_suite_finds_the_models_that_are_made_for_it(tmp_path, monkey
     assert used == {tmp_path, *tmp_path.iterdir()}
 
 
-def test_the_models_of_the_engine_suite_fit_eight_ranks(tmp_path):
+def test_the_models_of_the_engine_suite_fit_eight_ranks(tmp_path, monkeypatch):
+    monkeypatch.setitem(SIZES, "layers", 1)  # they take as long to make as they have layers
     prepare(tmp_path, ["engine: sampler"])
     for model in tmp_path.iterdir():
         check_ranks(load_model_config(str(model)), 8, leaves=None)

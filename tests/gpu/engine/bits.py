@@ -183,7 +183,9 @@ def check_accuracy(folder, family, dtype):
     return {"value": error, "unit": "relative error", "limit": limit, **peer}
 
 
-SIZES = {"hidden": 512, "layers": 2, "kv_heads": 2, "head_dim": 64}
+SIZES = {"hidden": 512, "layers": 9, "kv_heads": 2, "head_dim": 64}
+"""Of so many layers graphs launch some from notes, also where every second has a window."""
+
 UNEQUAL = {
     "9 heads": {"like": "llama", "hidden": 576, "heads": 9, "kv_heads": 3, "intermediate": 1536},
     "14 heads": {"like": "qwen2", "hidden": 896, "heads": 14, "kv_heads": 2, "intermediate": 4864},
