@@ -1,5 +1,6 @@
 """Processes that help to compile: the same files as without them, and no harm where they fail."""
 
+import gc
 import json
 import os
 import subprocess
@@ -151,6 +152,16 @@ def test_no_process_can_be_started(kernels, monkeypatch):
     crew = Helpers(2, 1)
     assert compile_all(kernels, 2, helpers=crew) == [] and keys(kernels) == [None] * 4
     assert crew.problems == ["no process could be started (No such file or directory)"]
+
+
+def test_helpers_that_nobody_closes_end_where_a_start_is_given_up(python):
+    python("exec cat > /dev/null")
+    crew = Helpers(2, 1)
+    crew.start()
+    assert len(children_of(os.getpid())) == 2
+    del crew
+    gc.collect()
+    assert not children_of(os.getpid())
 
 
 def test_nobody_is_started_for_few_kernels_or_for_those_on_disk(kernels, python, monkeypatch):
