@@ -40,13 +40,17 @@ class Steps:
         self.shape = StepShape((BatchShape(ROWS, ROWS, 0, 2 * ROWS, 8),))
         self.packed = torch.zeros(self.shape.words, dtype=torch.int32)
 
-    def run(self, alike=None):
+    def run(self, alike=None, but_last=False):
         """Names of the rows and of every page, and how many launches made them."""
         self.memory.clear()
         ids, batches = packed_batches(self.shape, self.packed, 2)
-        x = self.model.hidden(ids, self.pages, *batches, alike=alike)
+        if but_last:
+            rows = self.model.begin(ids, self.pages, *batches, alike)
+        else:
+            rows = (self.model.hidden(ids, self.pages, *batches, alike=alike),)
         pages = [each for layer in self.pages.layers for each in (layer.keys, layer.values)]
-        return [self.memory.name(it.data_ptr()) for it in (x, *pages)], len(self.memory.launches)
+        names = [self.memory.name(each.data_ptr()) for each in (*rows, *pages)]
+        return names, len(self.memory.launches)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +72,19 @@ def test_steps_are_those_of_all_layers(tiny_model, memory, like, more, noted):
     plain = steps.run()
     assert steps.run() == plain
     assert steps.run(alike) == plain
+
+
+@pytest.mark.parametrize(
+    ("like", "layers", "noted"), [("qwen3", 7, 4), ("qwen3", 8, 4), ("mixtral", 9, 6)]
+)
+def test_steps_that_leave_the_last_layer_out_are_those_of_all_others(
+    tiny_model, memory, like, layers, noted
+):
+    steps = Steps(tiny_model(like, layers=layers), memory)
+    alike = steps.model.alike(steps.pages, but_last=True)
+    assert alike.noted == noted
+    plain = steps.run(but_last=True)
+    assert steps.run(alike, but_last=True) == plain != steps.run()
 
 
 def test_a_layer_that_differs_in_a_number_follows_from_none(tiny_model, memory):

@@ -1,5 +1,9 @@
 """Steps replayed from graphs, recorded on the CPU: the bits of steps launched one by one."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
@@ -9,10 +13,12 @@ from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.errors import ResourceError
 from tpdet.model_config import load_model_config
+from tpdet.models.decoder import Decoder
 from tpdet.runner import Runner
+from tpdet.runner.graphs import step_graphs
 from tpdet.runner.graphs.engine_graphs import make_graphs
 from tpdet.runner.graphs.packed_step import StepSpans
-from tpdet.runner.graphs.step_graphs import StepGraphs
+from tpdet.runner.graphs.step_graphs import StepGraphs, wanted_rows
 from tpdet.runner.start import memory
 
 SETTINGS = {"max_num_seqs": 5, "max_model_len": 700, "kv_pages": 14}
@@ -74,6 +80,31 @@ def test_replayed_steps_have_the_bits_of_launched_ones(model, expected, tp, cut_
     assert len(replays) >= tp * (found.steps - 1), "hardly a step was launched"
 
 
+@pytest.mark.parametrize("graphs", [False, True])
+def test_the_last_layer_is_finished_for_wanted_rows_alone(model, expected, monkeypatch, graphs):
+    """Only rows with logits, and the pads of a decode step, go through all of the last layer."""
+    begin, finish, begun, finished = Decoder.begin, Decoder.finish, [], []
+
+    def beginning(self, ids, *given):
+        begun.append(len(ids))
+        return begin(self, ids, *given)
+
+    def finishing(self, rows, *given):
+        finished.append(len(rows.hidden_MH))
+        return finish(self, rows, *given)
+
+    with recorded_graphs() if graphs else nullcontext():
+        monkeypatch.setattr(Decoder, "begin", beginning)
+        monkeypatch.setattr(Decoder, "finish", finishing)
+        found = run(model, requests(), max_num_batched_tokens=100, **SETTINGS)
+    assert same(found, expected)
+    steps = list(zip(begun, finished, strict=True))[-len(finished) :]
+    chunks = [few for rows, few in steps if rows > 60 and few < rows]
+    assert 0 in chunks and max(chunks) <= 60
+    scored = [few for rows, few in steps if few > SETTINGS["max_num_seqs"]]
+    assert scored, "a scored prompt wants more rows than decode steps have"
+
+
 def test_a_step_without_a_bucket_is_launched(model, expected):
     with recorded_graphs() as replays, pytest.MonkeyPatch.context() as patch:
         patch.setattr(StepSpans, "within", lambda self, shape: None if len(self.count) else [self])
@@ -88,6 +119,11 @@ def pads_on_page_zero(plain):
         parts[1][int(self.count.sum()) :] = 3
 
     return pack
+
+
+def one_off(rows, spans):
+    wanted = wanted_rows(rows, spans)
+    return replace(wanted, first=np.maximum(wanted.first - 1, 0))
 
 
 @pytest.mark.parametrize("fault", ["a pad that writes", "a stale buffer", "rows one off"])
@@ -106,8 +142,7 @@ def test_what_is_wrong_is_noticed(model, expected, fault):
 
             patch.setattr(StepGraphs, "_fill", once)
         if fault == "rows one off":
-            wanted = StepGraphs._wanted
-            patch.setattr(StepGraphs, "_wanted", lambda *given: (wanted(*given) - 1).clamp(min=0))
+            patch.setattr(step_graphs, "wanted_rows", one_off)
         try:
             found = run(model, requests(), max_num_batched_tokens=400, **SETTINGS)
         except (AssertionError, IndexError):

@@ -126,26 +126,21 @@ class Attention:
             mine = read[self._queries.start : self._queries.stop].float()
             self._sinks = place(self._sinks, torch.nn.functional.pad(mine, self._padding))
 
-    def __call__(
-        self,
-        rows: MicroBatch,
-        following: Norm,
-        rotary: tuple[torch.Tensor, torch.Tensor],
-        pages: LayerPages,
-    ) -> Pending:
-        """The rows' x and residual stream -> the stream with the result added, and its norm.
+    def project(
+        self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: LayerPages
+    ) -> torch.Tensor:
+        """The rows' x -> their rotated queries [M, Hq, D]; their k and v are stored.
 
-        Stores the step's k and v first; `rotary`: tables of cos and sin [positions, D / 2].
+        rotary: tables of cos and sin [positions, D / 2].
         """
-        count, batch, (before, after) = rows.x_MH.shape[0], rows.batch, self._padding
-        queries = before + self._query_heads + after
+        count, queries = rows.x_MH.shape[0], self._query_heads + sum(self._padding)
         widths = [queries * self._head] + 2 * [self._key_heads * self._head]
         # Views: the kernels read rows that lie apart.
         q_MN, k_MN, v_MN = self._qkv(rows.x_MH).split(widths, dim=1)
         if self._row_norm is not None:
             q_MN, k_MN = self._row_norm(q_MN, k_MN)
         q, k, v = (part.view(count, -1, self._head) for part in (q_MN, k_MN, v_MN))
-        q_MQD = ops.rotate_and_store(
+        return ops.rotate_and_store(
             q,
             k,
             v,
@@ -153,9 +148,19 @@ class Attention:
             (self._query_norm, self._key_norm),
             self._eps,
             (pages.keys, pages.values),
-            batch,
+            rows.batch,
         )
-        mixed = self._arithmetic.attend(q_MQD, pages, batch, self._window, self._cap, self._sinks)
+
+    def attend(
+        self, q_MQD: torch.Tensor, rows: MicroBatch, following: Norm, pages: LayerPages
+    ) -> Pending:
+        """Queries of `project` and the residual stream -> it with the result added, and its norm.
+
+        The rows may be some of those that were projected. Their x is not read.
+        """
+        before, after = self._padding
+        seen = self._window, self._cap, self._sinks
+        mixed = self._arithmetic.attend(q_MQD, pages, rows.batch, *seen)
         if before or after:
             mixed = mixed[:, before : before + self._query_heads]
         return self._output(mixed.flatten(1), rows, following)

@@ -5,6 +5,7 @@ Shape suffixes: M rows of the step, H hidden, V vocabulary.
 
 from copy import copy
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -23,12 +24,24 @@ from tpdet.models.families import LAYERS
 from tpdet.weights.source import WeightSource
 
 
+class Unfinished(NamedTuple):
+    """What `Decoder.finish` needs of rows: the last layer's queries [M, Hq, D], the fp32 stream."""
+
+    q_MQD: torch.Tensor
+    hidden_MH: torch.Tensor
+
+    def of(self, wanted_R: torch.Tensor) -> "Unfinished":
+        """Some of the rows, by their numbers int64 [R]."""
+        return Unfinished(*(each.index_select(0, wanted_R) for each in self))
+
+
 class Decoder:
     """Token ids to logits on this rank's share of the weights."""
 
     def __init__(self, source: WeightSource, partition: Partition, positions: int) -> None:
         """Read every weight; `positions` is how far the rotary table reaches."""
         config = partition.config
+        self._keeps_routes = False
         self._arithmetic, self._alone = partition.arithmetic, partition.world.size == 1
         self._kinds = [
             (str(window), config.has_experts(i)) for i, window in enumerate(config.windows)
@@ -80,19 +93,11 @@ class Decoder:
         the others. alike: of these pages, where a graph is captured of a single batch.
         """
         overlapped = len(batches) > 1
-        parts, first = [], 0
-        for batch in batches:
-            hidden_MH = self.embedding.embed(ids_M[first : first + batch.row_count])
-            first += batch.row_count
-            if self._embedding_scale != 1.0:
-                hidden_MH = hidden_MH * self._embedding_scale
-            first_norm = self.layers[0].input_norm
-            x_MH = (
-                hidden_MH.to(self._norm.norm.dtype)
-                if first_norm is None
-                else ops.rms_norm(hidden_MH, first_norm)
-            )
-            parts.append(MicroBatch(batch, hidden_MH, x_MH, overlapped))
+        ids = ids_M.split([batch.row_count for batch in batches])
+        parts = [
+            self._embedded(part_M, batch, overlapped)
+            for part_M, batch in zip(ids, batches, strict=True)
+        ]
         with ops.leaving_multiprocessors(self._multiprocessors if overlapped else 0, ids_M.device):
             if alike is not None:
                 (only,) = parts
@@ -108,6 +113,65 @@ class Decoder:
             rows.settle()
         return torch.cat([rows.x_MH for rows in parts]) if overlapped else parts[0].x_MH
 
+    def begin(
+        self,
+        ids_M: torch.Tensor,
+        pages: KeyValuePages,
+        batch: PagedBatch,
+        alike: AlikeLayers | None = None,
+    ) -> Unfinished:
+        """`hidden` up to the last layer's attention: all keys and values are stored.
+
+        What is left of that layer is wanted of the rows whose logits are, so `finish` takes some of
+        them; only where `finishes_some`. alike: of all layers but the last.
+        """
+        *calls, last = self._calls(pages)
+        rows = self._embedded(ids_M, batch)
+        run = partial(_run_layer, rows)
+        if alike is not None:
+            alike.launch(rows, run)
+        for call in calls if alike is None else ():
+            run(call)
+        return Unfinished(last.layer.project(rows, last.rotary, last.pages), rows.hidden_MH)
+
+    def finish(
+        self, unfinished: Unfinished, pages: KeyValuePages, batch: PagedBatch
+    ) -> torch.Tensor:
+        """The rest of the last layer -> [R, H], normed; batch: of these rows, which it attends."""
+        q_RQD, hidden_RH = unfinished
+        if not len(hidden_RH):
+            return hidden_RH.to(self._norm.norm.dtype)
+        rows = MicroBatch(batch, hidden_RH, hidden_RH[:0], False)  # attention reads no x
+        layer = self.layers[-1]
+        rows.pending = layer.attend_with(q_RQD, rows, pages.layers[layer.index])
+        rows.settle()
+        rows.pending = layer.feed(rows, self._norm.norm)
+        rows.settle()
+        return rows.x_MH
+
+    @property
+    def finishes_some(self) -> bool:
+        """Whether `begin` and `finish` do what `hidden` does, for the rows that are wanted.
+
+        Of several ranks each has a part of the stream's rows; kept routes are those of all rows.
+        """
+        return self._alone and not self._keeps_routes and not self.overlaps_exchanges
+
+    def _embedded(
+        self, ids_M: torch.Tensor, batch: PagedBatch, overlapped: bool = False
+    ) -> MicroBatch:
+        """A batch's rows as the first layer reads them."""
+        hidden_MH = self.embedding.embed(ids_M)
+        if self._embedding_scale != 1.0:
+            hidden_MH = hidden_MH * self._embedding_scale
+        first_norm = self.layers[0].input_norm
+        x_MH = (
+            hidden_MH.to(self._norm.norm.dtype)
+            if first_norm is None
+            else ops.rms_norm(hidden_MH, first_norm)
+        )
+        return MicroBatch(batch, hidden_MH, x_MH, overlapped)
+
     def _calls(self, pages: KeyValuePages) -> list[LayerCall]:
         """Each layer with the norm that follows it, which its last exchange applies as well."""
         following = [*(layer.input_norm for layer in self.layers[1:]), self._norm.norm]
@@ -116,14 +180,17 @@ class Decoder:
             for layer, norm in zip(self.layers, following, strict=True)
         ]
 
-    def alike(self, pages: KeyValuePages) -> AlikeLayers | None:
+    def alike(self, pages: KeyValuePages, but_last: bool = False) -> AlikeLayers | None:
         """What captures of steps over these pages need not run anew; None with several ranks.
 
-        Void once the arithmetic or the kept routes change. With several ranks, each exchange has
-        its turn, which is the host's to count.
+        but_last: for `begin`, which leaves the last layer out. Void once the arithmetic or the
+        kept routes change. With several ranks, each exchange has its turn, which is the host's to
+        count.
         """
-        seen = self._alone and ops.can_tape(pages.layers[0].keys.device)
-        return AlikeLayers(self._calls(pages)) if seen else None
+        if not self._alone or not ops.can_tape(pages.layers[0].keys.device):
+            return None
+        calls = self._calls(pages)
+        return AlikeLayers(calls[:-1] if but_last else calls)
 
     @property
     def exchange(self) -> RankExchange:
@@ -141,6 +208,7 @@ class Decoder:
 
     def keep_routes(self, routes: torch.Tensor | None) -> None:
         """[layers with experts, slots, k]: where rows' experts are kept from now on, if at all."""
+        self._keeps_routes = routes is not None
         with_experts = [layer for layer in self.layers if self._kinds[layer.index][1]]
         for number, layer in enumerate(with_experts):
             layer.keep_routes(None if routes is None else routes[number])

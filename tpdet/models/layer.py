@@ -98,9 +98,19 @@ class DecoderLayer:
         self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: LayerPages
     ) -> Pending:
         """Attention on the rows' x; the stream comes back as the feed-forward block reads it."""
+        return self.attend_with(self.project(rows, rotary, pages), rows, pages)
+
+    def project(
+        self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: LayerPages
+    ) -> torch.Tensor:
+        """The first part of `attend`: queries [M, Hq, D]; keys and values are stored."""
+        return self._attention.project(rows, rotary, pages)
+
+    def attend_with(self, q_MQD: torch.Tensor, rows: MicroBatch, pages: LayerPages) -> Pending:
+        """The rest of `attend`, which reads no x of the rows; they may be some of those before."""
 
         def attend(rows: MicroBatch, norm: Norm) -> Pending:
-            return self._attention(rows, norm, rotary, pages)
+            return self._attention.attend(q_MQD, rows, norm, pages)
 
         return self._added(attend, rows, self._norm(1), self._norm(2))
 

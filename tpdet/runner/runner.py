@@ -16,6 +16,7 @@ from tpdet.config import EngineConfig
 from tpdet.control.plan import StepPlan
 from tpdet.errors import IntegrityError
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.paged_batch import make_batch
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.launch.life.garbage import no_garbage
 from tpdet.layers.arithmetic import make_arithmetic
@@ -238,4 +239,8 @@ class Runner:
         batches = micro_batches(step.sequences, self.device, self.model.overlaps_exchanges)
         ids_M, wanted_R = both.split([len(step.token_ids), len(step.wanted)])
         ids_M = ops.resolve_sampled(ids_M, self.sampled)
-        return self.model.hidden(ids_M, self.pages, *batches)[wanted_R]
+        if len(step.wanted) == len(step.token_ids) or not self.model.finishes_some:
+            return self.model.hidden(ids_M, self.pages, *batches)[wanted_R]
+        (batch,) = batches
+        rows = self.model.begin(ids_M, self.pages, batch).of(wanted_R)
+        return self.model.finish(rows, self.pages, make_batch(step.ends, self.device))

@@ -1,6 +1,5 @@
 """What graphs of decode steps and of steps with prompt rows share: capture, fill, replay."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property, partial
 
@@ -9,6 +8,7 @@ import torch
 from tpdet.cache.kv import KeyValuePages
 from tpdet.control.plan import NO_ROWS, PlanRows
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.models.alike_layers import AlikeLayers
 from tpdet.models.decoder import Decoder
@@ -16,7 +16,7 @@ from tpdet.runner.graphs.graph_room import Graph, GraphRoom
 from tpdet.runner.graphs.packed_step import StepShape, StepSpans, pack_step, packed_batches
 
 
-class CapturedSteps(ABC):
+class CapturedSteps:
     """Graphs of one model over one KV cache, whose last page is the scratch page."""
 
     def __init__(
@@ -40,7 +40,7 @@ class CapturedSteps(ABC):
         self._sampled = sampled
         self._scratch = pages.layers[0].keys.shape[0] - 1
         self._room = room
-        self._kept: torch.Tensor | None = None  # [largest, ...], every graph writes here
+        self._kept: tuple[torch.Tensor, ...] = ()  # [largest, ...], every graph writes here
         # A capture by alike layers keeps a stream of rows longer: no larger than half of what the
         # largest graph has, which knows no other steps.
         self._alike_rows = max(HEAD_ROWS, max((shape.rows for shape in shapes), default=0) // 2)
@@ -48,35 +48,45 @@ class CapturedSteps(ABC):
         for shape in reversed(shapes):
             if room is None:
                 packed = torch.zeros(shape.words, dtype=torch.int32, device=sampled.device)
-                self._step(first, shape, packed)
+                self._rehearse(shape, packed)
                 continue
             self._buckets.append((shape, self._capture(room, shape)))
         self._buckets.reverse()
 
     def buffer_of(self, kept: torch.Tensor) -> torch.Tensor | None:
         """All that graphs keep, if these are its first rows: they stand there after every step."""
-        known = self._kept is not None and self._kept.data_ptr() == kept.data_ptr()
-        return self._kept if known else None
+        known = self._kept and self._kept[0].data_ptr() == kept.data_ptr()
+        return self._kept[0] if known else None
 
     @cached_property
     def _alike(self) -> AlikeLayers | None:
         return self._model.alike(self._pages)
 
-    @abstractmethod
-    def _result(self, model: Decoder, x_MH: torch.Tensor) -> torch.Tensor:
-        """What a graph keeps of the normed rows [M, H]: [M, ...]."""
+    def _results(
+        self,
+        model: Decoder,
+        ids_M: torch.Tensor,
+        batches: Sequence[PagedBatch],
+        alike: AlikeLayers | None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Run the model over the rows; what a graph keeps of them, each [M, ...]: their logits."""
+        return (model.local_logits(model.hidden(ids_M, self._pages, *batches, alike=alike)),)
+
+    def _rehearse(self, shape: StepShape, packed: torch.Tensor) -> None:
+        """Launch by the first model what a graph of this shape holds, so that all is loaded."""
+        self._step(self._first, shape, packed)
 
     def _capture(self, room: GraphRoom, shape: StepShape) -> Graph:
         self._fill(room, shape, NO_ROWS, self._spans(NO_ROWS, shape).within(shape) or [])
         few = shape.rows <= self._alike_rows and len(shape.batches) == 1
         step = partial(self._step, self._model, shape, room.packed, few)
-        return room.capture(step, partial(self._step, self._first, shape, room.packed))
+        return room.capture(step, partial(self._rehearse, shape, room.packed))
 
     def _replay(
         self, shape: StepShape, graph: Graph, rows: PlanRows, parts: list[StepSpans]
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, ...]:
         """Run a step; what all graphs keep, of which the step's rows come first."""
-        assert self._room is not None and self._kept is not None
+        assert self._room is not None and self._kept
         self._fill(self._room, shape, rows, parts)
         graph.replay()
         return self._kept
@@ -102,8 +112,12 @@ class CapturedSteps(ABC):
         """
         ids, batches = packed_batches(shape, packed, self._scratch)
         ids = ops.resolve_sampled(ids, self._sampled)
-        x_MH = model.hidden(ids, self._pages, *batches, alike=self._alike if few else None)
-        result = self._result(model, x_MH)
-        if self._kept is None:
-            self._kept = torch.empty_like(result)
-        self._kept[: len(ids)].copy_(result)
+        results = self._results(model, ids, batches, self._alike if few else None)
+        if not self._kept:
+            self._kept = self._room_for(results)
+        for kept, result in zip(self._kept, results, strict=True):
+            kept[: len(ids)].copy_(result)
+
+    def _room_for(self, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Where all graphs keep theirs; results: of the first, which is the largest."""
+        return tuple(torch.empty_like(each) for each in results)

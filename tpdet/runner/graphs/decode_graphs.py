@@ -12,7 +12,6 @@ import torch
 from tpdet.control.plan import NO_ROWS, PlanRows
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.models.decoder import Decoder
 from tpdet.runner.graphs.captured_steps import CapturedSteps
 from tpdet.runner.graphs.graph_room import Graph, GraphRoom
 from tpdet.runner.graphs.packed_step import BatchShape, StepShape
@@ -53,21 +52,21 @@ class DecodeGraphs(CapturedSteps):
     def run(self, rows: PlanRows) -> torch.Tensor:
         """Replay a step: this rank's logits fp32 [len(rows), V'], valid until the next call."""
         shape, graph = self._fitting(rows)
-        return self._replay(shape, graph, rows, [self._spans(rows, shape)])[: len(rows)]
+        return self._replay(shape, graph, rows, [self._spans(rows, shape)])[0][: len(rows)]
 
     def pack(self, rows: PlanRows) -> PackedStep:
         """Pack a step, whose graph the caller replays."""
         shape, graph = self._fitting(rows)
-        assert self._room is not None and self._kept is not None
+        assert self._room is not None and self._kept
         self._fill(self._room, shape, rows, [self._spans(rows, shape)])
-        return PackedStep(shape, graph, self._kept[: shape.rows])
+        return PackedStep(shape, graph, self._kept[0][: shape.rows])
 
     def pack_pads(self, rows: int) -> PackedStep:
         """Pack the smallest step of a bucket of rows, all of them pads."""
         shape, graph = next(it for it in self._buckets if it[0].rows == rows)
-        assert self._room is not None and self._kept is not None
+        assert self._room is not None and self._kept
         self._fill(self._room, shape, NO_ROWS, self._spans(NO_ROWS, shape).within(shape) or [])
-        return PackedStep(shape, graph, self._kept[: shape.rows])
+        return PackedStep(shape, graph, self._kept[0][: shape.rows])
 
     def _fitting(self, rows: PlanRows) -> tuple[StepShape, Graph]:
         needed = int((rows.start // PAGE_TOKENS + 1).sum())
@@ -76,9 +75,6 @@ class DecodeGraphs(CapturedSteps):
             for shape, graph in self._buckets
             if shape.rows >= len(rows) and shape.batches[0].splits >= needed
         )
-
-    def _result(self, model: Decoder, x_MH: torch.Tensor) -> torch.Tensor:
-        return model.local_logits(x_MH)
 
 
 def row_buckets(max_rows: int, fixed_rows: int = 0) -> list[int]:

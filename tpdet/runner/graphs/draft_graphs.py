@@ -62,7 +62,7 @@ class DraftGraphs(CapturedSteps):
     @property
     def kept(self) -> torch.Tensor | None:
         """Where the logits of every step stand, fp32 [rows, V']; None before the first capture."""
-        return self._kept
+        return self._kept[0] if self._kept else None
 
     def run(self, rows: PlanRows) -> torch.Tensor | None:
         """Replay a step: this rank's logits fp32 [tokens, V'], valid until the next call.
@@ -76,7 +76,7 @@ class DraftGraphs(CapturedSteps):
         graph = self._graphs.get(shape) or self._first_of(shape)
         if graph is None:
             return None
-        return self._replay(shape, graph, rows, [self._spans(rows, shape)])[:total]
+        return self._replay(shape, graph, rows, [self._spans(rows, shape)])[0][:total]
 
     def capture(self, shapes: Sequence[StepShape]) -> None:
         """Capture graphs before the first step that needs them; alike on every rank."""
@@ -99,11 +99,8 @@ class DraftGraphs(CapturedSteps):
         graph = self._graphs[shape] = self._capture(self._room, shape)
         return graph
 
-    def _result(self, model: Decoder, x_MH: torch.Tensor) -> torch.Tensor:
-        logits = model.local_logits(x_MH)
-        if self._kept is None:
-            self._kept = logits.new_empty(HEAD_ROWS, logits.shape[1])
-        return logits
+    def _room_for(self, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(each.new_empty(HEAD_ROWS, *each.shape[1:]) for each in results)
 
 
 def draft_shape(rows: PlanRows, total: int, width: int) -> StepShape:

@@ -114,7 +114,7 @@ def make_graphs(
         room, first = GraphRoom(sampled.device, words), model.shallow()
     of = model, first, pages, sampled
     # The larger first: the others fit into their memory.
-    step_graphs = StepGraphs(*of, steps, room) if steps else None
+    step_graphs = StepGraphs(*of, steps, room, decode) if steps else None
     decode_graphs = DecodeGraphs(*of, decode, room)
     draft_graphs = DraftGraphs(*of, config.max_running, width, room) if with_drafts else None
     if draft_graphs is not None and capture:

@@ -2,21 +2,27 @@
 
 Launching such a step kernel by kernel takes a slow host longer than the GPU takes to run it. It is
 replayed from a graph captured at start for a bucket of rows and of attention splits, up to which
-it is padded (`packed_step`): embedding and layers, as two micro-batches where exchanges overlap, to
-the normed rows. The output head and the sampling follow one by one: which rows have logits varies.
+it is padded (`packed_step`): embedding and layers, as two micro-batches where exchanges overlap.
+The output head and the sampling follow one by one: which rows have logits varies. So does the last
+layer's part behind its keys and values, where one rank is alone: it is launched for those rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
 
+from tpdet.cache.kv import KeyValuePages
 from tpdet.control.plan import PlanRows
-from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS
-from tpdet.models.decoder import Decoder
+from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedBatch
+from tpdet.models.alike_layers import AlikeLayers
+from tpdet.models.decoder import Decoder, Unfinished
 from tpdet.models.micro_batches import first_micro_batch
 from tpdet.runner.graphs.captured_steps import CapturedSteps
-from tpdet.runner.graphs.packed_step import BatchShape, StepShape, StepSpans
+from tpdet.runner.graphs.graph_room import GraphRoom, PackedBuffer
+from tpdet.runner.graphs.packed_step import BatchShape, StepShape, StepSpans, packed_batches
 
 LEAST_ROWS = 256
 """Of the smallest bucket: so few rows are done about as fast as one, the weights are read."""
@@ -29,7 +35,29 @@ _FEWEST_BLOCKS, _ROWS_A_BLOCK = 32, 64  # beside full ones: for the ends of sequ
 
 
 class StepGraphs(CapturedSteps):
-    """Graphs of steps with prompt rows, to the normed rows."""
+    """Graphs of steps with prompt rows: to the last layer's queries where it finishes some rows.
+
+    Else to the normed rows.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        first: Decoder,
+        pages: KeyValuePages,
+        sampled: torch.Tensor,
+        shapes: Sequence[StepShape],
+        room: GraphRoom | None,
+        ends: Sequence[StepShape],
+    ) -> None:
+        """As `CapturedSteps`; ends: shapes of decode steps, to which wanted rows are padded."""
+        self._finishes, self._ends = model.finishes_some, ends
+        self._buffer: PackedBuffer | None = None
+        self._batches: dict[StepShape, tuple[torch.Tensor, list[PagedBatch]]] = {}
+        if self._finishes and room is not None:
+            words = max(shape.words for shape in ends)
+            self._buffer = PackedBuffer(sampled.device, words)
+        super().__init__(model, first, pages, sampled, shapes, room)
 
     def run(self, rows: PlanRows) -> torch.Tensor | None:
         """Replay a step: the normed rows whose logits are wanted [R, H]; None if no bucket fits.
@@ -43,22 +71,84 @@ class StepGraphs(CapturedSteps):
         for shape, graph in self._buckets:
             parts = spans.within(shape) if total <= shape.rows <= most else None
             if parts is not None:
-                hidden = self._replay(shape, graph, rows, parts)
-                return hidden[self._wanted(rows, spans)]
+                kept = self._replay(shape, graph, rows, parts)
+                return self._finish(shape, wanted_rows(rows, spans), kept)
         return None
 
-    def _wanted(self, rows: PlanRows, spans: StepSpans) -> torch.Tensor:
-        """Rows whose logits are wanted, int64 on the device."""
-        logits = rows.logits
-        ends = np.cumsum(logits)
-        firsts = spans.first + spans.count - ends
-        wanted = torch.from_numpy(np.arange(logits.sum()) + np.repeat(firsts, logits))
-        if self._sampled.device.type == "cuda":
-            wanted = wanted.pin_memory().to(self._sampled.device, non_blocking=True)
-        return wanted
+    def _finish(
+        self, shape: StepShape, wanted: StepSpans, kept: tuple[torch.Tensor, ...]
+    ) -> torch.Tensor:
+        """What a step of a shape kept -> its wanted rows, normed: `first` of each is its number."""
+        count = len(wanted.first)
+        if not self._finishes:
+            (x_MH,) = kept
+            return x_MH[self._on_device(wanted.first)]
+        assert self._buffer is not None and self._room is not None
+        if count > self._ends[-1].rows:
+            x_MH = self._finish_all(self._model, shape, self._room.packed)
+            return x_MH[self._on_device(wanted.first)]
+        end = next(each for each in self._ends if wanted.fits(each.batches[0]))
+        if count:
+            self._buffer.fill(end.words, lambda host: pack_ends(wanted, end, host, self._scratch))
+        if end not in self._batches:
+            self._batches[end] = packed_batches(end, self._buffer.packed, self._scratch)
+        numbers_R, (batch,) = self._batches[end]
+        some = Unfinished(*kept).of(numbers_R[: end.rows if count else 0])
+        return self._model.finish(some, self._pages, batch)[:count]
 
-    def _result(self, model: Decoder, x_MH: torch.Tensor) -> torch.Tensor:
-        return x_MH
+    def _finish_all(self, model: Decoder, shape: StepShape, packed: torch.Tensor) -> torch.Tensor:
+        """The rest of the last layer for all rows of a packed step: [M, H], normed."""
+        _, (batch,) = packed_batches(shape, packed, self._scratch)
+        rows = Unfinished(*(each[: shape.rows] for each in self._kept))
+        return model.finish(rows, self._pages, batch)
+
+    def _results(
+        self,
+        model: Decoder,
+        ids_M: torch.Tensor,
+        batches: Sequence[PagedBatch],
+        alike: AlikeLayers | None,
+    ) -> tuple[torch.Tensor, ...]:
+        if not self._finishes:
+            return (model.hidden(ids_M, self._pages, *batches, alike=alike),)
+        (batch,) = batches
+        return model.begin(ids_M, self._pages, batch, alike)
+
+    def _rehearse(self, shape: StepShape, packed: torch.Tensor) -> None:
+        super()._rehearse(shape, packed)
+        if self._finishes:
+            self._finish_all(self._first, shape, packed)
+
+    @cached_property
+    def _alike(self) -> AlikeLayers | None:
+        return self._model.alike(self._pages, but_last=self._finishes)
+
+    def _on_device(self, numbers: np.ndarray) -> torch.Tensor:
+        found = torch.from_numpy(numbers)
+        if self._sampled.device.type == "cuda":
+            found = found.pin_memory().to(self._sampled.device, non_blocking=True)
+        return found
+
+
+def wanted_rows(rows: PlanRows, spans: StepSpans) -> StepSpans:
+    """Each row whose logits are wanted, in the rows' order; `first` is its number in the step."""
+    logits = rows.logits
+    ends = np.cumsum(logits)
+    owner = np.repeat(np.arange(len(logits)), logits)
+    number = np.arange(len(owner)) + np.repeat(spans.first + spans.count - ends, logits)
+    start = spans.start[owner] + number - spans.first[owner]
+    return StepSpans(number, np.ones_like(number), start, spans.tables[owner])
+
+
+def pack_ends(wanted: StepSpans, shape: StepShape, packed: torch.Tensor, scratch: int) -> None:
+    """Write wanted rows into a packed buffer on the host, their numbers where ids stand.
+
+    As a batch they follow each other, each a sequence of one row. A pad is row 0.
+    """
+    numbers, (parts,) = shape.views(packed.numpy(), np.int64)
+    count = len(wanted.first)
+    numbers[:count], numbers[count:] = wanted.first, 0
+    replace(wanted, first=np.arange(count)).pack(shape.batches[0], parts, scratch)
 
 
 def step_shapes(most_rows: int, max_running: int, width: int, overlapped: bool) -> list[StepShape]:

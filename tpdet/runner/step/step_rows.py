@@ -5,7 +5,7 @@ sequence owns. All pads write the same values there, and only they read it. A ro
 depend on which rows it is computed with (docs/numerics.md, section 8).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpdet.control.plan import PlanRows
 from tpdet.kernels.inputs.paged_batch import PagedSequence
@@ -13,11 +13,15 @@ from tpdet.kernels.inputs.paged_batch import PagedSequence
 
 @dataclass(frozen=True)
 class StepRows:
-    """`token_ids[i]` is row i's; `wanted` are the rows whose logits are, pads' the last."""
+    """`token_ids[i]` is row i's; `wanted` are the rows whose logits are, pads' the last.
+
+    `ends`: the wanted rows as sequences, whose rows follow each other.
+    """
 
     sequences: tuple[PagedSequence, ...]
     token_ids: list[int]
     wanted: list[int]
+    ends: tuple[PagedSequence, ...]
 
 
 def gather_rows(rows: PlanRows, fixed_batch: int, scratch_page: int) -> StepRows:
@@ -27,15 +31,21 @@ def gather_rows(rows: PlanRows, fixed_batch: int, scratch_page: int) -> StepRows
     """
     ids: list[int] = []
     wanted: list[int] = []
-    sequences = []
+    sequences, ends = [], []
     for row in rows:
         count = len(row.token_ids)
         sequences.append(PagedSequence(len(ids), count, row.start, row.pages))
+        if row.logits:
+            before = count - row.logits
+            end = PagedSequence(len(wanted), row.logits, row.start + before, row.pages)
+            ends.append(end)
         ids += row.token_ids
         wanted += range(len(ids) - row.logits, len(ids))
     if len(ids) == len(rows):
         for place in range(len(rows), fixed_batch):
-            sequences.append(PagedSequence(place, 1, 0, (scratch_page,)))
+            pad = PagedSequence(place, 1, 0, (scratch_page,))
+            sequences.append(pad)
+            ends.append(replace(pad, first_row=len(wanted)))
             ids.append(0)
             wanted.append(place)
-    return StepRows(tuple(sequences), ids, wanted)
+    return StepRows(tuple(sequences), ids, wanted, tuple(ends))
