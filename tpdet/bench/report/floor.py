@@ -120,11 +120,22 @@ def decode_work(config: ModelConfig, batch: int, context: int) -> Work:
 
 
 def prefill_work(config: ModelConfig, prompts: int, length: int) -> Work:
-    """Prompts of `length` tokens each, one token sampled for each; weights are read once."""
-    head = config.vocab_size * config.hidden_size
-    row = 2 * multiplied_weights(config)
-    each = length * (row + attention_flops(config, length) / 2) + 2 * head
-    return Work(prompts * each, weight_bytes(config, prompts * length))
+    """Prompts of `length` tokens each, one token sampled for each; weights are read once.
+
+    Of a prompt's last layer, only the last token needs more than keys and values.
+    """
+    head, layers = config.vocab_size * config.hidden_size, config.num_layers
+    all_keys = attention_flops(config, length) / layers  # of one row and layer
+    products = 2 * (length * multiplied_weights(config) - (length - 1) * _finishing(config) + head)
+    attended = (layers - 1) * length * all_keys / 2 + all_keys
+    return Work(prompts * (products + attended), weight_bytes(config, prompts * length))
+
+
+def _finishing(config: ModelConfig) -> int:
+    """Values by which one row is multiplied behind the last layer's keys and values."""
+    partition = cut_for(config, 1, DEFAULT_FOLD_ORDER)
+    products = layer_products(partition, config.num_layers - 1)
+    return sum(each.n * each.k * (each.chosen or 1) for each in products if each.name != "qkv")
 
 
 def mixed_work(config: ModelConfig, lengths: list[int], generate: int) -> Work:
