@@ -80,6 +80,8 @@ def test_the_first_circumstance_is_alone_and_one_holds_every_prompt_in_a_step():
         "not chunked",
         "preempted",
         "prefill of decode",
+        "prompts not scored",
+        "not scored, chunks of 100",
         "repeating texts",
     ]
     assert all(each.drafts or each.texts for each in circumstances(SPEC)[len(names) - 1 :])

@@ -30,7 +30,8 @@ class Circumstance:
     Every `preempt_every` steps each running sequence is preempted. `prefill` gives a probe's answer
     back as a prompt, so that decoded positions are computed by prefill. `drafts`: the kind of those
     that the rows of all requests carry (`drafted.KINDS`), or who makes them (`drafted.OF_ENGINE`),
-    "" for none. `spoiled`: whatever lies behind a wrong draft is NaN. `texts`: which probes.
+    "" for none. `spoiled`: whatever lies behind a wrong draft is NaN. `texts`: which probes. Not
+    `scored`: the probes' prompts have no log-probabilities, so only their answers are compared.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Circumstance:
     drafts: str = ""
     spoiled: bool = False
     texts: str = ""
+    scored: bool = True
 
 
 def kv_pages(spec: VerifySpec) -> int:
@@ -61,6 +63,13 @@ def circumstances(spec: VerifySpec) -> list[Circumstance]:
         "whole": [Circumstance("not chunked", batch=_CROWD, budget=room)],
         "preempted": [Circumstance("preempted", batch=_CROWD, budget=again, preempt_every=3)],
         "prefill": [Circumstance("prefill of decode", prefill=True)],
+        "unscored": [
+            Circumstance("prompts not scored", batch=_CROWD, budget=room, scored=False),
+            *(
+                Circumstance(f"not scored, chunks of {n}", batch=_CROWD, budget=n, scored=False)
+                for n in spec.budgets
+            ),
+        ],
         "drafts": [*_drafted(spec, again)],
         "ngrams": [
             Circumstance(REPEATING, texts=REPEATING),

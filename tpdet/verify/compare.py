@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from tpdet.verify.rank_files import HEADER_BYTES, position_header
 from tpdet.verify.spec import Trace, WorldReport
 from tpdet.verify.ways import USUAL, Way
@@ -40,6 +42,8 @@ def compare(reports: list[WorldReport], folder: Path) -> list[Relation]:
     for report in reports:
         for trace in report.traces:
             reference = references[trace.dtype, trace.mode, trace.texts]
+            if not trace.scored:
+                reference = _answers_of(reference)
             difference = next(_differences(reference, trace, report.vocab_size, folder), None)
             relations.append(
                 Relation(
@@ -61,6 +65,15 @@ def compare(reports: list[WorldReport], folder: Path) -> list[Relation]:
                 f"({report.way})"
             )
     return relations
+
+
+def _answers_of(trace: Trace) -> Trace:
+    """Without the logits that no token of an answer was sampled from: those of prompts."""
+    logits = {
+        name: {position: seen[position] for position in sorted(seen)[-len(trace.tokens[name]) :]}
+        for name, seen in trace.logits.items()
+    }
+    return msgspec.structs.replace(trace, logits=logits)
 
 
 def digest_of(trace: Trace) -> str:

@@ -242,6 +242,8 @@ def _run_all(spec: VerifySpec, loaded: _Loaded, left_out: list[str]) -> list[Tra
             data = world.broadcast_bytes(msgspec.json.encode(answers))
             tokens = msgspec.json.decode(data, type=dict[str, tuple[int, ...]])
             requests = [_as_prompt(probe, tokens[probe.request_id]) for probe in requests]
+        if not circumstance.scored:
+            requests = [_unscored(probe) for probe in requests]
         runner.reset_pages(runner.num_pages)
         config, model = _engine_config(spec, circumstance, loaded.config), None
         if circumstance.drafts in MODELS:
@@ -324,6 +326,7 @@ def _run_one(
         values=f"{values.parent.name}/{values.name}",
         steps=statistics.steps,
         texts=circumstance.texts,
+        scored=circumstance.scored,
         drafted=drafted if kind in OF_ENGINE else None,
     )
 
@@ -362,6 +365,12 @@ def _as_prompt(probe: Request, tokens: tuple[int, ...]) -> Request:
     return msgspec.structs.replace(
         probe, prompt_token_ids=probe.prompt_token_ids + tokens[:-1], params=params
     )
+
+
+def _unscored(probe: Request) -> Request:
+    """A probe whose prompt's tokens have no log-probabilities."""
+    params = msgspec.structs.replace(probe.params, prompt_logprobs=None)
+    return msgspec.structs.replace(probe, params=params)
 
 
 if __name__ == "__main__":

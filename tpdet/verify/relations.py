@@ -11,6 +11,7 @@ STEPS = {
     "whole": "every prompt whole, all in one step",
     "preempted": "running sequences preempted and computed again every few steps",
     "prefill": "decoded positions computed again as a prompt",
+    "unscored": "prompts whose tokens are not scored, so that their last rows alone have logits",
     "drafts": "drafts of every kind, right and wrong, in steps of every kind",
     "ngrams": "texts that repeat themselves, with the default drafters and without",
     "draft_model": "a draft model: the model itself, and another one (--draft-model)",
@@ -57,7 +58,7 @@ def relations_help() -> str:
     """The sentence of `--help` on `--relations`."""
     each = "; ".join(f"{name}: {what}" for name, what in (STEPS | PROCESSES).items())
     return (
-        "all, steps (the first nine), processes (the last five), or a list of names. "
+        "all, steps (the first ten), processes (the last five), or a list of names. "
         f"{each}. draft_model and the last five run for one fold order: {DEFAULT_FOLD_ORDER}, if "
         "it is among those asked for"
     )

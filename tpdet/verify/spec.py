@@ -76,7 +76,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     `logits[probe][position]` is the SHA-256 of the fp32 logits of the whole vocabulary there.
     `values` names a file with these logits (raw fp32), position after position. `texts` names the
     probes: a trace is compared with the first one of the same. `drafted`: where a drafter of the
-    engine was to draft.
+    engine was to draft. Not `scored`: of prompts it has the logits of the last position alone.
     """
 
     dtype: str
@@ -89,6 +89,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     texts: str = ""
     drafted: Drafted | None = None
+    scored: bool = True
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
