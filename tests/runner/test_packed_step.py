@@ -160,7 +160,8 @@ def test_rows_of_buckets():
 def test_shapes_ascend_and_take_whole_prompts_and_full_decode_batches(overlapped):
     shapes = step_shapes(8192, 256, WIDTH, overlapped)
     sizes = [(shape.rows, shape.batches[0].splits) for shape in shapes]
-    assert sizes == sorted(set(sizes)) and len(sizes) == 31 + 11
+    assert sizes == sorted(set(sizes)) and len(sizes) == 31 + 11 + 6 + 1
+    assert {(512, 256), (640, 256), (640, 1024), (8192, 0)} <= {*sizes}
     for shape in shapes:
         halves = [batch.rows for batch in shape.batches]
         cut = overlapped and shape.rows >= MICRO_BATCH_ROWS
@@ -172,6 +173,25 @@ def test_shapes_ascend_and_take_whole_prompts_and_full_decode_batches(overlapped
     needed = sum(row.start // PAGE_TOKENS + 1 for row in list(rows)[:254])
     taken = next(shape for shape in shapes if spans.within(shape))
     assert taken.rows == 6144 and 1 <= taken.batches[0].splits / needed < 4
+
+
+@pytest.mark.parametrize(
+    ("prompts", "decoding", "shape"),
+    [
+        ((4096, 4096), 0, (8192, 0)),
+        ((512,), 0, (512, 256)),
+        ((512,), 15, (640, 256)),
+        ((512,), 100, (640, 1024)),
+        ((8000,), 100, (8192, 1024)),
+    ],
+)
+def test_a_step_pads_few_splits(prompts, decoding, shape):
+    """Decoding rows of 1,000 positions, four splits each, before prompts."""
+    rows = [Row(0, 0, 0, 999, (7,), ALL_PAGES, ALL_PAGES, 1)] * decoding
+    rows += [Row(0, 0, 0, 0, (7,) * count, ALL_PAGES, ALL_PAGES, 1) for count in prompts]
+    spans = StepSpans.of(PlanRows.of(rows), WIDTH, SCRATCH)
+    taken = next(s for s in step_shapes(8192, 256, 32, False) if spans.within(s))
+    assert (taken.rows, taken.batches[0].splits) == shape
 
 
 def test_a_full_step_is_packed_in_about_a_millisecond():

@@ -222,10 +222,10 @@ def choices_are_those_of_a_stable_sort():
         logits[3, ::2], logits[3, 1::2] = -0.0, 0.0
         spans = spans_of(200)
         ids, weights, _ = route(logits, None, spans, Routing(experts, chosen), range(experts))
-        few = route(logits[:5], None, spans_of(4), Routing(experts, chosen), range(experts))
-        same(few.ids[:4], ids[:4], "ids of few rows")
-        same(few.weights[1:4], weights[1:4], "weights of few rows")
-        if few.places is None or not (few.places.slots[4] == -1).all():
+        few = route(logits[:4], None, spans_of(3), Routing(experts, chosen), range(experts))
+        same(few.ids[:3], ids[:3], "ids of few rows")
+        same(few.weights[1:3], weights[1:3], "weights of few rows")
+        if few.places is None or not (few.places.slots[3] == -1).all():
             raise AssertionError(f"{experts} experts: a padding row of few has a place")
         scores = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-3e38).add(0.0)
         best = scores.neg().sort(dim=1, stable=True).indices[:, :chosen].sort(dim=1).values
