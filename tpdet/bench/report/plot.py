@@ -213,19 +213,18 @@ def _draw_peer(gpu: str, model: str, rows: list[Row]) -> Any:
                 width,
                 color=_COLOURS[sizes.index(row["tp"])],
             )
-            axes.bar_label(bar, [f"{speed:.2f}"], fontsize=7, padding=-11, color="white")
-    axes.axhline(1.0, color="black", linewidth=1.0)
-    axes.annotate(f"{peer} = 1", (len(names) - 0.45, 1.01), fontsize=8, ha="right")
+            axes.bar_label(bar, [f"{speed:.2f}"], fontsize=6.5, padding=1)
+    line = axes.axhline(1.0, color="black", linewidth=1.0)
     axes.set_ylim(0.0, max(1 / row["ratio"] for row in rows) * 1.12)
     axes.set_xticks(range(len(names)), [name.replace(", ", "\n") for name in names], fontsize=8)
     axes.set_ylabel(f"speed over {peer}'s: higher is better")
     axes.set_title(f"tpdet, bitwise deterministic, beside {peer}: {model} in bf16 on {gpu}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(
-        [Rectangle((0, 0), 0, 0, color=_COLOURS[n]) for n in range(len(sizes))],
-        [f"TP {tp}" for tp in sizes],
+        [*(Rectangle((0, 0), 0, 0, color=_COLOURS[n]) for n in range(len(sizes))), line],
+        [*(f"TP {tp}" for tp in sizes), peer],
         fontsize=8,
-        ncols=len(sizes),
+        ncols=len(sizes) + 1,
         loc="upper right",
         frameon=False,
     )
