@@ -150,17 +150,17 @@ def test_what_a_shape_has_no_room_for_does_not_fit():
 
 def test_rows_of_buckets():
     few, more, most = range(256, 2048, 128), range(2048, 4096, 256), range(4096, 8193, 512)
-    assert step_rows(8192) == [*few, *more, *most]
-    assert step_rows(2048) == [*few, 2048]
-    assert step_rows(1000) == [256, 384, 512, 640, 768, 896, 1000]
-    assert step_rows(40) == [40] and step_rows(LEAST_ROWS) == [LEAST_ROWS]
+    assert step_rows(8192) == [64, 128, *few, *more, *most]
+    assert step_rows(2048) == [64, 128, *few, 2048]
+    assert step_rows(1000) == [64, 128, 256, 384, 512, 640, 768, 896, 1000]
+    assert step_rows(40) == [40] and step_rows(LEAST_ROWS) == [64, 128, LEAST_ROWS]
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_shapes_ascend_and_take_whole_prompts_and_full_decode_batches(overlapped):
     shapes = step_shapes(8192, 256, WIDTH, overlapped)
     sizes = [(shape.rows, shape.batches[0].splits) for shape in shapes]
-    assert sizes == sorted(set(sizes)) and len(sizes) == 31 + 11 + 6 + 1
+    assert sizes == sorted(set(sizes)) and len(sizes) == 31 + 11 + 6 + 1 + 2 + 3
     assert {(512, 256), (640, 256), (640, 1024), (8192, 0)} <= {*sizes}
     for shape in shapes:
         halves = [batch.rows for batch in shape.batches]
@@ -179,6 +179,9 @@ def test_shapes_ascend_and_take_whole_prompts_and_full_decode_batches(overlapped
     ("prompts", "decoding", "shape"),
     [
         ((4096, 4096), 0, (8192, 0)),
+        ((30,), 0, (64, 256)),
+        ((30,), 60, (128, 256)),
+        ((100,), 100, (256, 1024)),
         ((512,), 0, (512, 256)),
         ((512,), 15, (640, 256)),
         ((512,), 100, (640, 1024)),
