@@ -136,7 +136,8 @@ def probes(vocab_size: int, lengths: tuple[int, ...], tokens: int, seed: int) ->
 def repeating_probes(vocab_size: int, tokens: int, seed: int) -> list[Request]:
     """Probes for whose answers n-grams are found: always right, right at times, and as it comes.
 
-    Biases see to that: an answer is one id, or two ids of which a penalty makes both come.
+    Biases see to that: an answer is one id, or two ids of which a penalty makes both come, and
+    noise in no order that a model could keep.
     """
     draw = random.Random(f"{seed} {REPEATING}")
     one, two, *others = draw.sample(range(vocab_size), 8)
@@ -144,7 +145,7 @@ def repeating_probes(vocab_size: int, tokens: int, seed: int) -> list[Request]:
     both = {one: 100.0, two: 100.0}
     ways = (
         ((one,), {"temperature": 0.0, "logit_bias": {one: 100.0}}),
-        ((one,), {"temperature": 0.0, "logit_bias": both, "frequency_penalty": 2.0}),
+        ((one,), {"temperature": 1.0, "logit_bias": both, "frequency_penalty": 2.0, "seed": 20}),
         (others, {"temperature": 1.0, "top_k": 40, "seed": 21}),
     )
     return [

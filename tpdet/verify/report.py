@@ -28,10 +28,7 @@ def print_matrix(model: str, relations: list[Relation], tps: list[int], console:
     named = ways != [USUAL]
     for dtype, mode in dict.fromkeys((r.dtype, r.mode) for r in relations):
         mine = [r for r in relations if (r.dtype, r.mode) == (dtype, mode)]
-        table = Table(
-            title=f"{model} · {dtype} · {mode}",
-            caption=f"reference {mine[0].reference[:_SHOWN]} · {mine[0].positions} positions",
-        )
+        table = Table(title=f"{model} · {dtype} · {mode}", caption=_references(mine))
         if named:
             table.add_column("ranks", no_wrap=True)
         table.add_column("circumstance")
@@ -43,6 +40,17 @@ def print_matrix(model: str, relations: list[Relation], tps: list[int], console:
             cells = [_cell(mine, way, name, tp) for tp in tps]
             table.add_row(*([str(way)] if named else []), name, *cells)
         console.print(table)
+
+
+def _references(relations: list[Relation]) -> str:
+    """Each reference and how many positions it has: other texts, or answers alone, have their own.
+
+    A line each, the first that of all probes whole.
+    """
+    found: dict[str, int] = {}
+    for relation in relations:
+        found.setdefault(relation.reference, relation.positions)
+    return "\n".join(f"reference {name[:_SHOWN]} · {n} positions" for name, n in found.items())
 
 
 def _cell(relations: list[Relation], way: Way, circumstance: str, tp: int) -> str:
