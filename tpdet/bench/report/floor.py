@@ -1,5 +1,6 @@
 """The least time a case can take: bytes over the GPU's bandwidth, operations over its peak."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -87,7 +88,7 @@ def linear_weights(config: ModelConfig, rows: int) -> float:
 
 def multiplied_weights(config: ModelConfig) -> int:
     """Values by which one row is multiplied in the layers' products."""
-    return sum(each.n * each.k * (each.chosen or 1) for each in _products(config))
+    return _multiplied(_products(config))
 
 
 def _products(config: ModelConfig) -> list[LayerProduct]:
@@ -135,7 +136,11 @@ def _finishing(config: ModelConfig) -> int:
     """Values by which one row is multiplied behind the last layer's keys and values."""
     partition = cut_for(config, 1, DEFAULT_FOLD_ORDER)
     products = layer_products(partition, config.num_layers - 1)
-    return sum(each.n * each.k * (each.chosen or 1) for each in products if each.name != "qkv")
+    return _multiplied(each for each in products if each.name != "qkv")
+
+
+def _multiplied(products: Iterable[LayerProduct]) -> int:
+    return sum(each.n * each.k * (each.chosen or 1) for each in products)
 
 
 def mixed_work(config: ModelConfig, lengths: list[int], generate: int) -> Work:

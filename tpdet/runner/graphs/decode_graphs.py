@@ -7,6 +7,7 @@ bucket of rows and of attention splits, up to which it is padded (`packed_step`)
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from tpdet.control.plan import NO_ROWS, PlanRows
@@ -69,12 +70,17 @@ class DecodeGraphs(CapturedSteps):
         return PackedStep(shape, graph, self._kept[0][: shape.rows])
 
     def _fitting(self, rows: PlanRows) -> tuple[StepShape, Graph]:
-        needed = int((rows.start // PAGE_TOKENS + 1).sum())
+        needed = decode_splits(rows.start)
         return next(
             (shape, graph)
             for shape, graph in self._buckets
             if shape.rows >= len(rows) and shape.batches[0].splits >= needed
         )
+
+
+def decode_splits(start: np.ndarray) -> int:
+    """Attention splits of decode rows at positions `start` int64 [n]."""
+    return int((start // PAGE_TOKENS + 1).sum())
 
 
 def row_buckets(max_rows: int, fixed_rows: int = 0) -> list[int]:

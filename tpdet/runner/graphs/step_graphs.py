@@ -21,6 +21,7 @@ from tpdet.models.alike_layers import AlikeLayers
 from tpdet.models.decoder import Decoder, Unfinished
 from tpdet.models.micro_batches import first_micro_batch
 from tpdet.runner.graphs.captured_steps import CapturedSteps
+from tpdet.runner.graphs.decode_graphs import decode_splits
 from tpdet.runner.graphs.graph_room import GraphRoom, PackedBuffer
 from tpdet.runner.graphs.packed_step import BatchShape, StepShape, StepSpans, packed_batches
 
@@ -75,29 +76,30 @@ class StepGraphs(CapturedSteps):
         for shape, graph in self._buckets:
             parts = spans.within(shape) if total <= shape.rows <= most else None
             if parts is not None:
-                kept = self._replay(shape, graph, rows, parts)
-                return self._finish(shape, wanted_rows(rows, spans), kept)
+                self._replay(shape, graph, rows, parts)
+                return self._finish(shape, wanted_rows(rows, spans))
         return None
 
-    def _finish(
-        self, shape: StepShape, wanted: StepSpans, kept: tuple[torch.Tensor, ...]
-    ) -> torch.Tensor:
+    def _finish(self, shape: StepShape, wanted: StepSpans) -> torch.Tensor:
         """What a step of a shape kept -> its wanted rows, normed: `first` of each is its number."""
         count = len(wanted.first)
         if not self._finishes:
-            (x_MH,) = kept
+            (x_MH,) = self._kept
             return x_MH[self._on_device(wanted.first)]
         assert self._buffer is not None and self._room is not None
         if count > self._ends[-1].rows:
             x_MH = self._finish_all(self._model, shape, self._room.packed)
             return x_MH[self._on_device(wanted.first)]
-        end = next(each for each in self._ends if wanted.fits(each.batches[0]))
+        splits = decode_splits(wanted.start)
+        end = next(
+            each for each in self._ends if each.rows >= count and each.batches[0].splits >= splits
+        )
         if count:
             self._buffer.fill(end.words, lambda host: pack_ends(wanted, end, host, self._scratch))
         if end not in self._batches:
             self._batches[end] = packed_batches(end, self._buffer.packed, self._scratch)
         numbers_R, (batch,) = self._batches[end]
-        some = Unfinished(*kept).of(numbers_R[: end.rows if count else 0])
+        some = Unfinished(*self._kept).of(numbers_R[: end.rows if count else 0])
         return self._model.finish(some, self._pages, batch)[:count]
 
     def _finish_all(self, model: Decoder, shape: StepShape, packed: torch.Tensor) -> torch.Tensor:
@@ -161,11 +163,10 @@ def step_shapes(most_rows: int, max_running: int, width: int, overlapped: bool) 
     most_rows: of a step; max_running: sequences of a step, at most; overlapped:
     exchanges can overlap products.
     """
-    coarse = _coarse_rows(most_rows)
     return [
         shape
         for rows in step_rows(most_rows)
-        for shape in _shapes_of(rows, max_running, width, overlapped, rows in coarse, most_rows)
+        for shape in _shapes_of(rows, max_running, width, overlapped, most_rows)
     ]
 
 
@@ -193,18 +194,12 @@ def _coarse_rows(most: int) -> set[int]:
 
 
 def _shapes_of(
-    rows: int, max_running: int, width: int, overlapped: bool, coarse: bool, most: int
+    rows: int, max_running: int, width: int, overlapped: bool, most_rows: int
 ) -> Iterator[StepShape]:
-    """By splits; none where prompts fill the largest step, and up to 1,024 unless it is `coarse`.
-
-    Decode rows stand before prompts: in the second micro-batch none counts as short.
-    """
+    """By splits. Decode rows stand before prompts: in the second micro-batch none is short."""
     early = first_micro_batch(rows) if overlapped else rows
     sequences = min(max_running, early)
-    fewest = _FEWEST_OF_FEW_ROWS if rows < _FEW_ROWS else _FEWEST_SPLITS
-    for splits in [0] * (rows == most) + [*_split_buckets(fewest, sequences * width)]:
-        if splits > _FEWEST_SPLITS and not coarse:
-            return
+    for splits in _split_buckets(rows, most_rows, sequences * width):
         batches = [BatchShape(early, sequences, _blocks(early, sequences), splits, width)]
         if late := rows - early:
             sequences_late = min(max_running, late)
@@ -219,9 +214,16 @@ def _blocks(rows: int, sequences: int) -> int:
     return -(-rows // BLOCK_TOKENS) + ends
 
 
-def _split_buckets(fewest: int, most: int) -> Iterator[int]:
-    """Numbers of attention splits: `fewest`, four times as many, ... up to `most`."""
-    splits = fewest
+def _split_buckets(rows: int, most_rows: int, most: int) -> Iterator[int]:
+    """Numbers of attention splits in steps of `rows`: the fewest, four times as many, ... `most`.
+
+    Over 1,024 in coarse buckets alone. The largest step has none, too: prompts fill it.
+    """
+    if rows == most_rows:
+        yield 0
+    if rows not in _coarse_rows(most_rows):
+        most = min(most, _FEWEST_SPLITS)
+    splits = _FEWEST_OF_FEW_ROWS if rows < _FEW_ROWS else _FEWEST_SPLITS
     while splits < most:
         yield splits
         splits *= _TIMES_SPLITS
