@@ -104,6 +104,8 @@ class Family:
     """The part of a head that is rotated where no key says so; None: always whole heads."""
     rotary_settings: frozenset[str] = frozenset()
     """Keys of its `rope_parameters` beside those of the kind of scaling."""
+    context_stated: bool = False
+    """Whether `max_position_embeddings` counts the scaling in, also of linear scaling."""
     rotary_stated: bool = False
     """Whether the scaling must be stated, because transformers assumes one where it is absent."""
     dtype: str = ""
@@ -194,8 +196,8 @@ FAMILIES = {
             "Phi3ForCausalLM",
             "phi3",
             parsed=frozenset(
-                "sliding_window original_max_position_embeddings partial_rotary_factor "
-                "resid_pdrop embd_pdrop attention_dropout auto_map".split()
+                "sliding_window partial_rotary_factor resid_pdrop embd_pdrop "
+                "attention_dropout auto_map".split()
             ),
             neutral={
                 "lm_head_bias": ((False,), "a checkpoint with this bias is not supported"),
@@ -281,6 +283,7 @@ FAMILIES = {
             tied=True,
             theta=1000000.0,
             window_theta=Base("rope_local_base_freq", 10000.0),
+            context_stated=True,
             scales=gemma_scales,
             activation="gelu_tanh",
             defaults={

@@ -151,7 +151,8 @@ def context_length(wanted: int | None, model: ModelConfig) -> int:
     length = model.max_position if wanted is None else wanted
     if length > model.max_position:
         raise UsageError(
-            f"max_model_len {length} is over the model's context of {model.max_position}: lower it"
+            f"max_model_len {length} is over the model's context of {model.max_position}"
+            f"{_longer(model)}"
         )
     if length > MAX_POSITION:
         raise UsageError(
@@ -159,6 +160,21 @@ def context_length(wanted: int | None, model: ModelConfig) -> int:
             "have: set a lower max_model_len"
         )
     return length
+
+
+def _longer(model: ModelConfig) -> str:
+    """What its rotary scaling has to do with a model's context, and the remedy."""
+    spec, original = model.rotary, model.rotary.original_max_position
+    said = f", with {spec.kind} scaling of factor {spec.factor:g} counted in: lower it"
+    if spec.kind == "default":
+        return (
+            ": lower it, or if the model's card says how to go on, write its rope_scaling into "
+            "config.json"
+        )
+    if spec.kind == "longrope" or model.max_position <= original < original * spec.factor:
+        return f", where {spec.kind} scaling would change its arithmetic: lower it"
+    higher = "factor" if spec.kind == "yarn" else "max_position_embeddings"
+    return f"{said}, or state a higher {higher} in config.json"
 
 
 def _all_busy(leaves: ModelLeaves, ranks: int) -> bool:

@@ -8,7 +8,7 @@ PARSED = frozenset(
     "architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers "
     "num_attention_heads num_key_value_heads head_dim rms_norm_eps max_position_embeddings "
     "tie_word_embeddings rope_theta rope_scaling rope_parameters torch_dtype dtype eos_token_id "
-    "bos_token_id quantization_config".split()
+    "bos_token_id quantization_config original_max_position_embeddings".split()
 )
 
 # None of these changes what a model computes: notes about the checkpoint, settings of training, and
@@ -47,7 +47,6 @@ NEUTRAL: dict[str, Allowed] = {
     "pretraining_tp": ((1,), "the sliced product it asks for is not supported"),
     "partial_rotary_factor": ((1,), "only fully rotated heads are supported"),
     "use_mrope": ((False,), _NOT_SUPPORTED),
-    "original_max_position_embeddings": ((), "state it inside rope_scaling"),
     "output_attentions": ((False,), _NOT_SUPPORTED),
     "output_hidden_states": ((False,), _NOT_SUPPORTED),
     "is_encoder_decoder": ((False,), _NOT_SUPPORTED),

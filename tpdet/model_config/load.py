@@ -52,6 +52,7 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         family.partial_rotary,
         family.rotary_settings,
         family.window_theta,
+        family.context_stated,
     )
     return ModelConfig(
         **_of_family(family),

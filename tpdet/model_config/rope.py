@@ -2,20 +2,21 @@
 
 Version 4 has `rope_theta` beside `rope_scaling`, whose kind is its `rope_type` or `type`. Version 5
 has everything in `rope_parameters`. Kinds whose frequencies depend on the context length are
-refused. Of longrope, whose factors change past its original context, the short ones are used and
-the context ends there (`Rotary.context`).
+refused. Linear and YaRN scaling multiply the context: the pages of both say to leave
+`max_position_embeddings` alone. Of longrope, whose factors change past its original context, the
+short ones are used and the context ends there (`Rotary.context`).
 """
 
 import math
 from typing import NamedTuple
 
 from tpdet.kernels.exact.rotary_frequencies import RotarySpec
-from tpdet.model_config.fields import Fields
+from tpdet.model_config.fields import MAX_INTEGER, Fields
 from tpdet.model_config.keys import DEFAULT_THETA
 
 _KINDS = {
     "default": frozenset[str](),
-    "linear": frozenset({"factor"}),
+    "linear": frozenset({"factor", "original_max_position_embeddings"}),
     "llama3": frozenset(
         {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
     ),
@@ -28,6 +29,8 @@ _KINDS = {
     ),
 }
 _OLD_NAMES = {"su": "longrope"}
+_STRETCHED = ("linear", "yarn")
+"""Kinds that make a context of `factor` times the original one."""
 _QUERY_GROWTH = "llama_4_scaling_beta"
 _ORIGINAL = "original_max_position_embeddings"
 _COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
@@ -45,8 +48,8 @@ class Rotary(NamedTuple):
     """Rotary embeddings of a model.
 
     plain: of all layers, or of those without a window; window: of those with one, None for the
-    same. context: the tokens for which one table and one scale of queries hold: past the original
-    context longrope has other factors and Ministral 3 scales its queries.
+    same. context: in tokens; it ends where one table and one scale of queries no longer hold, for
+    past the original context longrope has other factors and Ministral 3 scales its queries.
     """
 
     plain: RotarySpec
@@ -62,28 +65,34 @@ def parse_rotary(
     partial: float | None = None,
     settings: frozenset[str] = frozenset(),
     window: Base | None = None,
+    context_stated: bool = False,
 ) -> Rotary:
     """The rotary embeddings of a configuration.
 
     partial: the part of a head that is rotated where no key says so; None: whole heads only.
     settings: the family's own keys beside the scaling's. window: None where all layers rotate
-    alike. Raises CheckpointError for a kind other than default, linear, llama3, yarn and longrope,
-    for an unknown key, a partial rotation that the family has not, and settings that contradict
-    each other.
+    alike. context_stated: whether `max_position` counts the scaling in. Raises CheckpointError for
+    a kind other than default, linear, llama3, yarn and longrope, for an unknown key, a partial
+    rotation that the family has not, and settings that contradict each other.
     """
 
     def parse(scaling: Fields, base: Base) -> RotarySpec:
         theta = _theta(config, scaling, base)
         return _parse(config, scaling, theta, head_dim, max_position, partial, settings)
 
+    def context(scaling: Fields, spec: RotarySpec) -> int:
+        return _context(config, scaling, spec, max_position, context_stated)
+
     plain = Base("rope_theta", default_theta)
     if window is None:
         scaling = _scaling(config)
-        return Rotary(parse(scaling, plain), None, _context(config, scaling, max_position))
+        found = parse(scaling, plain)
+        return Rotary(found, None, context(scaling, found))
     full, sliding = _by_layer_type(config)
     found, other = parse(full, plain), parse(sliding, window)
-    context = min(_context(config, each, max_position) for each in (full, sliding))
-    return Rotary(found, None if other == found else other, context)
+    contexts = context(full, found), context(sliding, other)
+    most = min(contexts) if min(contexts) < max_position else max(contexts)
+    return Rotary(found, None if other == found else other, most)
 
 
 def _parse(
@@ -108,27 +117,36 @@ def _parse(
         return _longrope(config, scaling, theta, head_dim, max_position)
     if kind == "default":
         return RotarySpec("default", theta, head_dim)
-    factor = scaling.number("factor")
+    original = _original(config, scaling, max_position)
+    ratio = max_position / original if kind == "yarn" and scaling.has_null("factor") else None
+    factor = scaling.number("factor", ratio)
     if factor < 1.0:
         scaling.refuse("factor", "it must be at least 1")
     if kind == "linear":
         return RotarySpec("linear", theta, head_dim, factor=factor)
-    original = scaling.integer("original_max_position_embeddings", max_position)
     if kind == "llama3":
         return _llama3(scaling, theta, head_dim, factor, original)
     return _yarn(scaling, theta, head_dim, factor, original)
 
 
-def _context(config: Fields, scaling: Fields, max_position: int) -> int:
+def _context(
+    config: Fields, scaling: Fields, spec: RotarySpec, max_position: int, stated: bool
+) -> int:
+    original = _original(config, scaling, max_position)
     grows = scaling.number(_QUERY_GROWTH, 0.0, above=-1.0) != 0.0
-    if _kind(scaling) != "longrope" and not grows:
+    if spec.kind == "longrope" or grows:
+        return min(max_position, original)
+    if spec.kind not in _STRETCHED or stated:
         return max_position
-    return min(max_position, _original(config, scaling, max_position))
+    return max(max_position, int(min(original * spec.factor, MAX_INTEGER)))
 
 
 def _original(config: Fields, scaling: Fields, max_position: int) -> int:
     """The context of the first training, inside the scaling or outside."""
-    return scaling.integer(_ORIGINAL, config.integer(_ORIGINAL, max_position))
+    found = scaling.integer(_ORIGINAL, config.integer(_ORIGINAL, max_position))
+    if _ORIGINAL in config and config.integer(_ORIGINAL) != found:
+        config.refuse(_ORIGINAL, f"the rotary scaling says {found}, keep one of them")
+    return found
 
 
 def _rotated(config: Fields, scaling: Fields, head_dim: int, partial: float | None) -> int:
