@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tpdet import __version__
 from tpdet.arguments.command_line import Parser, number, whole_number
-from tpdet.errors import TpdetError, UsageError
+from tpdet.errors import UsageError
+from tpdet.launch.host.standard_streams import print_utf8, run_command
 from tpdet.launch.life.signals import interrupt_at_stop, raising
 from tpdet.model_config import FAMILY_NAMES, HEAD_SIZES
 from tpdet.synthetic.model_shapes import SHAPES
@@ -45,25 +46,23 @@ CLUSTER = "launch"  # the server parses these too, except for the launcher's fla
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; the exit code is that of the error that ended it."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    return run_command(lambda: _main(arguments))
+
+
+def _main(arguments: list[str]) -> int:
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
-    try:
-        if arguments[:1] == [OWN_RANKS]:
-            return _serve(arguments[1:])
-        if arguments[:1] == [CLUSTER]:
-            return _launch(arguments[1:])
-        options = command_parser().parse_args(_complete(arguments))
-        if not hasattr(options, "run"):
-            print(command_parser().format_help(), end="", file=sys.stderr)
-            return UsageError.exit_code
-        with raising():
-            code: int = options.run(options)
-        return code
-    except TpdetError as error:
-        print(f"tpdet: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+    if arguments[:1] == [OWN_RANKS]:
+        return _serve(arguments[1:])
+    if arguments[:1] == [CLUSTER]:
+        return _launch(arguments[1:])
+    options = command_parser().parse_args(_complete(arguments))
+    if not hasattr(options, "run"):
+        print(command_parser().format_help(), end="", file=sys.stderr)
+        return UsageError.exit_code
+    with raising():
+        code: int = options.run(options)
+    return code
 
 
 def command_parser() -> Parser:
@@ -258,7 +257,7 @@ def _env(options: argparse.Namespace) -> int:
     device = resolve_device(options.device)
     facts = {"tpdet": __version__, "architecture": architecture(device)}
     facts |= collect_facts({}, device)
-    print(json.dumps(facts, indent=1, ensure_ascii=False))
+    print_utf8([json.dumps(facts, indent=1, ensure_ascii=False)])
     return 0
 
 

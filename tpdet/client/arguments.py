@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tpdet.arguments.command_line import number, whole_number
 from tpdet.client import DEFAULT_URL
+from tpdet.launch.host.standard_streams import argument_text
 
 
 def add_chat(commands: argparse._SubParsersAction) -> None:
@@ -25,7 +26,11 @@ def add_chat(commands: argparse._SubParsersAction) -> None:
     )
     command.add_argument("message", nargs="?", help="after a model's path: a message to it")
     command.add_argument(
-        "--system", "--system-prompt", metavar="TEXT", help="what the conversation begins with"
+        "--system",
+        "--system-prompt",
+        type=argument_text,
+        metavar="TEXT",
+        help="what the conversation begins with",
     )
     _add_common(command, "all that the context has room for")
     command.set_defaults(run=_chat)
@@ -69,7 +74,9 @@ def add_run_batch(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_common(command: argparse.ArgumentParser, most: str) -> None:
-    command.add_argument("-q", "--quick", metavar="TEXT", help="the same as the prompt")
+    command.add_argument(
+        "-q", "--quick", type=argument_text, metavar="TEXT", help="the same as the prompt"
+    )
     command.add_argument(
         "--max-tokens", type=whole_number, help=f"tokens of the answer (default: {most})"
     )

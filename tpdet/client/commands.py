@@ -11,6 +11,7 @@ from tpdet.client.connection import Connection, client_key
 from tpdet.client.offline_chat import talk_offline
 from tpdet.client.terminal import Ask, Message, converse, piped, prompt_lines, show, tell
 from tpdet.errors import TpdetError, UsageError
+from tpdet.launch.host.standard_streams import argument_text
 from tpdet.weights.resolve import is_model
 
 _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed")
@@ -101,7 +102,7 @@ def _prompt(options: argparse.Namespace) -> str | None:
         raise UsageError(
             f"{prompt} is a model: start a server with tpdet serve {prompt}, then talk to it"
         )
-    return prompt
+    return None if prompt is None else argument_text(prompt)
 
 
 def _sampling(options: argparse.Namespace) -> dict[str, Any]:

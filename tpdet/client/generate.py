@@ -7,6 +7,7 @@ from itertools import zip_longest
 from tpdet.arguments.command_line import number, whole_number
 from tpdet.client.engine_settings import add_engine_settings, engine_config
 from tpdet.errors import RequestError, UsageError
+from tpdet.launch.host.standard_streams import argument_text, print_utf8
 
 _SAMPLING = ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos")
 
@@ -23,12 +24,19 @@ def add_generate(commands: argparse._SubParsersAction) -> None:
     )
     command.add_argument("model", nargs="?", help="Hugging Face directory or hub name")
     command.add_argument(
-        "--prompt", action="append", required=True, metavar="TEXT", help="may be given again"
+        "--prompt",
+        action="append",
+        required=True,
+        type=argument_text,
+        metavar="TEXT",
+        help="may be given again",
     )
     command.add_argument(
         "--chat", action="store_true", help="each prompt is a user's message, in the chat template"
     )
-    command.add_argument("--system", metavar="TEXT", help="with --chat: what stands before each")
+    command.add_argument(
+        "--system", type=argument_text, metavar="TEXT", help="with --chat: what stands before each"
+    )
     sampling = command.add_argument_group("sampling")
     sampling.add_argument("-n", type=whole_number, default=1, help="choices of each prompt")
     sampling.add_argument("--max-tokens", type=whole_number, default=16, help="of each choice")
@@ -79,7 +87,7 @@ def generate(options: argparse.Namespace) -> int:
         if options.json:
             # With what `tpdet check` reads beside the output's own fields.
             told = {} if record is None else msgspec.to_builtins(record)
-            print(msgspec.json.encode({**told, **msgspec.to_builtins(output)}).decode())
+            print_utf8([msgspec.json.encode({**told, **msgspec.to_builtins(output)})])
         else:
             print("\n".join(choice.text for choice in output.outputs))
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from tpdet.errors import TpdetError
+from tpdet.errors import TpdetError, UsageError
 
 Message = dict[str, str]
 Ask = Callable[[list[Message]], Iterator[dict[str, Any]]]
@@ -106,7 +106,10 @@ def piped() -> str | None:
     """All of standard input; None if it is a terminal, or empty."""
     if sys.stdin is None or sys.stdin.isatty():
         return None
-    return sys.stdin.read().strip("\n") or None
+    try:
+        return sys.stdin.read().strip("\n") or None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is no UTF-8: {error.reason}") from None
 
 
 def write(text: str, stream: TextIO | None = None) -> None:

@@ -2,14 +2,12 @@
 
 import argparse
 import os
-import signal
-import sys
-from collections.abc import Iterable
 
 from tpdet.arguments.sampling_params import SamplingParams
 from tpdet.client.engine_settings import engine_config
 from tpdet.config import EngineConfig
 from tpdet.errors import RequestError, UsageError
+from tpdet.launch.host.standard_streams import print_utf8
 from tpdet.llm.llm import LLM
 from tpdet.llm.results import Logprob
 from tpdet.model_config import load_model_config
@@ -28,12 +26,9 @@ from tpdet.score.source import Source, read_source
 from tpdet.text.tokenizer import Tokenizer
 from tpdet.weights.resolve import resolve_model, resolve_tokenizer
 
-_DEAD_PIPE = 128 + signal.SIGPIPE
-"""The exit code of a command whose reader left before the end, as shells give it."""
-
 
 def score(options: argparse.Namespace) -> int:
-    """Score one text and print it on rank 0; 0, or 141 when the reader of the output left.
+    """Score one text and print it on rank 0; returns 0.
 
     What can be refused before weights are loaded is refused then. Raises UsageError, RequestError
     and NotFoundError for such a text, and whatever `LLM` and `LLM.generate` raise.
@@ -63,8 +58,10 @@ def score(options: argparse.Namespace) -> int:
     assert answer.prompt_logprobs is not None
     found = _found(what, token_ids, answer.prompt_logprobs, options.top, tokenizer)
     if options.json:
-        return _print(json_lines(found), "utf-8")
-    return _print(table_lines(found), sys.stdout.encoding)
+        print_utf8(json_lines(found))
+    else:
+        print("\n".join(table_lines(found)))
+    return 0
 
 
 def _params(top: int) -> SamplingParams:
@@ -134,17 +131,3 @@ def _found(
             Token(position, token_id, entry.text, entry.logprob, entry.bits, entry.rank, others)
         )
     return Found(what, tuple(tokens), total(logprobs))
-
-
-def _print(lines: Iterable[str], encoding: str) -> int:
-    """Write lines to standard output; the exit code. A reader that leaves early is no error."""
-    output = sys.stdout.buffer
-    try:
-        for line in lines:
-            output.write(line.encode(encoding, "backslashreplace") + b"\n")
-        output.flush()
-    except BrokenPipeError:
-        # The interpreter flushes once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _DEAD_PIPE
-    return 0
