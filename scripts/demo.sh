@@ -39,7 +39,7 @@ server=$$
 (
     while kill -0 "$server" 2>/dev/null; do
         if [ -f "$run/ready.json" ]; then
-            "$bin/python" - "$run/ready.json" <<'PY'
+            "$bin/python" - "$run/ready.json" "$bin" <<'PY'
 import json, sys
 ready = json.load(open(sys.argv[1]))
 url = ready["url"]
@@ -47,7 +47,7 @@ print(f"\ntpdet is ready at {url}  ({ready['system_fingerprint']}, TP {ready['tp
       f"  curl -s {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
       "    -d '{\"model\": \"demo\", \"messages\": [{\"role\": \"user\", \"content\": "
       "\"What is the capital of France?\"}], \"max_tokens\": 40, \"temperature\": 0}'\n"
-      f"  tpdet chat --url {url}\nCtrl-C drains and stops.\n", flush=True)
+      f"  {sys.argv[2]}/tpdet chat --url {url}\nCtrl-C drains and stops.\n", flush=True)
 PY
             exit 0
         fi

@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from typing import TextIO
 
 from tpdet.errors import ResourceError, TpdetError, UsageError
 
@@ -84,9 +85,9 @@ def _prepare() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     # A locale without characters (C) says nothing of what a pipe holds.
-    plain = isinstance(sys.stdin, io.TextIOWrapper) and codecs.lookup(sys.stdin.encoding)
-    if plain and plain.name == "ascii":
-        sys.stdin.reconfigure(encoding="utf-8")
+    source = sys.stdin
+    if isinstance(source, io.TextIOWrapper) and codecs.lookup(source.encoding).name == "ascii":
+        source.reconfigure(encoding="utf-8")
 
 
 def _discard_unread() -> bool:
@@ -105,7 +106,7 @@ def _discard_unread() -> bool:
     return left
 
 
-def _to_nowhere(stream: io.TextIOBase) -> None:
+def _to_nowhere(stream: TextIO) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
