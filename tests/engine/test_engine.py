@@ -167,6 +167,20 @@ def test_a_sliding_window_is_equal_over_sizes_and_chunks(tiny_model):
     assert_same_run(whole, run(model, requests, tp=4, max_num_batched_tokens=33), ("a",))
 
 
+@pytest.mark.parametrize(("like", "tp"), [("gpt_oss", 1), ("gemma3_text", 2)])
+def test_windows_on_pages_far_apart_are_equal_alone_and_in_one_step(tiny_model, like, tp):
+    """Pages behind the window of the long one and past the end of the short one: nobody's."""
+    model = tiny_model(like, kv_heads=2, hidden=128, intermediate=256)
+    long, short = prompts(1, (600, 600))[0], prompts(1, (40, 40), seed=2)[0]
+    requests = [ask("long", long), ask("short", short, **SAMPLED)]
+    whole = run(model, requests[:1])
+    whole.logits |= (other := run(model, requests[1:])).logits
+    whole.outputs |= other.outputs
+    for budget in (2048, 64):  # decoded together; and chunks beside the other's tokens
+        found = run(model, requests, tp=tp, max_num_batched_tokens=budget)
+        assert_same_run(whole, found, ("long", "short"))
+
+
 def test_choice_zero_of_four_is_the_answer_of_one(tiny_model):
     model = tiny_model("qwen3", kv_heads=2)
     one = run(model, [ask("a", range(40), **SAMPLED)])

@@ -48,11 +48,20 @@ SPEC = VerifySpec(
 
 
 def verified(
-    tiny_model, folder, only=None, monkeypatch=None, relations=SPEC.relations, like="qwen3"
+    tiny_model,
+    folder,
+    only=None,
+    monkeypatch=None,
+    relations=SPEC.relations,
+    like="qwen3",
+    **changes,
 ):
-    """The relations of a world of one rank in this process; `only` the circumstances named so."""
+    """The relations of a world of one rank in this process; `only` the circumstances named so.
+
+    changes: of the specification.
+    """
     model = tiny_model(like, kv_heads=2, hidden=64, intermediate=128, layers=1)
-    spec = msgspec.structs.replace(SPEC, model=str(model), relations=relations)
+    spec = msgspec.structs.replace(SPEC, model=str(model), relations=relations, **changes)
     if only is not None:
         few = [each for each in circumstances(spec) if each.name in ("alone", *only)]
         monkeypatch.setattr(rank, "circumstances", lambda spec: few)

@@ -13,7 +13,7 @@ from tpdet.arguments.suggestions import did_you_mean
 from tpdet.comm.device import resolve_device
 from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
-from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, ROW_LAYERS
+from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, PAGE_TOKENS, ROW_LAYERS
 from tpdet.launch.life.signals import raising
 from tpdet.model_config import FAMILY_NAMES, load_model_config
 from tpdet.model_config.fit import check_ranks
@@ -31,6 +31,7 @@ from tpdet.verify.spec import VerifySpec
 from tpdet.verify.ways import USUAL, Way, Ways, choose
 from tpdet.weights.resolve import resolve_model
 
+_PAST_PAGES = 20  # tokens
 _SECONDS_A_RUN = 8.0
 """Of the tiny model of a bare verification, on two cores that have little else to do."""
 
@@ -93,6 +94,15 @@ def make_family(family: str, folder: Path, seed: int, leaves: int | None = None)
     return directory
 
 
+def with_far_probe(spec: VerifySpec) -> VerifySpec:
+    """With one more probe where the model has windows: pages lie between its window and page 0."""
+    windows = [w for w in load_model_config(spec.model).windows if w is not None]
+    if not windows:
+        return spec
+    far = 2 * PAGE_TOKENS + min(windows) + _PAST_PAGES
+    return msgspec.structs.replace(spec, prompt_lengths=(*spec.prompt_lengths, far))
+
+
 def verify_all(
     models: Sequence[str],
     spec: VerifySpec,
@@ -127,6 +137,7 @@ def verify_all(
             str(make_family(f, folder, spec.seed, spec.leaves)) for f in families
         ]
         specs = [msgspec.structs.replace(spec, model=model) for model in names]
+        specs = specs if models else [with_far_probe(one) for one in specs]
         for one in specs:
             _check(one, worlds, device)
         progress.plan()

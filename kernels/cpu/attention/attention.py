@@ -142,6 +142,8 @@ def _attend_splits(
     begins = [0 if window is None else max(0, low - window + 1) // PAGE_TOKENS for low in lows]
     for split in range(min(begins), max(ends)):
         index = [i for i in range(len(blocks)) if begins[i] <= split < ends[i]]
+        if not index:  # past the end of the short ones and behind the windows of the long ones
+            continue
         pages = torch.tensor([blocks[i].sequence.pages[split] for i in index])
         length = torch.tensor([blocks[i].sequence.length for i in index])
         at = torch.tensor(index)

@@ -24,8 +24,6 @@ def store_kv(
     batch: PagedBatch,
 ) -> None:
     """Write k and v [M, Hkv, D] to their pages [P, Hkv, 256, D] at each row's position."""
-    if not batch.sequences:
-        return
     rows, pages, offsets = [], [], []
     for sequence in batch.sequences:
         for i in range(sequence.count):
@@ -33,6 +31,6 @@ def store_kv(
             rows.append(sequence.first_row + i)
             pages.append(sequence.pages[position // PAGE_TOKENS])
             offsets.append(position % PAGE_TOKENS)
-    row, page, offset = torch.tensor(rows), torch.tensor(pages), torch.tensor(offsets)
+    row, page, offset = (torch.tensor(x, dtype=torch.int64) for x in (rows, pages, offsets))
     k_pages[page, :, offset] = k[row]
     v_pages[page, :, offset] = v[row]
