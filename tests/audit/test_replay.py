@@ -10,6 +10,7 @@ import rfc8785
 from tests.lib.tree import ROOT
 from tpdet.audit.replay import COVERED, LEFT_OUT, SCHEMA, SCHEMA_AFTER, replay_digest
 from tpdet.control.row_messages import SampledToken
+from tpdet.errors import UsageError
 from tpdet.request import Request, SamplingParams, with_seed
 
 PAGE = (ROOT / "docs" / "replay.md").read_text()
@@ -33,28 +34,62 @@ CHOICES = (
 )
 
 
-def digest(request=REQUEST, choices=CHOICES, seed=2**63 - 1, contract=CONTRACT, model=MODEL):
-    return replay_digest([request], [choices], seed, contract, model)
+INDENTED = re.findall(r"^    (\S.*)$", PAGE, re.MULTILINE)
+SEED = 2**63 - 1
+
+
+def digest(request=REQUEST, choices=CHOICES, seed=SEED, contract=CONTRACT, model=MODEL, version=2):
+    return replay_digest([request], [choices], seed, contract, model, version)
 
 
 def changed(**fields) -> Request:
     return msgspec.structs.replace(REQUEST, params=msgspec.structs.replace(PARAMS, **fields))
 
 
-def test_the_vector_on_the_page_is_what_the_code_gives():
-    _, vector = re.findall(r"^    (\S.*)$", PAGE, re.MULTILINE)
-    assert digest() == vector
+def test_the_vectors_on_the_page_are_what_the_code_gives():
+    _, first, second, greedy = INDENTED
+    assert digest(version=1) == first
+    assert digest() == second
+    assert digest(changed(temperature=0.0)) == greedy
+    assert len({first, second, greedy}) == 3
 
 
-def test_the_page_alone_is_enough_to_compute_it():
+@pytest.mark.parametrize(("vector", "version"), [(1, 1), (2, 2), (3, 2)])
+def test_the_page_alone_is_enough_to_compute_them(vector, version):
     """A second implementation, from the list on the page."""
-    request, vector = re.findall(r"^    (\S.*)$", PAGE, re.MULTILINE)
-    data = b"tpdet-replay-1\n" + b"\x11" * 32 + b"\x22" * 32
-    data += (2**63 - 1).to_bytes(8, "little")
+    request, seed = INDENTED[0], SEED
+    if vector == 3:
+        request, seed = request.replace('"temperature":0.7', '"temperature":0'), 0
+    data = f"tpdet-replay-{version}\n".encode() + b"\x11" * 32 + b"\x22" * 32
+    data += seed.to_bytes(8, "little")
     data += len(request.encode()).to_bytes(8, "little") + request.encode()
     data += bytes.fromhex("02000000 04000000 05000000 000000bf 00000080")
     data += bytes.fromhex("01000000 02000000 0000a0bf")
-    assert blake3.blake3(data).hexdigest() == vector
+    assert blake3.blake3(data).hexdigest() == INDENTED[vector]
+
+
+@pytest.mark.parametrize(
+    ("fields", "counts"),
+    [
+        ({"temperature": 0.0}, False),
+        ({"temperature": 0.0, "top_k": 5, "presence_penalty": 1.0}, False),
+        ({"max_tokens": 0}, False),
+        ({"temperature": 0.001}, True),
+        ({"temperature": 1.0, "top_k": 1}, True),
+        ({"temperature": 2.0, "logit_bias": {9: 100.0}}, True),
+    ],
+)
+def test_a_seed_counts_where_noise_is_drawn(fields, counts):
+    request = changed(**fields)
+    found = {digest(with_seed(request, seed), seed=seed) for seed in (0, 7, SEED)}
+    assert len(found) == (3 if counts else 1)
+    first = {digest(request, seed=seed, version=1) for seed in (0, 7, SEED)}
+    assert len(first) == 3  # as every digest of that version did
+
+
+def test_an_unknown_version_is_refused():
+    with pytest.raises(UsageError, match="replay_version 3 is none of 1, 2"):
+        digest(version=3)
 
 
 def test_every_parameter_is_covered_or_known_to_be_left_out():

@@ -105,6 +105,10 @@ def test_a_replay_digest_names_the_answer_not_its_company(llm):
     assert crowd[1].replay_digest != alone.replay_digest
     shown = msgspec.structs.replace(params, logprobs=3)
     assert llm.generate([[3, 4]], shown)[0].replay_digest == alone.replay_digest
+    greedy = SamplingParams(temperature=0.0, max_tokens=6)
+    drawn = [llm.generate([[3, 4]], greedy)[0] for _ in range(2)]
+    assert drawn[0].seed != drawn[1].seed and drawn[0].replay_version == 2
+    assert drawn[0].replay_digest == drawn[1].replay_digest
 
 
 def test_a_seed_that_was_drawn_replays(llm):

@@ -209,12 +209,12 @@ def test_every_answer_has_an_id_of_its_own_and_says_who_answered(server):
     for found in (server.complete(), chat(server)):
         answer = found.json()
         assert answer["system_fingerprint"] == server.ready["system_fingerprint"]
-        assert answer["tpdet"].keys() >= {"seed", "replay_digest"}
+        assert answer["tpdet"].keys() >= {"seed", "replay_digest", "replay_version"}
     events = server.complete(stream=True).text.split("\n\n")[:-1]
     assert events[-1] == "data: [DONE]"
     chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
     assert {chunk["system_fingerprint"] for chunk in chunks} == {"fp_fake"}
-    assert chunks[-1]["tpdet"].keys() >= {"seed", "replay_digest"}
+    assert chunks[-1]["tpdet"].keys() >= {"seed", "replay_digest", "replay_version"}
 
 
 def test_a_wrong_key_is_an_authentication_error_everywhere_but_on_the_four(server):

@@ -12,9 +12,14 @@ import blake3
 import rfc8785
 
 from tpdet.control.row_messages import SampledToken
+from tpdet.errors import UsageError
 from tpdet.request import Request, SamplingParams
 
-VERSION = b"tpdet-replay-1\n"
+VERSION = 2
+"""The version of new digests; an answer names it as `replay_version`."""
+
+VERSIONS = (1, VERSION)
+"""Those that can be computed. A record that names none is of the first."""
 
 COVERED = (
     "n", "temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "stop",
@@ -61,14 +66,15 @@ def replay_digest(
     seed: int,
     contract: str,
     model_digest: str,
+    version: int = VERSION,
 ) -> str:
     """BLAKE3 (hex) over a call and its answer.
 
     requests: one a prompt, with the same parameters; answers: each prompt's choices, each choice's
     tokens, in order; seed: the one that was used, also where a request left it open. `contract`
-    and `model_digest` are 64 hex digits each.
+    and `model_digest` are 64 hex digits each. Raises UsageError for an unknown version.
     """
-    *_, digest = replay_digest_steps(requests, answers, seed, contract, model_digest)
+    *_, digest = replay_digest_steps(requests, answers, seed, contract, model_digest, version)
     assert digest is not None
     return digest
 
@@ -79,16 +85,23 @@ def replay_digest_steps(
     seed: int,
     contract: str,
     model_digest: str,
+    version: int = VERSION,
 ) -> Iterator[str | None]:
     """`replay_digest` in steps, each of a few milliseconds: None until the last, the digest."""
+    if version not in VERSIONS:
+        raise UsageError(
+            f"replay_version {version} is none of {', '.join(map(str, VERSIONS))}: a newer tpdet "
+            "computes it"
+        )
+    counted = seed if version == 1 or draws_noise(requests[0].params) else 0
     pieces: list[bytes] = []
     for piece in _canonical_pieces(requests):
         pieces.append(piece)
         yield None
     request = b"".join(pieces)
-    digest = blake3.blake3(VERSION)
+    digest = blake3.blake3(f"tpdet-replay-{version}\n".encode())
     digest.update(bytes.fromhex(contract) + bytes.fromhex(model_digest))
-    digest.update(struct.pack("<QQ", seed, len(request)) + request)
+    digest.update(struct.pack("<QQ", counted, len(request)) + request)
     for choices in answers:
         for tokens in choices:
             ids = [token.token_id for token in tokens]
@@ -97,6 +110,11 @@ def replay_digest_steps(
             digest.update(struct.pack(f"<I{count}I{count}f", count, *ids, *logprobs))
             yield None
     yield digest.hexdigest()
+
+
+def draws_noise(params: SamplingParams) -> bool:
+    """Whether the seed can change an answer: a token is sampled, and not just the likeliest."""
+    return params.temperature > 0 and params.max_tokens != 0
 
 
 def _canonical_params(params: SamplingParams) -> dict[str, Any]:

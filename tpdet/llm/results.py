@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tpdet.audit.replay import replay_digest
+from tpdet.audit.replay import VERSION, replay_digest
 from tpdet.control.row_messages import SampledToken
 from tpdet.errors import IntegrityError, NumericalError, RequestError, TpdetError
 from tpdet.model_config.expert_load import route_shape
@@ -81,6 +81,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: names the contract, the weights and the architecture.
     replay_digest: the digest that a server gives for the same request (docs/replay.md). None until
         the answer is finished, and for an aborted or approximate one, which cannot be replayed.
+    replay_version: which version of the digest it is; None without one.
     prompt_routed_experts: as `CompletionOutput.routed_experts`, of the prompt: [tokens, layers, k].
     """
 
@@ -93,6 +94,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     system_fingerprint: str
     replay_digest: str | None
+    replay_version: int | None = None
     prompt_routed_experts: Any = None
 
 
@@ -127,6 +129,7 @@ class ResultWriter:
             seed=seed,
             system_fingerprint=self._fingerprint(answer.approximate),
             replay_digest=digest,
+            replay_version=None if digest is None else VERSION,
             prompt_routed_experts=self._routed(answer.choices[0], request, prompt=True),
         )
 

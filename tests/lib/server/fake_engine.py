@@ -201,7 +201,8 @@ def token_output(request: Request, choice: int, position: int, model) -> TokenOu
     params = request.params
     if params.max_tokens == 0:
         return TokenOutput(request.request_id, choice, -1, 0.0, (), "length")
-    key = (request.prompt_token_ids, params.seed, choice, position)
+    noise = (params.seed, choice) if params.temperature else (0, 0)
+    key = (request.prompt_token_ids, *noise, position)
     if request.cache_salt == "tenant":
         key = (*key, request.tenant_salt)
     # Letters, so that every token is text: ids of the bytes a to z are given by the test model.

@@ -115,6 +115,7 @@ def answers(tiny_model, tmp_path_factory):
         return {
             "names": [names for _, names in alone],
             "alone": [choices for choices, _ in alone],
+            "greedy_again": ask(client, QUESTIONS[0]),
             "streamed": [ask_streaming(client, question) for question in QUESTIONS],
             "crowd": crowd(served.url, 32),
             "chat": [chat(client, stream) for stream in (False, True)],
@@ -134,6 +135,7 @@ def answers(tiny_model, tmp_path_factory):
 def test_an_answer_has_the_same_bits_at_every_size(answers, tp):
     assert answers(tp)["alone"] == answers(1)["alone"]
     assert answers(tp)["names"] == answers(1)["names"]
+    assert answers(tp)["greedy_again"] == (answers(tp)["alone"][0], answers(tp)["names"][0])
     assert answers(tp)["ready_tp"] == tp and answers(tp)["models"] == ["tiny"]
 
 

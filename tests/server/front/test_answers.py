@@ -107,10 +107,25 @@ def test_a_replay_digest_is_the_answers_and_in_a_streams_last_chunk(server):
     for more in ({}, {"stream_options": {"include_usage": True}}, {"logprobs": 3}):
         events = server.complete(stream=True, user="u", **fields, **more).text.split("\n\n")
         chunks = [json.loads(event[6:])["tpdet"] for event in events[:-2]]
-        assert chunks[-1] == {"seed": 6, "replay_digest": digest}
+        assert chunks[-1] == {"seed": 6, "replay_digest": digest, "replay_version": 2}
         assert all(chunk == {"seed": 6} for chunk in chunks[:-1])
     assert server.complete(**fields, logprobs=1).json()["tpdet"]["replay_digest"] == digest
     assert server.complete(**fields | {"seed": 7}).json()["tpdet"]["replay_digest"] != digest
+
+
+def test_a_greedy_request_without_a_seed_has_one_digest(server):
+    def receipts(**fields):
+        return [server.complete(**fields).json()["tpdet"] for _ in range(2)]
+
+    shown, again = receipts(temperature=0, n=2, prompt=["a", "b"])
+    assert shown["seed"] != again["seed"]  # what was drawn is still said
+    assert shown["replay_digest"] == again["replay_digest"]
+    given = server.complete(temperature=0, n=2, prompt=["a", "b"], seed=5).json()["tpdet"]
+    assert given == {**shown, "seed": 5}
+    scored = receipts(max_tokens=0, echo=True, logprobs=1)
+    assert len({one["replay_digest"] for one in scored}) == 1
+    sampled = receipts(temperature=0.001)
+    assert len({one["replay_digest"] for one in sampled}) == 2
 
 
 def test_streamed_text_is_the_finished_text_with_stop_strings(server):

@@ -32,6 +32,7 @@ def test_an_answer_says_so_from_its_first_approximate_token_on(server):
     assert before["system_fingerprint"] == "fp_fake" and before["tpdet"].keys() == {
         "seed",
         "replay_digest",
+        "replay_version",
     }
     assert server.http.get("/version").json()["arithmetic"] == "strict"
     assert server.metric("tpdet_approximate") == 0.0

@@ -8,7 +8,7 @@ from functools import partial
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tpdet.audit.replay import replay_digest_steps
+from tpdet.audit.replay import VERSION, replay_digest_steps
 from tpdet.control.row_messages import SampledToken
 from tpdet.request import Request
 from tpdet.server.body.prepare import Call
@@ -293,7 +293,8 @@ class GenerationResponse(Response):
             self._call.requests, answers, seed, facts.contract, facts.model_digest
         )
         origin = self._origin if self._call.token_ids else {}
-        return {**origin, "seed": seed, "replay_digest": await self._pace.last(steps)}
+        digest = await self._pace.last(steps)
+        return {**origin, "seed": seed, "replay_digest": digest, "replay_version": VERSION}
 
     def _generated(self, assembler: RequestAssembler) -> Iterator[tuple[SampledToken, ...]]:
         return (assembler.choice(index).logprobs for index in range(self._call.choices))
