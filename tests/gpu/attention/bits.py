@@ -16,6 +16,7 @@ from tests.gpu.attention.case import (
     Case,
     cut_into_chunks,
 )
+from tests.gpu.attention.far_apart import far_apart_checks
 from tests.gpu.attention.lengths import every_length
 from tests.gpu.attention.rotary_bits import rotary_bits, stored_bits
 from tests.gpu.lib.checks import poisoned_workspaces, same
@@ -169,6 +170,7 @@ def attention_checks():
         checks.append(Check(f"sinks, window {window}", sinks_enter_once, (window,)))
     for shape in (SHAPES[0], SHAPES[1]):
         checks.append(Check(f"mixed batch, window {shape[4]}", mixed_batch, (shape,)))
+    checks += far_apart_checks()
     for shape in (SHAPES[0], SHAPES[2], SHAPES[6]):
         name = f"poison {shape[0]} head {shape[1]}".replace("torch.", "")
         checks.append(Check(name, poison_changes_nothing, (shape,)))
