@@ -14,6 +14,8 @@ CASES = (
     ("A list", " of names and a module"),
     ("import", " os"),
     ("x = [1, 2", ", 3]"),
+    ("# smile", " 😀😃🚀"),
+    ("# 你好", "，世界"),
 )
 TEXTS = ("Modules can contain executable statements.", "def f(x):\n    return x\n" * 40)
 TOLERANCE = 2e-4  # of a sum of log-probabilities in fp32, relative

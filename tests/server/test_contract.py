@@ -12,12 +12,9 @@ import pytest
 
 from tests.lib.server.harness import MODEL, Server
 from tpdet import errors
-from tpdet.control.row_messages import SampledToken
 from tpdet.drafters.counts import DraftCounts
-from tpdet.request import Candidate
 from tpdet.scheduler import Scheduler
 from tpdet.server.front import engine_metrics
-from tpdet.server.front.answers import LogprobWriter
 from tpdet.server.front.app import Services, make_app
 from tpdet.server.front.metrics import Metrics
 from tpdet.server.leader.bridge import counters_of
@@ -148,20 +145,6 @@ def test_every_promised_metric_is_there_once_the_engine_has_counted():
         assert len(meaning) > 15 and plain != meaning.lower(), name
         assert not name.endswith("_seconds") or meaning.endswith("in seconds"), name
         assert kind in ("counter", "gauge", "histogram")
-
-
-def test_of_two_ids_with_one_text_the_chosen_one_is_shown():
-    class OneText:
-        def token_text(self, token_id):
-            return "same" if token_id < 3 else f"t{token_id}"
-
-    class Call:
-        token_names, logprobs = False, 3
-
-    token = SampledToken(2, -0.5, (Candidate(1, -0.25), Candidate(2, -0.5), Candidate(9, -3.0)))
-    found = LogprobWriter(Call(), OneText()).completion([token], [2], [0])
-    assert found["top_logprobs"] == [{"same": -0.5, "t9": -3.0}]
-    assert found["token_logprobs"] == [-0.5] and found["tokens"] == ["same"]
 
 
 # --- what a running server does -----------------------------------------------------------------

@@ -26,7 +26,7 @@ class Logprob(msgspec.Struct, frozen=True, gc=False):
 
     logprob: fp32, of the model's own distribution, before bias, penalties, temperature and filters.
     rank: its place among all ids, 1 for the likeliest; of equal logits the lowest id comes first.
-    decoded_token: the text of this token alone; None without a tokenizer.
+    decoded_token: the token's name (docs/server.md), mostly its text; None without a tokenizer.
     """
 
     logprob: float
@@ -103,7 +103,6 @@ class ResultWriter:
 
     def __init__(self, engine: "Engine", tokenizer: Tokenizer | None) -> None:
         self._runner, self._tokenizer = engine.runner, tokenizer
-        self._texts: dict[int, str] = {}  # by token id, of tokens seen so far
         self._fingerprints: dict[bool, str] = {}  # by whether the answer is approximate
 
     def write(
@@ -181,22 +180,14 @@ class ResultWriter:
 
     def _position(self, token: SampledToken, params: SamplingParams) -> dict[int, Logprob]:
         """One position's table: the token itself, then the likeliest ones, best first."""
-        tokenizer = self._tokenizer if params.detokenize else None
-        chosen = token.token_id
-        found = {chosen: Logprob(token.logprob, token.rank or None, self._text(chosen, tokenizer))}
+        names = self._tokenizer.names if self._tokenizer and params.detokenize else None
+        chosen, name = token.token_id, None if names is None else names.name(token.token_id)
+        found = {chosen: Logprob(token.logprob, token.rank or None, name)}
         for rank, other in enumerate(token.top, 1):
             if other.token_id != chosen:
-                text = self._text(other.token_id, tokenizer)
-                found[other.token_id] = Logprob(other.logprob, rank, text)
+                name = None if names is None else names.name(other.token_id)
+                found[other.token_id] = Logprob(other.logprob, rank, name)
         return found
-
-    def _text(self, token_id: int, tokenizer: Tokenizer | None) -> str | None:
-        if tokenizer is None:
-            return None
-        text = self._texts.get(token_id)
-        if text is None:
-            text = self._texts[token_id] = tokenizer.token_text(token_id)
-        return text
 
 
 def error_of(failure: RequestFailed, request_id: str) -> TpdetError:

@@ -115,7 +115,7 @@ def _found(
 
     def text(token_id: int) -> str | None:
         if token_id not in texts:
-            texts[token_id] = None if tokenizer is None else tokenizer.token_text(token_id)
+            texts[token_id] = None if tokenizer is None else tokenizer.names.name(token_id)
         return texts[token_id]
 
     tokens, logprobs = [], []

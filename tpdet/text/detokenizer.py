@@ -38,7 +38,8 @@ class IncrementalDetokenizer:
 
         This is 0 unless `text` starts with invalid bytes of earlier tokens.
         """
-        own = self._tokenizer.token_text(token_id) if "\ufffd" in text else ""
+        data = self._tokenizer.names.bytes(token_id) if "\ufffd" in text else None
+        own = (data or b"").decode(errors="replace")
         return len(text) - len(own) if own and text.endswith(own) else 0
 
     def finish(self) -> str:

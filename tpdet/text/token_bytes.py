@@ -80,6 +80,53 @@ class DecoderRules:
             return bytes.fromhex(match[1])
         return token.encode()
 
+    def is_byte_token(self, token: str) -> bool:
+        """Whether a token stands for the byte that it names, as `<0x41>`."""
+        return self._byte_fallback and _BYTE_TOKEN.fullmatch(token) is not None
+
+    def same_bytes(self, token: str) -> str | bytes:
+        """A key that tokens have in common if their bytes behind other tokens are equal."""
+        if not self._byte_level:
+            return self.token_bytes(token, first=False)
+        if not _OUTSIDE_ALPHABET.search(token):
+            return token
+        return "".join(map(character_of_byte().__getitem__, token.encode()))
+
+
+class TokenPlace:
+    """The place of the next token in a text, whose first tokens may lose blanks."""
+
+    def __init__(self, rules: DecoderRules) -> None:
+        self._rules = rules
+        self._first = True
+        self._strip, self._left_to_strip = rules.strip_left
+
+    @property
+    def settled(self) -> bool:
+        """Whether the bytes of further tokens depend on these alone."""
+        return not (self._first or self._left_to_strip)
+
+    def bytes_here(self, token: str) -> bytes:
+        """The bytes that a token would add here."""
+        return self._bytes(token)[0]
+
+    def take(self, token: str) -> bytes:
+        """The bytes that this token adds; the place is behind it now."""
+        data, self._left_to_strip = self._bytes(token)
+        self._first = False
+        return data
+
+    def _bytes(self, token: str) -> tuple[bytes, int]:
+        """The bytes, and how many marks may still be stripped behind them."""
+        data, left = self._rules.token_bytes(token, self._first), self._left_to_strip
+        if left and data:
+            mark = self._strip.encode()
+            while left and data.startswith(mark):
+                data = data[len(mark) :]
+                left -= 1
+            left = 0 if data else left
+        return data, left
+
 
 class TokenJoiner:
     """Turns tokens into text one by one; the pieces concatenate to the whole text.
@@ -88,36 +135,21 @@ class TokenJoiner:
     """
 
     def __init__(self, rules: DecoderRules) -> None:
-        self._rules = rules
+        self._place = TokenPlace(rules)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._first = True
-        self._strip, self._left_to_strip = rules.strip_left
 
     def push(self, token: str) -> str:
         """The text that this token completes."""
-        data = self._rules.token_bytes(token, self._first)
-        self._first = False
-        if self._left_to_strip and data:
-            data = self._stripped(data)
-        return self._utf8.decode(data)
+        return self._utf8.decode(self._place.take(token))
 
     @property
     def settled(self) -> bool:
         """Whether nothing is held back, and the next token's place in the text does not matter."""
-        return not (self._first or self._left_to_strip or self._utf8.getstate()[0])
+        return self._place.settled and not self._utf8.getstate()[0]
 
     def finish(self) -> str:
         """The text that was held back: U+FFFD for an unfinished character."""
         return self._utf8.decode(b"", final=True)
-
-    def _stripped(self, data: bytes) -> bytes:
-        mark = self._strip.encode()
-        while self._left_to_strip and data.startswith(mark):
-            data = data[len(mark) :]
-            self._left_to_strip -= 1
-        if data:
-            self._left_to_strip = 0
-        return data
 
 
 def join_tokens(rules: DecoderRules, tokens: Iterable[str]) -> str:
@@ -147,3 +179,12 @@ def byte_of_character() -> dict[str, int]:
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}
     return table | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+@functools.cache
+def character_of_byte() -> dict[int, str]:
+    """`byte_of_character`, the other way round."""
+    return {byte: character for character, byte in byte_of_character().items()}
+
+
+_OUTSIDE_ALPHABET = re.compile(f"[^{re.escape(''.join(byte_of_character()))}]")

@@ -23,6 +23,7 @@ from tpdet.text.template_date import check_date_setting
 from tpdet.text.token_bound import bytes_per_token
 from tpdet.text.token_bytes import DecoderRules, join_tokens, read_rules
 from tpdet.text.token_guard import Guard, checked, ids_of
+from tpdet.text.token_names import TokenNames
 from tpdet.text.tokenizer_config import more_special, named_text, text_of_token
 from tpdet.text.tokenizer_file import check_description
 
@@ -127,11 +128,12 @@ class Tokenizer:
         return () if found is None else (found,)
 
     def prepare_chats(self) -> None:
-        """Make what conversations need: else the first does, which takes a second more.
+        """Make what conversations and log-probabilities need: else the first waits a second more.
 
         Raises CheckpointError where that cannot be.
         """
         _ = self._guard
+        _ = self.names
 
     @cached_property
     def _guard(self) -> Guard:
@@ -214,6 +216,12 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """One token decoded by itself, special or not; parts of a character are U+FFFD."""
         return self.decode([token_id], skip_special_tokens=False)
+
+    @cached_property
+    def names(self) -> TokenNames:
+        """What tokens are called where people read them; made in a tenth of a second."""
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        return TokenNames(self.decoder_rules, vocabulary, self.token)
 
     def info(self) -> dict[str, Any]:
         """The answer of `/tokenizer_info`: names, ids and the chat template, but no paths."""

@@ -1,11 +1,11 @@
-"""`text_offset` indexes the returned text: with a BOS, in echo, streamed and whole alike."""
+"""Tokens stand where `text_offset` says, and make the text by `bytes`: streamed and whole alike."""
 
 import json
 from itertools import product
 
 import pytest
 
-from tests.lib.server.harness import SPECIAL, Server
+from tests.lib.server.harness import MODEL, SPECIAL, Server
 
 PROMPTS = (
     "hello",
@@ -30,7 +30,7 @@ def check(text: str, logprobs: dict) -> None:
     assert len(offsets) == len(tokens) == len(logprobs["token_logprobs"])
     assert offsets == sorted(offsets) and all(0 <= offset <= len(text) for offset in offsets)
     for offset, token, following in zip(offsets, tokens, [*offsets, len(text)][1:], strict=True):
-        if "\ufffd" not in token and (token not in SPECIAL or offset < following):
+        if not token.startswith("bytes:") and (token not in SPECIAL or offset < following):
             assert text[offset:following] == token
 
 
@@ -78,3 +78,23 @@ def test_what_a_stop_string_cut_off_is_at_the_end_or_past_it(server):
     whole = server.complete(**fields).json()["choices"][0]
     assert whole["logprobs"]["text_offset"] == list(range(len(whole["text"]) + 3))
     assert streamed(server, **fields) == (whole["text"], whole["logprobs"])
+
+
+def chat(server, **fields):
+    messages = [{"role": "user", "content": "x"}]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 8, "seed": 5, "logprobs": True}
+    return server.http.post("/v1/chat/completions", json=body | {"top_logprobs": 3} | fields)
+
+
+@pytest.mark.parametrize("bias", [{}, {"195": 100}, {"240": 40, "159": 40, "152": 40}])
+def test_a_chat_has_the_same_names_and_bytes_whole_and_streamed(server, bias):
+    whole = chat(server, logit_bias=bias).json()["choices"][0]
+    entries = whole["logprobs"]["content"]
+    joined = b"".join(bytes(e["bytes"]) for e in entries if not e["token"].startswith("<|"))
+    assert joined.decode(errors="replace") == whole["message"]["content"]
+    assert all(len({other["token"] for other in e["top_logprobs"]}) == 3 for e in entries)
+    if bias:
+        assert any(e["token"].startswith("bytes:\\x") for e in entries)
+    events = chat(server, logit_bias=bias, stream=True).text.split("\n\n")[:-2]
+    pieces = [json.loads(event[6:])["choices"][0]["logprobs"]["content"] for event in events]
+    assert [entry for piece in pieces for entry in piece] == entries

@@ -51,7 +51,7 @@ def _tokenized(preparer: Preparer, fields: dict[str, Any]) -> dict[str, Any]:
     }
     if body.return_token_strs:
         tokenizer = preparer.prompts.need_tokenizer("return_token_strs")
-        found["token_strs"] = [tokenizer.token_text(token) for token in tokens]
+        found["token_strs"] = [tokenizer.names.name(token) for token in tokens]
     return found
 
 

@@ -6,7 +6,7 @@ whole answer, and what repeats the prompt, are made only while they are written 
 
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -17,6 +17,8 @@ from tpdet.server.wire.json_pieces import Each
 from tpdet.server.wire.prompt_scores import PromptScores
 from tpdet.text.detokenizer import IncrementalDetokenizer
 from tpdet.text.outputs import ChoiceAnswer, TextDelta, logprob_bits, shortest_float32
+from tpdet.text.token_bytes import TokenPlace
+from tpdet.text.token_names import id_name
 from tpdet.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -26,30 +28,31 @@ _FEW = 32
 
 @dataclass
 class LogprobWriter:
-    """Writes one choice's log-probabilities; `names` keeps tokens' texts for a whole call."""
+    """Writes one choice's log-probabilities: those of its tokens in their order, each once.
+
+    skip_special_tokens: the choice's text is without them.
+    """
 
     call: Call
     tokenizer: Tokenizer | None
-    names: dict[int, str] = field(default_factory=dict)
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        self._place = None if self.tokenizer is None else TokenPlace(self.tokenizer.decoder_rules)
 
     def name(self, token_id: int) -> str:
-        """A token as text; its number when that is wanted or there is no tokenizer."""
-        found = self.names.get(token_id)
-        if found is None:
-            if self.call.token_names or self.tokenizer is None:
-                found = f"token_id:{token_id}"
-            else:
-                found = self.tokenizer.token_text(token_id)
-            self.names[token_id] = found
-        return found
+        """A token's name, unlike all others; by number if wanted so or without a tokenizer."""
+        if self.call.token_names or self.tokenizer is None:
+            return id_name(token_id)
+        return self.tokenizer.names.name(token_id)
 
     def completion(
         self, tokens: Iterable[Shown], ids: Sequence[int], offsets: Iterable[int]
     ) -> Json:
         """The arrays of `/v1/completions`; None (a prompt's first token) has no log-probability.
 
-        The chosen token is always among `top_logprobs`, with the very same number; if two ids
-        have one text, the chosen one is kept. `tokens` are gone through more than once.
+        The chosen token is always among `top_logprobs`, with the very same number. `tokens` are
+        gone through more than once.
         """
         count = len(ids)
         return {
@@ -60,7 +63,10 @@ class LogprobWriter:
         }
 
     def chat(self, tokens: Sequence[SampledToken]) -> Json:
-        """`content` of `/v1/chat/completions`; the chosen token stands beside its alternatives."""
+        """`content` of `/v1/chat/completions`; the chosen token stands beside its alternatives.
+
+        The `bytes` of a choice's tokens, without those that its text lacks, make its text.
+        """
         return {"content": _array(map(self._chat_entry, tokens), len(tokens)), "refusal": None}
 
     def prompt(self, tokens: Iterable[Shown], count: int) -> Each:
@@ -82,11 +88,36 @@ class LogprobWriter:
             yield min(offset + start, last)
             offset += len(text)
 
+    def pass_over(self, tokens: Iterable[SampledToken]) -> None:
+        """Leave out the next tokens of the choice: its reader has them."""
+        for token in tokens:
+            self._pass(token.token_id)
+
     def _chat_entry(self, token: SampledToken) -> Json:
         entry = self._entry(token.token_id, token.logprob)
         likeliest = self._limited(token)
         entry["top_logprobs"] = [self._entry(c.token_id, c.logprob) for c in likeliest]
+        self._pass(token.token_id)
         return entry
+
+    def _pass(self, token_id: int) -> None:
+        spelling = self._spelling(token_id)
+        if self._place is not None and spelling is not None:
+            self._place.take(spelling)
+
+    def _spelling(self, token_id: int) -> str | None:
+        """The token, if the text has it and its place matters."""
+        if self.tokenizer is None or self._place is None or self._place.settled:
+            return None
+        return self.tokenizer.token(token_id, self.skip_special_tokens)
+
+    def _bytes(self, token_id: int) -> list[int] | None:
+        """The bytes that the token adds to the text here; of one that is not shown, its own."""
+        spelling = self._spelling(token_id)
+        if self._place is not None and spelling is not None:
+            return list(self._place.bytes_here(spelling))
+        data = None if self.tokenizer is None else self.tokenizer.names.bytes(token_id)
+        return None if data is None else list(data)
 
     def _ranked(self, token: SampledToken, count: int) -> Json:
         ranked = {c.token_id: (rank, c.logprob) for rank, c in enumerate(token.top[:count], 1)}
@@ -106,19 +137,15 @@ class LogprobWriter:
     def _top(self, token: Shown) -> dict[str, float] | None:
         if token is None:
             return None
-        name, found = self.name(token.token_id), dict[str, float]()
-        for candidate in self._limited(token):
-            text = name if candidate.token_id == token.token_id else self.name(candidate.token_id)
-            found.setdefault(text, shortest_float32(candidate.logprob))
-        found[name] = shortest_float32(token.logprob)
+        found = {self.name(c.token_id): shortest_float32(c.logprob) for c in self._limited(token)}
+        found[self.name(token.token_id)] = shortest_float32(token.logprob)
         return found
 
     def _entry(self, token_id: int, logprob: float) -> Json:
-        name = self.name(token_id)
         return {
-            "token": name,
+            "token": self.name(token_id),
             "logprob": shortest_float32(logprob),
-            "bytes": list(name.encode("utf-8")),
+            "bytes": self._bytes(token_id),
         }
 
 
@@ -154,14 +181,15 @@ class ChoiceWriter:
     call: Call
     tokenizer: Tokenizer | None
     index: int
-    names: dict[int, str] = field(default_factory=dict)
     begun: bool = False
     reasoning: bool = False
 
     def __post_init__(self) -> None:
-        self._logprobs = LogprobWriter(self.call, self.tokenizer, names=self.names)
         self._prompt_index = self.index // self.call.choices
-        self._prompt_ids = self.call.requests[self._prompt_index].prompt_token_ids
+        request = self.call.requests[self._prompt_index]
+        self._prompt_ids = request.prompt_token_ids
+        skip = request.params.skip_special_tokens
+        self._logprobs = LogprobWriter(self.call, self.tokenizer, skip)
 
     def whole(self, answer: ChoiceAnswer, prompt: PromptScores | None) -> Json:
         """The finished choice."""
@@ -179,6 +207,10 @@ class ChoiceWriter:
             return None
         tokens = _ScoredPrompt(self._prompt_ids, prompt)
         return self._logprobs.prompt(tokens, self.call.prompt_logprobs)
+
+    def pass_over(self, delta: TextDelta) -> None:
+        """Leave out what a token adds to a stream: its reader has it."""
+        self._logprobs.pass_over(delta.logprobs)
 
     def piece(self, delta: TextDelta, prompt: PromptScores | None) -> Json:
         """The text and scores that a token adds to a stream; only the first piece may be large."""

@@ -71,7 +71,6 @@ class GenerationResponse(Response):
         self._shown: list[Event] = []  # that are not written yet
         self._seen_tokens = 0
         self._approximate = False
-        names: dict[int, str] = {}
         self._reasoning = reasoning if call.kind == "chat" else None
         self._assemblers = {
             request.request_id: RequestAssembler(request, tokenizer, self._splitter(request))
@@ -82,7 +81,6 @@ class GenerationResponse(Response):
                 call,
                 tokenizer,
                 i * call.choices + choice,
-                names,
                 reasoning=self._reasoning is not None and call.include_reasoning,
             )
             for i, request in enumerate(call.requests)
@@ -212,7 +210,10 @@ class GenerationResponse(Response):
         if output.approximate and not self._approximate:
             self._approximate = True
             self._events.set_fingerprint(self._fingerprint)
-        if not call.stream or shown is None:
+        if not call.stream:
+            return
+        if shown is None:
+            self._writers[key].pass_over(delta)
             return
         tokens = shown.token_ids and (call.logprobs is not None or call.token_ids)
         text = shown.text or shown.reasoning
