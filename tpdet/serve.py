@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from tpdet.config import EngineConfig
 from tpdet.errors import PeerLostError
+from tpdet.interpreter import leave_working_directory
 from tpdet.launch.host.bytecode import missing_bytecode
 from tpdet.launch.host.processes import die_with_parent
 from tpdet.launch.life.faults import read_faults
@@ -305,4 +306,5 @@ def _leave_if_peer_lost(run: RunDirectory, rank: int) -> None:
 
 
 if __name__ == "__main__":
+    leave_working_directory()
     sys.exit(main())

@@ -16,5 +16,5 @@ def missing_bytecode(module: str) -> str | None:
     folder = Path(spec.origin).parent.parent
     return (
         f"Python keeps no bytecode of {module} ({reason}), so each process of a start compiles "
-        f"its sources again, for seconds: run {sys.executable} -m compileall -q {folder} once"
+        f"its sources again, for seconds: run {sys.executable} -P -m compileall -q {folder} once"
     )

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 
 from tpdet.errors import UsageError
+from tpdet.interpreter import guard
 from tpdet.launch.ranks.rank_environment import RankEnvironment
 
 ENVIRONMENT = (
@@ -38,7 +39,8 @@ def pin_environment(
 
 
 def fill(environ: MutableMapping[str, str], local_ranks: int, one_host: bool) -> None:
-    """Add the table's values where `environ` has none."""
+    """Add the table's values where `environ` has none, and keep the working directory off paths."""
+    guard(environ)
     cores = len(os.sched_getaffinity(0))
     environ.setdefault(THREADS, str(max(1, cores // local_ranks)))
     for name, value, _ in ENVIRONMENT:

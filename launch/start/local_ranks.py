@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from tpdet.errors import UsageError
+from tpdet.interpreter import python_command
 from tpdet.launch.host.processes import die_with_parent
 from tpdet.launch.life.signals import StopSignals
 from tpdet.launch.ranks.environment import STORE_FILE, STORE_VARIABLE, TORCHRUN_NAMES
@@ -114,7 +115,7 @@ def describe_end(rank: int, code: int) -> str:
 
 def local_ranks_command(ranks: int, program: Sequence[str], arguments: Sequence[str]) -> list[str]:
     """The command that runs `program` (e.g. ("-m", "tpdet.serve")) as `ranks` ranks."""
-    return [sys.executable, "-m", __name__, str(ranks), *program, *arguments]
+    return python_command("-m", __name__, str(ranks), *program, *arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -130,7 +131,7 @@ def main(arguments: Sequence[str]) -> int:
     signals = StopSignals()
     signals.install()
     with tempfile.TemporaryDirectory(prefix="tpdet-ranks-") as folder:
-        ranks = LocalRanks(count, [sys.executable, *arguments[1:]], Path(folder), environment)
+        ranks = LocalRanks(count, python_command(*arguments[1:]), Path(folder), environment)
         try:
             deadline = float("inf")
             while ranks.running and time.monotonic() < deadline:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpdet.errors import DrainTimeoutError, NotFoundError, PeerLostError, UsageError
+from tpdet.interpreter import python_command, python_environment
 from tpdet.launch.host.processes import die_with_parent, living_process, send_signal
 from tpdet.launch.host.whole_file import read_json
 from tpdet.launch.life.lifecycle import kill_local_ranks, print_fatal
@@ -72,7 +73,7 @@ def mpirun_command(
         command += ["-hosts", hosts] if hosts else []
         for name, value in exports.items():
             command += ["-genv", name, value]
-    return [*command, sys.executable, *program, *arguments]
+    return [*command, *python_command(*program, *arguments)]
 
 
 def refusal_of_root(mpi: str, environ: Mapping[str, str] | None = None) -> str | None:
@@ -135,7 +136,7 @@ def shielded(environ: Mapping[str, str]) -> dict[str, str]:
             f"{sys.executable!r} holds a blank, at which Open MPI would split it: use a Python "
             f"elsewhere, or set {AGENT_VARIABLE}"
         )
-    return {**environ, AGENT_VARIABLE: " ".join((sys.executable, *DAEMON))}
+    return {**environ, AGENT_VARIABLE: " ".join(python_command(*DAEMON))}
 
 
 def run(command: Sequence[str], run_dir: Path, drain_timeout: float = 20.0) -> int:
@@ -160,7 +161,7 @@ def run(command: Sequence[str], run_dir: Path, drain_timeout: float = 20.0) -> i
 
     process = subprocess.Popen(
         command,
-        env=shielded(os.environ),
+        env=shielded(python_environment()),
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=shield,

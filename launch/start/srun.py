@@ -2,10 +2,10 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 
 from tpdet.errors import NotFoundError
+from tpdet.interpreter import python_command
 
 _SECONDS = 30.0  # for a controller that answers
 _REMEDY = "run this on a login node or in a job of a cluster, or leave slurm out"
@@ -22,7 +22,8 @@ def srun_command(
     return [
         *("srun", f"--nodes={nodes}", f"--ntasks={ranks}", f"--ntasks-per-node={ranks // nodes}"),
         *("--distribution=block", "--cpu-bind=none", "--overcommit", "--kill-on-bad-exit=1"),
-        *("--input=none", "--job-name=tpdet", sys.executable, *program, *arguments),
+        *("--input=none", "--job-name=tpdet"),
+        *python_command(*program, *arguments),
     ]
 
 

@@ -7,12 +7,13 @@ files in its folder are pickles of submitit: keep the folder private.
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tpdet.errors import NotFoundError
+from tpdet.interpreter import guard, python_command, python_environment
 from tpdet.launch.ranks.environment import START_VARIABLE
 
 _SIGNAL = "TERM@60"
@@ -52,7 +53,20 @@ def submit(
         parameters["slurm_additional_parameters"] = more
         parameters["slurm_srun_args"] = ["--kill-on-bad-exit=1", "--cpu-bind=none"]
     executor.update_parameters(**(parameters | options))
-    return executor.submit(serve_task, list(arguments))
+    with _guarded():
+        return executor.submit(serve_task, list(arguments))
+
+
+@contextmanager
+def _guarded() -> Iterator[None]:
+    """While a job is submitted, its tasks inherit an environment without the working directory."""
+    before = dict(os.environ)
+    guard(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def serve_task(arguments: Sequence[str]) -> int:
@@ -65,13 +79,13 @@ def serve_task(arguments: Sequence[str]) -> int:
     place = submitit.helpers.TorchDistributedEnvironment().export(
         set_cuda_visible_devices=False, overwrite=True
     )
-    environment = dict(os.environ)
+    environment = python_environment()
     job = submitit.JobEnvironment()
     environment[START_VARIABLE] = f"submitit-{job.job_id}-{job.node}"
     if job.num_nodes == 1:
         environment["MASTER_ADDR"] = "127.0.0.1"
     rank = subprocess.Popen(
-        [sys.executable, "-m", "tpdet.serve", *arguments], env=environment, stdin=subprocess.DEVNULL
+        python_command("-m", "tpdet.serve", *arguments), env=environment, stdin=subprocess.DEVNULL
     )
     signal.signal(signal.SIGTERM, lambda number, frame: rank.send_signal(number))
     code = rank.wait()

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tpdet.errors import DrainTimeoutError, PeerLostError, TpdetError
+from tpdet.interpreter import python_command
 from tpdet.launch.host.processes import (
     adopt_orphans,
     children_of,
@@ -122,7 +123,7 @@ class _Supervisor:
         folder = [] if given else ["--run-dir", str(self._run.path)]
         environment = {**os.environ, SESSION_VARIABLE: self._run.session}
         fill(environment, self._tp, one_host=True)
-        command = [sys.executable, *program, *arguments, *folder]
+        command = python_command(*program, *arguments, *folder)
         return LocalRanks(self._tp, command, self._run.path, environment)
 
     def _forward(self, arrived: list[int], ranks: LocalRanks) -> None:

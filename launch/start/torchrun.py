@@ -10,11 +10,11 @@ Both stores listen on every address; torchrun has no flag that changes this.
 import os
 import random
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpdet.errors import ResourceError, UsageError
+from tpdet.interpreter import SAFE_PATH, python_command
 from tpdet.launch.ranks.environment import FIRST_PORT, LOOPBACK_ADDRESS, PORTS
 from tpdet.launch.ranks.pinned import fill
 
@@ -36,7 +36,7 @@ def torchrun_command(
     torchrun writes its files into `log_folder` instead of the temporary directory.
     """
     return [
-        *(sys.executable, "-m", "torch.distributed.run"),
+        *python_command("-m", "torch.distributed.run"),
         *_static_flags(1, 0, LOOPBACK_ADDRESS, free_port()),
         f"--nproc-per-node={ranks}",
         "--max-restarts=0",
@@ -73,7 +73,8 @@ def cluster_command(
     if node is not None and not 0 <= node < nodes:
         raise UsageError(f"--node-rank {node} of {nodes} nodes: use 0 to {nodes - 1}")
     return [
-        *(sys.executable, "-m", "torch.distributed.run"),
+        *("env", f"{SAFE_PATH}=1"),  # for the ranks, which the agent starts without -P
+        *python_command("-m", "torch.distributed.run"),
         *_meeting_flags(nodes, endpoint, node, rendezvous),
         f"--nproc-per-node={ranks_per_node}",
         "--max-restarts=0",

@@ -122,7 +122,10 @@ def test_torchruns_agents_meet_once_by_their_nodes_numbers(tmp_path, node):
     )
     assert found.returncode == 7, found.stderr
     agent = was_called(tmp_path, "python3")
-    assert agent[:3] == ["python3", "-m", "torch.distributed.run"] and agent[-len(FLAGS) :] == FLAGS
+    assert (
+        agent[:4] == ["python3", "-P", "-m", "torch.distributed.run"]
+        and agent[-len(FLAGS) :] == FLAGS
+    )
     place = {"--nnodes=2", f"--node-rank={node}", "--master-addr=n1", "--master-port=16396"}
     assert place <= set(agent[: agent.index("tpdet.serve")])
     assert {word for word in agent if "rdzv" in word} == {"--rdzv-backend=static"}
@@ -233,7 +236,7 @@ def test_what_the_printed_command_runs_unpickles_nothing_unless_it_is_c10d(tmp_p
     )
     port = free_port()
     command = torchrun.cluster_command(1, 1, f"127.0.0.1:{port}", [], None, backend)
-    at = command.index("-m", 2)
+    at = command.index("tpdet.serve") - 1
     command[at:] = [f"--log-dir={tmp_path}", str(tmp_path / "rank.py"), str(tmp_path / "came")]
     agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

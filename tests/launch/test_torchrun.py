@@ -47,7 +47,7 @@ def test_a_contradictory_environment_is_refused(wrong):
 
 def test_the_command_runs_the_module_and_shares_the_cores(tmp_path):
     command = torchrun_command(2, ("-m", "tpdet.serve"), ["--model", "m"], tmp_path)
-    assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert command[:4] == [sys.executable, "-P", "-m", "torch.distributed.run"]
     assert command[-4:] == ["-m", "tpdet.serve", "--model", "m"]
     cores = len(os.sched_getaffinity(0))
     assert rank_environment(1, {})["OMP_NUM_THREADS"] == str(cores)

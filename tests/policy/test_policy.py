@@ -12,7 +12,7 @@ import pytest
 from tests.lib.tree import ROOT
 
 FLOORS = (
-    ("errors", "kernels/order", "kernels/cpu", "kernels/cuda/hardware"),
+    ("errors", "interpreter", "kernels/order", "kernels/cpu", "kernels/cuda/hardware"),
     ("arguments", "kernels/cuda/launch", "kernels/exact", "kernels/fold_program",
      "kernels/inputs", "kernels/node_plan", "kernels/partial_sums", "launch/host"),
     ("kernels/cpu/pointwise", "kernels/cuda/pointwise", "gguf_file"),
@@ -250,10 +250,34 @@ def test_launch_uses_the_standard_library_only():
                 if (path.name, top) == ("submission.py", "submitit"):
                     continue
                 if top not in sys.stdlib_module_names and not name.startswith(
-                    ("tpdet.launch", "tpdet.errors")
+                    ("tpdet.launch", "tpdet.errors", "tpdet.interpreter")
                 ):
                     wrong.append(f"{path.name}: {name}")
     assert not wrong
+
+
+NAMES_PYTHON = {"launch/start/mpirun": 3, "launch/start/slurm": 1, "launch/host/bytecode": 1}
+"""How often a file names this Python to somebody, or looks beside it, and starts nothing."""
+
+
+def test_one_room_starts_python_for_a_child():
+    """`python -m` alone would put the working directory first on the child's path."""
+    wrong = []
+    for path in sources():
+        place, text = path.relative_to(ROOT).with_suffix("").as_posix(), path.read_text()
+        if place != "tpdet/interpreter" and text.count("sys.executable") != NAMES_PYTHON.get(
+            place, 0
+        ):
+            wrong.append(f"{place}: use python_command of tpdet.interpreter")
+        if {"multiprocessing", "concurrent.futures.ProcessPoolExecutor"} & {*imports(path)}:
+            wrong.append(f"{place}: starts Python by itself")
+    for path in sorted((ROOT / "scripts").glob("*.py")):
+        if re.search(r'sys\.executable, (?!"-P")', path.read_text()):
+            wrong.append(f"{path.name}: sys.executable without -P")
+    for path in sorted((ROOT / "launch" / "start" / "templates").iterdir()):
+        if re.search(r'(python3|"\$python"|"\$1") -m', path.read_text()):
+            wrong.append(f"{path.name}: Python without -P")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_kernels_import_torch_and_triton_only():
@@ -265,7 +289,7 @@ def test_kernels_import_torch_and_triton_only():
                 top = name.split(".")[0]
                 if top in sys.stdlib_module_names or top in allowed:
                     continue
-                if not name.startswith("tpdet.kernels"):
+                if not name.startswith(("tpdet.kernels", "tpdet.interpreter")):
                     wrong.append(f"{path.name}: {name}")
     assert not wrong
 

@@ -72,19 +72,19 @@ def test_each_launcher_has_its_command(monkeypatch, tmp_path):
     def start(tp, way):
         return found.start(tp, way, ["-m", "x"], ["A"], tmp_path, {"CUDA_VISIBLE_DEVICES": "1"})
 
-    tail = [sys.executable, "-m", "x", "A"]
+    tail = [sys.executable, "-P", "-m", "x", "A"]
     assert start(1, Way())[0] == tail
     for tp in (1, 2):
         command, environment = start(tp, Way("torchrun"))
-        assert f"--nproc-per-node={tp}" in command and command[2] == "torch.distributed.run"
+        assert f"--nproc-per-node={tp}" in command and command[3] == "torch.distributed.run"
         assert environment["CUDA_VISIBLE_DEVICES"] == "1"
-    own = [sys.executable, "-m", "tpdet.launch.start.local_ranks", "2", "-m", "x", "A"]
+    own = [sys.executable, "-P", "-m", "tpdet.launch.start.local_ranks", "2", "-m", "x", "A"]
     assert start(2, Way())[0] == own  # no store that others can reach
     command, _ = start(4, Way("mpi", nodes=2))
-    assert command[:3] == ["mpirun", "-n", "4"] and command[-4:] == tail
+    assert command[:3] == ["mpirun", "-n", "4"] and command[-5:] == tail
     for nodes, real in ((1, 1), (2, 2), (4, 2), (3, 1)):  # a cluster of two nodes
         command, environment = start(12, Way("slurm", nodes=nodes))
-        assert command[0] == "srun" and command[-4:] == tail
+        assert command[0] == "srun" and command[-5:] == tail
         assert {f"--nodes={real}", f"--ntasks-per-node={12 // real}", "--ntasks=12"} < {*command}
         assert "--distribution=block" in command and "--kill-on-bad-exit=1" in command
         assert ("GLOO_SOCKET_IFNAME" in environment) == (real == 1)

@@ -13,6 +13,7 @@ import sys
 
 from tpdet.errors import RequestError
 from tpdet.grammar.compile import FIELD, compile_schema, import_library
+from tpdet.interpreter import python_command, python_environment
 from tpdet.launch.host.processes import die_with_parent
 
 CPU_SECONDS = 2
@@ -25,10 +26,11 @@ def refusal(schema: str) -> str | None:
     """Why a schema cannot be used, or None; results are cached. Waits for the trial."""
     try:
         found = subprocess.run(
-            [sys.executable, "-m", "tpdet.grammar.trial"],
+            python_command("-m", "tpdet.grammar.trial"),
             input=schema.encode(),
             capture_output=True,
             timeout=_WALL_SECONDS,
+            env=python_environment(),
         )
     except subprocess.TimeoutExpired:
         return _too_complex()

@@ -3,12 +3,12 @@
 import importlib.util
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpdet.errors import NotFoundError, NotPermittedError
+from tpdet.interpreter import python_command
 from tpdet.launch.ranks.pinned import fill
 from tpdet.launch.start.local_ranks import local_ranks_command
 from tpdet.launch.start.mpirun import mpirun_command, refusal_of_root, which_mpi
@@ -56,7 +56,7 @@ class Launchers:
         if way.launcher == "mpi" and self.mpi is not None:
             return mpirun_command(tp, arguments, self.mpi, program=program), found
         if way.launcher == "self" and tp == 1:
-            return [sys.executable, *program, *arguments], found
+            return python_command(*program, *arguments), found
         if way.launcher == "self":
             return local_ranks_command(tp, program, arguments), found
         return torchrun_command(tp, program, arguments, logs), found

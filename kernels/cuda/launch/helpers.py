@@ -13,7 +13,6 @@ did not compile is left to the caller. Helpers end with this process (`helper_pr
 import json
 import os
 import subprocess
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
+from tpdet.interpreter import python_command, python_environment
 from tpdet.kernels.cuda.launch.plain_form import to_plain
 from tpdet.kernels.cuda.launch.recording import Specialization
 
@@ -155,14 +155,13 @@ class _Helper:
         self.usable = True
         """Whether it has answered no problem so far: one that has is sent no more kernels."""
         self._room, self._count, self._threads = 0, 0, threads
-        paths = (str(path) or os.getcwd() for path in sys.path)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _MODULE, str(threads)],
+            python_command("-m", _MODULE, str(threads)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            # What this process imports, and no GPU; a terminal's Ctrl-C does not reach it.
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""},
+            # No GPU; a terminal's Ctrl-C does not reach it.
+            env=python_environment() | {"CUDA_VISIBLE_DEVICES": ""},
             start_new_session=True,
         )
         assert self._process.stdin is not None

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ import openai
 import psutil
 
 from tests.lib.server.harness import eventually
+from tpdet.interpreter import python_command
 from tpdet.launch.life.run_directory import CHANNEL_FILES
 
 STEP_TIMEOUT = 8.0
@@ -23,11 +23,11 @@ SHARED_MEMORY = Path("/dev/shm")
 class Served:
     """One running `tpdet serve --tp N`; `environment` is added to this process's."""
 
-    def __init__(self, model, folder, tp, *flags, environment=None):
+    def __init__(self, model, folder, tp, *flags, environment=None, cwd=None):
         self.run, self.tp = folder / "run", tp
         self.log = folder / "log"
         self._shared_before = shared_memory()
-        command = [sys.executable, "-m", "tpdet", "serve", "--tp", str(tp), "--model", str(model)]
+        command = python_command("-m", "tpdet", "serve", "--tp", str(tp), "--model", str(model))
         command += ["--run-dir", str(self.run), "--port", "0", "--served-model-name", "tiny"]
         command += ["--step-timeout", str(STEP_TIMEOUT), "--kv-pages", "96", *flags]
         with self.log.open("wb") as log:
@@ -35,6 +35,7 @@ class Served:
                 command,
                 stdout=log,
                 stderr=log,
+                cwd=cwd,
                 env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}),
             )
         try:

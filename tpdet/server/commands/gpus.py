@@ -9,8 +9,9 @@ import importlib.metadata
 import importlib.util
 import re
 import subprocess
-import sys
 from pathlib import Path
+
+from tpdet.interpreter import python_command, python_environment
 
 _ASK_SECONDS = 60.0
 
@@ -32,10 +33,11 @@ def count_gpus() -> int | None:
     """GPUs that CUDA gives a process with this environment; None if unknown."""
     try:
         asked = subprocess.run(
-            [sys.executable, "-m", __name__],
+            python_command("-m", __name__),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_ASK_SECONDS,
+            env=python_environment(),
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -147,7 +147,7 @@ def _torchrun(options: argparse.Namespace, rest: list[str], settings: Settings) 
     if options.run:
         sys.stdout.flush()
         mine = command(options.node_rank)
-        os.execv(mine[0], mine)
+        os.execvp(mine[0], mine)
     if alone or options.node_rank is not None:
         print(shlex.join(command(options.node_rank)))
         return 0

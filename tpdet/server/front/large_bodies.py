@@ -6,12 +6,12 @@ No small request, nor /health, waits for a text of megabytes.
 import asyncio
 import logging
 import os
-import sys
 from asyncio.subprocess import PIPE, Process
 from typing import Any
 
 import msgspec
 
+from tpdet.interpreter import python_command, python_environment
 from tpdet.server.body.job import LENGTH, Job, Reply, WorkerStart, frame, too_costly
 from tpdet.server.body.prepare import Call
 from tpdet.server.front.middleware import ClientGone
@@ -76,12 +76,11 @@ class _Worker:
 
     async def _start(self) -> Process:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tpdet.server.body.worker",
+            *python_command("-m", "tpdet.server.body.worker"),
             stdin=PIPE,
             stdout=PIPE,
             stderr=asyncio.subprocess.DEVNULL,
+            env=python_environment(),
         )
         assert process.stdin is not None
         start = WorkerStart(os.getpid(), self._tokenizer)

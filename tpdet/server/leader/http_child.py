@@ -3,11 +3,11 @@
 import os
 import socket
 import subprocess
-import sys
 import time
 from contextlib import suppress
 
 from tpdet.errors import ResourceError, UsageError
+from tpdet.interpreter import python_command, python_environment
 from tpdet.server.wire.process_config import ProcessConfig, encode_config
 
 BACKLOG = 2048
@@ -62,10 +62,10 @@ class HttpProcess:
 
     def __init__(self, config: ProcessConfig) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tpdet.server.front.process"],
+            python_command("-m", "tpdet.server.front.process"),
             stdin=subprocess.PIPE,
             pass_fds=(config.socket, config.tallies),
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            env=python_environment() | {"PYTHONUNBUFFERED": "1"},
         )
         assert self._process.stdin is not None
         # A process that ended at once is noticed by `exit_code`, not here.
