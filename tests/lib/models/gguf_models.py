@@ -18,7 +18,7 @@ NAMES = {
 }  # fmt: skip
 
 
-def write_gguf(model, path, kind="F32", change=lambda writer: None):
+def write_gguf(model, path, kind="F32", change=lambda writer: None, tokenizer=True):
     """The file, whose matrices have the type `kind`; `change` adds fields before it is written."""
     config = json.loads((model / "config.json").read_text())
     name = ARCHITECTURES[config["model_type"]]
@@ -37,7 +37,8 @@ def write_gguf(model, path, kind="F32", change=lambda writer: None):
     writer.add_file_type(0)
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
-    _write_tokenizer(writer, model)
+    if tokenizer:
+        _write_tokenizer(writer, model)
     change(writer)
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for name_of, tensor in load_file(model / "model.safetensors").items():

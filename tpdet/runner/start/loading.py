@@ -81,7 +81,7 @@ class Loader:
         source = self.open_source(directory, self._device)
         if self._world.size > 1:
             agree(self._world, sample_checkpoint(directory, source.files))
-        self._tokenizer = tokenizer_digests(directory)
+        self._tokenizer = self._served_tokenizer(directory)
         if not beside:
             return Loading(Decoder(source, partition, positions), source, self._agree)
         unread = UnreadWeights(getattr(torch, self._model.dtype), self._device)
@@ -182,9 +182,7 @@ class Loader:
 
     def _check_tokenizer(self, directory: Path) -> None:
         """The HTTP process keeps its tokenizer, so the files it came from must be the same."""
-        if self._config.skip_tokenizer_init or self._config.tokenizer is not None:
-            return
-        found = tokenizer_digests(directory)
+        found = self._served_tokenizer(directory)
         for name in _TOKENIZER_FILES if found else ():
             old, new = (digests.get(name, "absent") for digests in (self._tokenizer, found))
             if old != new:
@@ -192,6 +190,12 @@ class Loader:
                     f"{name} is {new[:16]}, the model that serves has {old[:16]}: a reload changes "
                     "weights only, restart the server for another tokenizer"
                 )
+
+    def _served_tokenizer(self, directory: Path) -> dict[str, str]:
+        """The digests of the model's own tokenizer; none where it is not the one that serves."""
+        if self._config.skip_tokenizer_init or self._config.tokenizer is not None:
+            return {}
+        return tokenizer_digests(directory)
 
     def open_source(
         self, directory: Path, device: torch.device, tick: Tick | None = None
