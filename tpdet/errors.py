@@ -4,6 +4,14 @@ A message names the refused value and the remedy. `exit_code` is the exit code o
 the error ends; `code` is the stable machine-readable name in JSON errors.
 """
 
+import re
+
+MOST_CHARACTERS = 500
+"""Of a refusal's message. A longer one loses its middle: names stand first, the remedy last."""
+
+_SHOWN_LAST = 120
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")  # line breaks and escapes of terminals
+
 
 class TpdetError(Exception):
     """Base of all deliberate errors; raised itself, it is an internal error.
@@ -16,14 +24,28 @@ class TpdetError(Exception):
     public = ""
 
 
-class UsageError(TpdetError, ValueError):
+class Refusal(TpdetError):
+    """Base of errors that quote input: the message is one line of at most `MOST_CHARACTERS`."""
+
+    def __init__(self, *message: str) -> None:
+        super().__init__(*map(_one_line, message))
+
+
+def _one_line(message: str) -> str:
+    line = _CONTROL.sub(" ", message)
+    if len(line) <= MOST_CHARACTERS:
+        return line
+    return f"{line[: MOST_CHARACTERS - _SHOWN_LAST - 5]} ... {line[-_SHOWN_LAST:]}"
+
+
+class UsageError(Refusal, ValueError):
     """A flag, argument or combination of them that cannot be used."""
 
     exit_code = 2
     code = "usage"
 
 
-class RequestError(TpdetError, ValueError):
+class RequestError(Refusal, ValueError):
     """A request that is refused before it is queued; `param` names the field."""
 
     exit_code = 2
@@ -34,21 +56,21 @@ class RequestError(TpdetError, ValueError):
         self.param = param
 
 
-class CheckpointError(TpdetError, ValueError):
+class CheckpointError(Refusal, ValueError):
     """A checkpoint, configuration file or log that is damaged or not supported."""
 
     exit_code = 65
     code = "bad_checkpoint"
 
 
-class NotFoundError(TpdetError, FileNotFoundError):
+class NotFoundError(Refusal, FileNotFoundError):
     """A model, file or directory that does not exist."""
 
     exit_code = 66
     code = "not_found"
 
 
-class ResourceError(TpdetError):
+class ResourceError(Refusal):
     """Not enough memory, or a port that is taken."""
 
     exit_code = 71
@@ -72,21 +94,21 @@ class PeerLostError(TpdetError):
         return self
 
 
-class NotPermittedError(TpdetError):
+class NotPermittedError(Refusal):
     """The operating system or a policy does not allow it."""
 
     exit_code = 77
     code = "not_permitted"
 
 
-class DisagreementError(TpdetError):
+class DisagreementError(Refusal):
     """Ranks disagree on configuration, fingerprint or a digest; names the field and both values."""
 
     exit_code = 78
     code = "disagreement"
 
 
-class ReloadError(TpdetError):
+class ReloadError(Refusal):
     """A refused reload: the old weights stay in use. `code` and `exit_code` say why."""
 
     def __init__(self, message: str, exit_code: int = 65, code: str = "bad_checkpoint") -> None:

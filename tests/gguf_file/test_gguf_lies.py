@@ -6,32 +6,12 @@ import time
 
 import pytest
 
+from tests.lib.models.gguf_bytes import field, file, tensor, text
 from tpdet.errors import CheckpointError, NotFoundError
 from tpdet.gguf_file.header import read_header
 
 HUGE = 2**63 - 1
 SECONDS, KIB = 2.0, 64 << 10
-
-
-def text(value):
-    data = value.encode() if isinstance(value, str) else value
-    return struct.pack("<Q", len(data)) + data
-
-
-def field(name, kind, data):
-    return text(name) + struct.pack("<I", kind) + data
-
-
-def tensor(name="a", shape=(4,), kind=0, offset=0):
-    dims = struct.pack(f"<{len(shape)}Q", *shape)
-    return text(name) + struct.pack("<I", len(shape)) + dims + struct.pack("<IQ", kind, offset)
-
-
-def file(fields=(), tensors=(), data=b"", version=3, counts=None, magic=b"GGUF"):
-    """The bytes of a file; counts: (tensors, fields) where they lie."""
-    counts = counts or (len(tensors), len(fields))
-    head = magic + struct.pack("<IQQ", version, *counts) + b"".join((*fields, *tensors))
-    return head + bytes(-len(head) % 32) + data
 
 
 SOUND = file([field("a", 4, struct.pack("<I", 7))], [tensor()], bytes(16))

@@ -14,7 +14,8 @@ from tests.lib.tree import ROOT
 FLOORS = (
     ("errors", "interpreter", "kernels/order", "kernels/cpu", "kernels/cuda/hardware"),
     ("arguments", "kernels/cuda/launch", "kernels/exact", "kernels/fold_program",
-     "kernels/inputs", "kernels/node_plan", "kernels/partial_sums", "launch/host"),
+     "kernels/inputs", "kernels/node_plan", "kernels/partial_sums", "launch/host",
+     "model_config/fields"),
     ("kernels/cpu/pointwise", "kernels/cuda/pointwise", "gguf_file"),
     ("kernels/ops", "kernels/cpu/attention", "kernels/cpu/gemm", "kernels/cpu/sampling",
      "kernels/cuda/attention", "kernels/cuda/gemm/variants", "config", "request",

@@ -24,7 +24,8 @@ _ALIGNMENT = 32  # of tensors, where `general.alignment` does not say otherwise
 # Limits far above every model, so that no number of a file can fill a machine's memory.
 _MOST_FIELDS = 1 << 12
 _MOST_TENSORS = 1 << 16
-_MOST_ITEMS = 1 << 21  # of an array; the largest vocabularies have 2^18 tokens
+_MOST_ITEMS = 1 << 22  # of all arrays; the largest vocabularies have 2^18 tokens, 2^19 merges
+_LONGEST_HEADER = 1 << 27  # bytes before the tensors; the largest vocabularies have 2^24
 _LONGEST_NAME = 256
 _LONGEST_TEXT = 1 << 24
 _MOST_DIMENSIONS = 4
@@ -89,17 +90,18 @@ def _read(path: Path, size: int, changed: int, inode: int) -> GgufHeader:
         raise CheckpointError(f"{path.name} has {size} bytes: it is truncated, download it again")
     with (
         open_regular(path) as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        mmap.mmap(file.fileno(), min(size, _LONGEST_HEADER), access=mmap.ACCESS_READ) as data,
     ):
-        return _Reader(path, data).header()
+        return _Reader(path, data, size).header()
 
 
 class _Reader:
     """Goes through a header once, from its first byte to the first tensor's."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
+        """data: the first of the file's `size` bytes."""
         self._path, self._data = path, data
-        self._size, self._at = len(data), 0
+        self._size, self._at, self._items = size, 0, 0
         self._what = "the header"
 
     def header(self) -> GgufHeader:
@@ -136,7 +138,7 @@ class _Reader:
         self._what = "field general.alignment"
         alignment = metadata.get("general.alignment", _ALIGNMENT)
         if type(alignment) is not int or not 0 < alignment <= _LARGEST_ALIGNMENT:
-            self._refuse(f"{alignment!r} is no number from 1 to {_LARGEST_ALIGNMENT}")
+            self._refuse(f"{alignment!r:.80} is no number from 1 to {_LARGEST_ALIGNMENT}")
         if alignment & (alignment - 1):
             self._refuse(f"{alignment} is not a power of two")
         data_begins = -(-self._at // alignment) * alignment
@@ -200,7 +202,8 @@ class _Reader:
         if kind != _TEXT and kind not in _SCALARS:
             self._refuse(f"type {kind} of an array is not known")
         least = 8 if kind == _TEXT else struct.calcsize(_SCALARS[kind])
-        if count > _MOST_ITEMS or count * least > self._size - self._at:
+        self._items += count
+        if self._items > _MOST_ITEMS or count * least > self._size - self._at:
             self._refuse(f"an array of {count} is over what the file can hold, or {_MOST_ITEMS}")
         if kind == _TEXT:
             return [self._text(_LONGEST_TEXT) for _ in range(count)]
@@ -229,6 +232,8 @@ class _Reader:
         end = self._at + count
         if end > self._size:
             self._refuse(f"{count} bytes at offset {self._at} end past the file's {self._size}")
+        if end > len(self._data):
+            self._refuse(f"the header is over the limit of {_LONGEST_HEADER} bytes")
         found = self._data[self._at : end]
         self._at = end
         return found

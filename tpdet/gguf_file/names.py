@@ -11,7 +11,7 @@ from tpdet.errors import CheckpointError
 from tpdet.gguf_file.config import REORDERING, ROTARY_FACTORS, read_counts
 from tpdet.gguf_file.header import GgufHeader, TensorEntry
 
-_LAYER = re.compile(r"blk\.(\d{1,4})\.(.+)")
+_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.(.+)")
 _IN_LAYER = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from tpdet.errors import CheckpointError
+from tpdet.errors import CheckpointError, ResourceError
 from tpdet.gguf_file.header import GgufHeader, TensorEntry
 from tpdet.gguf_file.names import NamedTensor, named_tensors
 
@@ -21,7 +21,13 @@ class GgufFile:
     """A memory-mapped file, in the form of a safetensors handle; names are Hugging Face's."""
 
     def __init__(self, header: GgufHeader) -> None:
-        self._data = np.memmap(header.path, mode="r", dtype=np.uint8)
+        """Raises as `named_tensors`, and ResourceError where the file cannot be mapped."""
+        try:
+            self._data = np.memmap(header.path, mode="r", dtype=np.uint8)
+        except OSError as error:
+            raise ResourceError(
+                f"{header.path} cannot be mapped ({error.strerror}): raise the limit of memory"
+            ) from None
         self._tensors = named_tensors(header)
         self._file = header.path.name
 
@@ -67,10 +73,17 @@ class GgufTensor:
         first, last, _ = parts[-1].indices(entry.shape[-1])
         block, width = entry.block, entry.row_bytes * entry.block // entry.shape[-1]
         begin, end = first // block, -(-last // block)
+        if not len(stored) or first >= last:  # a piece without values, which nothing can view
+            return self._empty(len(stored), max(0, last - first))
         cut = np.array(stored[:, begin * width : end * width])
         values = _dequantise(cut, entry, self._file)
         values = values[:, first - begin * block : last - begin * block]
         return values.reshape(-1) if len(entry.shape) == 1 else values
+
+    def _empty(self, rows: int, columns: int) -> torch.Tensor:
+        """A cut without values."""
+        shape = (columns,) if len(self._entry.shape) == 1 else (rows, columns)
+        return torch.empty(shape, dtype=_PLAIN.get(self._entry.kind, torch.float32))
 
 
 def _rows(data: np.ndarray, entry: TensorEntry) -> np.ndarray:

@@ -1,21 +1,40 @@
-"""Reads the keys of a JSON object with type checks; each refusal names file, key and value."""
+"""Reads the keys of a JSON object with type checks; each refusal names file, key and value.
+
+The metadata of a GGUF file are read alike.
+"""
 
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any, NoReturn, TypeVar
 
 from tpdet.errors import CheckpointError
 
+_Item = TypeVar("_Item")
 MAX_INTEGER = 2**31 - 1
+_MOST_SHOWN = 64  # items of a list
 
 
 class Fields:
-    """A JSON object of `file`, at `within` in it. A null value counts as absent."""
+    """A JSON object of `file`, at `within` in it. A null value counts as absent.
 
-    def __init__(self, values: Mapping[str, Any], file: str, within: str = "") -> None:
+    names: what the file itself calls keys that were renamed; complete: what to do where a key is
+    missing.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        file: str,
+        within: str = "",
+        names: Mapping[str, str] = MappingProxyType({}),
+        complete: str = "a complete config.json states it",
+    ) -> None:
         self._values = values
         self._file = file
         self._within = f"{within}." if within else ""
+        self._names = names
+        self._complete = complete
 
     def __contains__(self, key: str) -> bool:
         return self._values.get(key) is not None
@@ -48,6 +67,16 @@ class Fields:
             self.refuse(key, f"it must lie in [{low}, {high}]")
         return value
 
+    def same_integer(self, key: str, remedy: str) -> int:
+        """An integer above 0, or the one that a list repeats; `remedy` is for lists that vary."""
+        values = self._value(key, None)
+        listed = values if isinstance(values, list) else [values]
+        if not listed or any(type(each) is not int or each < 1 for each in listed):
+            self.refuse(key, "it must be an integer above 0")
+        if len({*listed}) > 1:
+            self.refuse(key, remedy)
+        return int(listed[0])
+
     def number(self, key: str, default: float | None = None, above: float = 0.0) -> float:
         """A finite number greater than `above`; `default` where absent, refused if that is None."""
         value = self._value(key, default)
@@ -79,6 +108,13 @@ class Fields:
             self.refuse(key, "it must be a string")
         return value
 
+    def items(self, key: str, of: type[_Item], remedy: str) -> list[_Item]:
+        """A list, each of whose items has exactly this type; refused with `remedy` otherwise."""
+        values = self._value(key, None)
+        if not isinstance(values, list) or any(type(each) is not of for each in values):
+            self.refuse(key, remedy)
+        return values
+
     def only(self, known: frozenset[str], remedy: str) -> None:
         """Refuse the first key, in order of the alphabet, that is not `known`."""
         for key in sorted(self._values):
@@ -91,19 +127,22 @@ class Fields:
     def refuse(self, key: str, remedy: str) -> NoReturn:
         """Raise CheckpointError naming file, key and value."""
         value = _shown(self.raw(key))
-        raise CheckpointError(f"{self._file}: {self._within}{key} is {value}: {remedy}")
+        raise CheckpointError(f"{self._file}: {self._name(key)} is {value}: {remedy}")
+
+    def _name(self, key: str) -> str:
+        return self._names.get(key, f"{self._within}{key}")
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.raw(key)
         if value is not None:
             return value
         if default is None:
-            raise CheckpointError(
-                f"{self._file}: {self._within}{key} is missing: a complete config.json states it"
-            )
+            raise CheckpointError(f"{self._file}: {self._name(key)} is missing: {self._complete}")
         return default
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, list) and len(value) > _MOST_SHOWN:
+        return f"a list of {len(value)}"
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,5 +1,6 @@
 """From a Hugging Face directory to a ModelConfig; what cannot be computed exactly is refused."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +102,13 @@ def _bos_id(config: Fields) -> int | None:
 
 def _read_checked(directory: Path) -> tuple[Fields, Family]:
     """The configuration, its keys known, with what the family's checkpoints leave out."""
-    path, values, within = _read_values(directory)
-    config = Fields(values, str(path), within)
+    path, values, within, names = _read_values(directory)
+    config = Fields(values, str(path), within, names)
     parse_quantisation(config)
     family = _family(config)
     _check_keys(config, values, family)
     missing = {key: value for key, value in family.defaults.items() if key not in config}
-    return Fields(values | missing, str(path), within), family
+    return Fields(values | missing, str(path), within, names), family
 
 
 def _attention_bias(config: Fields, family: Family) -> bool:
@@ -124,20 +125,24 @@ def _qk_norm(config: Fields, family: Family) -> bool:
     return family.qk_norm
 
 
-def _read_values(model: Path) -> tuple[Path, dict[str, Any], str]:
-    """The file that has the configuration, its values, and the key that they are below, or ""."""
+def _read_values(model: Path) -> tuple[Path, dict[str, Any], str, Mapping[str, str]]:
+    """The file of the configuration, its values, the key that they are below, or "", and its names.
+
+    The names are those of a file that has its own for some keys.
+    """
     if is_gguf(model):
         from tpdet.gguf_file.config import read_gguf_config
 
-        return model, read_gguf_config(model), ""
+        found = read_gguf_config(model)
+        return model, found.values, "", found.names
     if not model.is_dir():
         raise NotFoundError(f"{model} is not a directory: give a Hugging Face model directory")
     path = model / "config.json"
     values = read_json_object(path)
     if values.get("text_config") is None:
-        return path, values, ""
+        return path, values, "", {}
     architectures = {family.name: name for name, family in FAMILIES.items()}
-    return path, text_part(values, str(path), architectures), "text_config"
+    return path, text_part(values, str(path), architectures), "text_config", {}
 
 
 def _family(config: Fields) -> Family:
