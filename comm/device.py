@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,34 +59,49 @@ def open_world(
     share_gpus: bool = False,
     transport: str = "auto",
     start_timeout: float = START_TIMEOUT,
+    watch: Callable[[], None] | None = None,
 ) -> World:
     """The world that the launcher's environment describes; makes this rank's GPU the current one.
 
     device: as for `resolve_device`. timeout: seconds of each operation. share_gpus: let neighbours
     share a GPU where there are fewer GPUs than ranks, instead of refusing (UsageError); tensors
     then travel through host memory. transport: "mpi" sends tensors by MPI. start_timeout: seconds
-    within which all ranks have to arrive. Raises as `DistributedWorld`.
+    within which all ranks have to arrive. watch: as for `DistributedWorld`. Raises as that.
     """
     environment = environment or read_environment()
+    device = resolve_ranks_device(device, environment, share_gpus)
     staged = False
-    if resolve_device(device) == "cuda":
-        device = "cuda"
+    if device == "cuda":
         together = ranks_per_gpu(environment)
         staged = together > 1
-        if staged and not share_gpus:
-            raise UsageError(
-                f"{environment.local_size} ranks on a host with {torch.cuda.device_count()} GPUs: "
-                "start as many ranks as there are GPUs, or use --device cpu"
-            )
         torch.cuda.set_device(environment.local_rank // together)
-    else:
-        device = "cpu"
     if environment.size == 1:
         return SoloWorld()
-    mpi = transport == "mpi"
     return DistributedWorld(
-        device, timeout, start_timeout, environment=environment, staged=staged, mpi=mpi
+        device,
+        timeout,
+        start_timeout,
+        environment=environment,
+        staged=staged,
+        mpi=transport == "mpi",
+        watch=watch,
     )
+
+
+def resolve_ranks_device(
+    wanted: str, environment: RankEnvironment, share_gpus: bool = False
+) -> str:
+    """As `resolve_device`; also raises UsageError where a rank has no GPU of its own.
+
+    share_gpus: they may share one.
+    """
+    device = resolve_device(wanted)
+    if device == "cuda" and ranks_per_gpu(environment) > 1 and not share_gpus:
+        raise UsageError(
+            f"{environment.local_size} ranks on a host with {torch.cuda.device_count()} GPUs: "
+            "start as many ranks as there are GPUs, or use --device cpu"
+        )
+    return device
 
 
 def current_device(kind: str) -> torch.device:

@@ -4,7 +4,7 @@ Ranks and addresses come from the launcher's environment; `group_world` says wha
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
@@ -32,7 +32,8 @@ class DistributedWorld(GroupWorld):
     `device` is "cpu" or "cuda". `staged` sends CUDA tensors through host memory and gloo, for ranks
     that share a GPU, which NCCL refuses. `mpi` sends tensors by MPI; an MPI that is not CUDA-aware
     gets them in host memory. `timeout` bounds each operation, `start_timeout` the arrival of all
-    ranks; both are in seconds.
+    ranks; both are in seconds. `watch` is called again and again until all have arrived, and may
+    raise what ends the wait.
 
     Raises UsageError without a launcher's environment, for an MPI that counts the ranks otherwise,
     and, on every rank, if local ranks contradict each other. Raises PeerLostError if a rank does
@@ -47,6 +48,7 @@ class DistributedWorld(GroupWorld):
         environment: RankEnvironment | None = None,
         staged: bool = False,
         mpi: bool = False,
+        watch: Callable[[], None] | None = None,
     ) -> None:
         environment = environment or read_environment()
         if not environment.launched:
@@ -61,7 +63,7 @@ class DistributedWorld(GroupWorld):
         self._closed = False
         self._owns_default_group = not dist.is_initialized()
         self._prepare_backends(environment)
-        store = self._meet(environment, start_timeout)
+        store = self._meet(environment, start_timeout, watch)
         with self._peers_needed("start of the process group"):
             self._group = self._join(store, start_timeout)
         if mpi:
@@ -77,7 +79,9 @@ class DistributedWorld(GroupWorld):
         if self._device == "cuda":
             refuse_multicast(os.environ.setdefault("NCCL_NVLS_ENABLE", "0"))
 
-    def _meet(self, environment: RankEnvironment, limit: float) -> dist.Store:
+    def _meet(
+        self, environment: RankEnvironment, limit: float, watch: Callable[[], None] | None
+    ) -> dist.Store:
         """This world's store, once all ranks have arrived there. Raises PeerLostError."""
         expected = expected_nodes(environment)
         if self._owns_default_group:
@@ -91,7 +95,7 @@ class DistributedWorld(GroupWorld):
             store = dist.PrefixStore(f"tpdet/world/{opened}", whole)
             self._roll = RollCall(store, self.rank, self.size, hosts)
             node, here = this_node(environment), (self.local_rank, self.local_size)
-            self.node_names = self._roll.arrive(node, expected, limit, here)
+            self.node_names = self._roll.arrive(node, expected, limit, here, watch)
         except RuntimeError as error:
             raise PeerLostError(
                 f"rank {self.rank} of {self.size} lost the store where ranks meet, which is "

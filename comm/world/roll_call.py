@@ -77,12 +77,14 @@ class RollCall:
         expected: Sequence[str],
         limit: float,
         local_place: tuple[int, int] | None = None,
+        watch: Callable[[], None] | None = None,
     ) -> tuple[str, ...]:
         """Wait until all ranks have arrived, at most `limit` seconds; returns their nodes' names.
 
         expected: the names that the launcher knows, by rank, or (). local_place: this rank's local
-        rank and local size; all ranks give it, or none. Raises PeerLostError naming the missing
-        ranks and the nodes of the others, UsageError for local places that contradict each other.
+        rank and local size; all ranks give it, or none. watch: called while this rank waits; may
+        raise. Raises PeerLostError naming the missing ranks and the nodes of the others, UsageError
+        for local places that contradict each other.
         """
         arrival = Arrival(node, local_place)
         self._store.set(f"arrived/{self._rank}", msgspec.json.encode(arrival).decode())
@@ -91,6 +93,8 @@ class RollCall:
             came |= self._read("arrived", came, _arrival_decoder.decode)
             if len(came) == self._size:
                 break
+            if watch is not None:
+                watch()
             if time.monotonic() > deadline:
                 nodes = {rank: arrival.node for rank, arrival in came.items()}
                 raise PeerLostError(self._missing(nodes, expected, limit))

@@ -218,7 +218,6 @@ def test_settings_of_vllm_that_ask_for_nothing_are_accepted(tiny_model):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tensor_parallel_size": 2}, "start the script with `torchrun --nproc-per-node 2 SCRIPT`"),
         ({"tensor_parallel_size": "two"}, "must be a number of ranks, not 'two'"),
         ({"max_model_length": 5}, "unknown setting 'max_model_length': did you mean 'max_model_"),
         ({"enable_chunked_prefill": False}, "cannot be honoured"),
@@ -238,13 +237,19 @@ def test_other_settings_are_one_error_before_anything_is_read(settings, message)
 def test_a_wrong_size_is_refused_without_loading_torch():
     code = (
         "import sys\nfrom tpdet import LLM\n"
-        "try: LLM('nowhere', tensor_parallel_size=2)\n"
+        "try: LLM('nowhere', tensor_parallel_size=3)\n"
         "except ValueError as error: print(error)\n"
         "sys.exit('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    names = (
+        "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=9"
+    )
+    torchrun = dict(pair.split("=") for pair in names.split())
+    environment = os.environ | torchrun
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n") == 1 and "torchrun --nproc-per-node 2" in done.stdout
+    assert done.stdout.count("\n") == 1 and "torchrun --nproc-per-node 3" in done.stdout
 
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, seed=1)

@@ -36,8 +36,8 @@ class AsyncLLM(OfflineModel):
     """A model that answers many requests at a time; its settings are those of `LLM`.
 
     The engine runs in its own thread. Requests may be made from any event loop. A request's bits
-    are those of `LLM.generate`, whatever else runs. With several ranks, rank 0 makes the requests
-    and the others await `follow()` until rank 0 closes:
+    are those of `LLM.generate`, whatever else runs. Under torchrun rank 0 makes the requests, and
+    the others await `follow()` until rank 0 closes:
 
         async with AsyncLLM(model) as llm:
             if llm.rank > 0:
@@ -47,8 +47,10 @@ class AsyncLLM(OfflineModel):
     """
 
     def _start(self) -> "Engine":
-        config = self.config
-        self._thread = EngineThread(lambda: open_engine(config, streams=True))
+        config, followers = self.config, self._followers
+        self._thread = EngineThread(
+            lambda: open_engine(config, streams=True, followers=followers), followers
+        )
         self._streams: dict[str, Stream] = {}
         self._names = threading.Lock()  # guards self._streams
         self._numbers = itertools.count()

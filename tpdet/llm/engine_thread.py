@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from tpdet.errors import PeerLostError, RequestError, UsageError
+from tpdet.llm.followers import Followers, close_engine
 from tpdet.llm.ranks import give_up_world
 from tpdet.llm.stream import EngineOutput, Stream
 from tpdet.request import RequestFailed, TokenOutput
@@ -37,11 +38,14 @@ class EngineThread:
     On rank 0 the thread takes requests and runs steps; other ranks run the plans of rank 0.
     """
 
-    def __init__(self, make: "Callable[[], Engine]") -> None:
-        """Start the thread and return when it has made the engine; raises what `make` raises."""
+    def __init__(self, make: "Callable[[], Engine]", followers: Followers | None = None) -> None:
+        """Start the thread and return when it has made the engine; raises what `make` raises.
+
+        followers: the ranks that this process started; the thread also ends them.
+        """
         self.error: BaseException | None = None
         self.engine: Engine
-        self._make = make
+        self._make, self._followers = make, followers
         self._commands: queue.SimpleQueue[Stream | _Drop | _Close] = queue.SimpleQueue()
         self._made, self._ended = threading.Event(), threading.Event()
         self._arrivals: deque[Stream] = deque()  # not in the engine yet, in their order
@@ -92,16 +96,20 @@ class EngineThread:
         finally:
             self._made.set()
         try:
+            if self._followers is not None:
+                self._followers.go()
             if self.engine.world.rank > 0:
                 self.engine.worker_loop()
             else:
                 self._run_rank_0()
                 self.engine.stop_workers()
-            self.engine.close()
+            close_engine(self.engine, self._followers)
         except BaseException as error:
-            self.error = error
+            self.error = error if self._followers is None else self._followers.explained(error)
             with suppress(Exception):
                 give_up_world(self.engine, error)
+            if self._followers is not None:
+                self._followers.kill()
         finally:
             self._closing = True
             self._ended.set()

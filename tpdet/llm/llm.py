@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -13,6 +14,7 @@ from tqdm import tqdm
 from tpdet.errors import RequestError, UsageError
 from tpdet.grammar import trial
 from tpdet.llm.call import Call, Progress
+from tpdet.llm.followers import close_engine
 from tpdet.llm.guesses import read_guesses
 from tpdet.llm.interrupts import Interrupts
 from tpdet.llm.model import OfflineModel, Params, open_engine, use_device
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 class LLM(OfflineModel):
     """A model that answers lists of prompts; `help(LLM.__init__)` describes its settings.
 
-    Under torchrun every rank makes the same calls and gets the same results. One call runs at a
+    Under torchrun every rank makes the same calls and gets the same results; ranks that it started
+    itself follow its calls. One call runs at a
     time; a second thread waits. `with LLM(...) as llm:` closes it at the end. A call that fails, or
     that Ctrl-C ends, leaves the model usable; where that is impossible, the model is closed and
     later calls say why.
@@ -46,10 +49,16 @@ class LLM(OfflineModel):
         self._lock = threading.RLock()  # held by one call, or by closing
         self._busy = False
         self._over: str | None = None  # why it is closed
-        return open_engine(self.config, streams=False)
+        engine = open_engine(self.config, streams=False, followers=self._followers)
+        self._shared = engine.world.size > 1 and self._followers is None
+        if self._followers is not None:
+            self._finalizer = weakref.finalize(self, close_engine, engine, self._followers)
+        return engine
 
     def _stop(self) -> None:
-        self.engine.close()
+        if self._followers is not None:
+            self._finalizer.detach()
+        close_engine(self.engine, self._followers)
 
     def generate(
         self,
@@ -150,7 +159,7 @@ class LLM(OfflineModel):
             self._refuse_inside()
             self._over = "this LLM is closed: make a new one"
             use_device(self.engine)
-            self.engine.close()
+            self._stop()
 
     def __enter__(self) -> "LLM":
         return self
@@ -161,7 +170,7 @@ class LLM(OfflineModel):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None and self.engine.world.size > 1:
+        if error is not None and self._shared:
             self._end(error)  # the other ranks may be elsewhere: do not wait for them
         self.close()
 
@@ -172,7 +181,12 @@ class LLM(OfflineModel):
             try:
                 result = self._run_call(make, use_tqdm, interrupts)
             except BaseException as error:
-                self._end(error)
+                found = error
+                if self._followers is not None:
+                    found = self._followers.explained(error)
+                self._end(found)
+                if found is not error:
+                    raise found from error
                 raise
         if isinstance(result, BaseException):
             raise result
@@ -189,12 +203,14 @@ class LLM(OfflineModel):
         Any other error is raised: the state of the engine or of another rank is unknown then.
         """
         use_device(self.engine)
-        given = agree_on_call(self.engine, make)
+        given = agree_on_call(self.engine, make, self._shared)
         if isinstance(given, BaseException):
             return given
         self._calls += 1
         if not given.requests:
             return []
+        if self._followers is not None:
+            self._followers.go()
         if self.rank > 0:
             self.engine.worker_loop()
             return share_answers(self.engine, None)
@@ -210,7 +226,7 @@ class LLM(OfflineModel):
             result = error
             call.abandon()
         self.engine.stop_workers()
-        return share_answers(self.engine, result)
+        return share_answers(self.engine, result) if self._shared else result
 
     def _requests(
         self,
@@ -266,6 +282,9 @@ class LLM(OfflineModel):
             )
             with suppress(Exception):
                 give_up_world(self.engine, error)
+            if self._followers is not None:
+                self._finalizer.detach()
+                self._followers.kill()
 
 
 def _progress(use_tqdm: bool | Callable[..., Progress], total: int) -> Progress:

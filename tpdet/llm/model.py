@@ -1,7 +1,7 @@
 """The common base of LLM and AsyncLLM: settings, tokenizer, engine."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +11,9 @@ from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.launch.life.faults import refuse_faults
 from tpdet.launch.life.garbage import no_garbage
 from tpdet.launch.life.run_secret import given_secret
+from tpdet.launch.ranks.environment import read_environment
+from tpdet.launch.ranks.rank_environment import RankEnvironment
+from tpdet.llm.followers import Followers
 from tpdet.llm.prompts import Asked, Guesses, PromptReader, ReadPrompt, read_params
 from tpdet.llm.recorded import (
     RecordedAnswer,
@@ -29,6 +32,7 @@ from tpdet.text.tokenizer_ahead import TokenizerAhead
 from tpdet.weights.resolve import resolve_tokenizer
 
 if TYPE_CHECKING:
+    from tpdet.comm.world.world import World
     from tpdet.engine import Engine
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -38,8 +42,9 @@ class OfflineModel(ABC):
     """A model in this process, or one rank's share of it.
 
     model: Hugging Face directory, or a hub name where there is a network.
-    tensor_parallel_size: how many ranks share the model. It must be the number that torchrun
-        started (`torchrun --nproc-per-node N SCRIPT`); 1 needs no torchrun. None takes any number.
+    tensor_parallel_size: how many ranks share the model. Without a launcher this process is rank
+        0 and starts the others, as children that end with it. Under torchrun (`torchrun
+        --nproc-per-node N SCRIPT`) it must be the number of its ranks; None takes any number.
     tokenizer: the tokenizer's directory; the model's if None.
     skip_tokenizer_init: use token ids only. revision: of the hub.
     chat_template: file with a Jinja template.
@@ -116,11 +121,11 @@ class OfflineModel(ABC):
         **of_vllm: Any,
     ) -> None:
         given = {name: v for name, v in locals().items() if name not in ("self", "of_vllm")}
-        self._load(read_settings(given, of_vllm))
+        self._load(*read_settings(given, of_vllm))
 
     __init__.__doc__ = __doc__
 
-    def _load(self, config: EngineConfig) -> None:
+    def _load(self, config: EngineConfig, ranks: int) -> None:
         self.config = config
         refuse_faults()
         self.tokenizer: Tokenizer | None = None
@@ -130,7 +135,16 @@ class OfflineModel(ABC):
             directory = resolve_tokenizer(*names, self.config.revision)
             template = self.config.chat_template, self.config.chat_template_date
             ahead = TokenizerAhead(directory, *template)
-        self.engine: Engine = self._start()
+        self._followers = Followers(config, ranks) if ranks > 1 else None
+        try:
+            self.engine: Engine = self._start()
+        except BaseException as error:
+            if self._followers is not None:
+                found = self._followers.explained(error)
+                self._followers.kill()
+                if found is not error:
+                    raise found from error
+            raise
         if ahead is not None:
             try:
                 self.tokenizer = ahead.result()
@@ -245,21 +259,35 @@ class OfflineModel(ABC):
         """Close the engine, which had no request yet."""
 
 
-def open_engine(config: EngineConfig, streams: bool) -> "Engine":
-    """The engine over the ranks of this process's launcher. torch is imported here, not before.
+def open_engine(config: EngineConfig, streams: bool, followers: Followers | None) -> "Engine":
+    """The engine over `followers`, or over the ranks of this process's launcher.
 
     streams: whether readers get tokens one by one, as for `Engine`.
     """
+    with no_garbage():  # torch is imported here, not before
+        from tpdet.engine import Engine
+    if followers is None:
+        world, secret = open_ranks(config, read_environment()), given_secret()
+    else:
+        world, secret = open_ranks(config, followers.environment, followers.check), followers.secret
+        followers.met()
+    return Engine(config, world, secret=secret, streams=streams)
+
+
+def open_ranks(
+    config: EngineConfig, environment: RankEnvironment, watch: Callable[[], None] | None = None
+) -> "World":
+    """The world of `environment`; `watch` is called while ranks are waited for, and may raise."""
     with no_garbage():
         from tpdet.comm.device import open_world
-        from tpdet.engine import Engine
-    world = open_world(
+    return open_world(
         config.device,
         config.step_timeout,
+        environment,
         transport=config.transport,
         start_timeout=config.start_timeout,
+        watch=watch,
     )
-    return Engine(config, world, secret=given_secret(), streams=streams)
 
 
 def use_device(engine: "Engine") -> None:

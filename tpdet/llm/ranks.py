@@ -1,6 +1,6 @@
 """What the ranks of an `LLM` exchange around a call: first a digest of its requests, then answers.
 
-A single rank exchanges nothing.
+A single rank exchanges nothing, and neither does one with followers, which make no calls.
 """
 
 from collections.abc import Callable
@@ -76,11 +76,12 @@ _answers = msgspec.msgpack.Decoder(_Answers)
 
 
 def agree_on_call(
-    engine: "Engine", make: Callable[[], CallRequests]
+    engine: "Engine", make: Callable[[], CallRequests], shared: bool
 ) -> CallRequests | BaseException:
     """The call's requests, or why it cannot run: this rank's own error, or a DisagreementError.
 
-    make: checks and makes the requests; may raise. Raises PeerLostError if a rank is lost.
+    make: checks and makes the requests; may raise. shared: whether other ranks make the same call.
+    Raises PeerLostError if a rank is lost.
     """
     refusal: BaseException | None = None
     given = CallRequests([], [])
@@ -88,7 +89,7 @@ def agree_on_call(
         given = make()
     except Exception as error:
         refusal = error
-    if engine.world.size > 1:
+    if shared:
         digest = blake3.blake3(msgspec.msgpack.encode(given.requests)).digest()
         mine = _CallDigest(digest, None if refusal is None else str(refusal))
         other = _first_disagreement(engine, mine)
@@ -97,10 +98,8 @@ def agree_on_call(
 
 
 def share_answers(engine: "Engine", result: CallResult | None) -> CallResult:
-    """Rank 0's `result` of a call, on every rank; the other ranks pass None."""
+    """Rank 0's `result` of a call, on every rank that made it; the other ranks pass None."""
     world = engine.world
-    if world.size == 1 and result is not None:
-        return result
     from tpdet.comm.world.exit_reasons import reporting_exit
 
     world.set_timeout(CALL_TIMEOUT)

@@ -14,11 +14,12 @@ from tpdet.launch.ranks.environment import RankEnvironment, read_environment
 _LOGS_NOTHING = ("disable_log_stats",)
 
 
-def read_settings(given: Mapping[str, Any], of_vllm: Mapping[str, Any]) -> EngineConfig:
+def read_settings(given: Mapping[str, Any], of_vllm: Mapping[str, Any]) -> tuple[EngineConfig, int]:
     """The configuration of the keyword arguments `given`; `of_vllm` are all other keywords.
 
-    Raises UsageError for the first unknown name or unusable value, and for a tensor-parallel size
-    that is not the number of ranks.
+    Also the number of ranks that this process has to start, itself among them; 1 for none. Raises
+    UsageError for the first unknown name or unusable value, and for a tensor-parallel size that is
+    not the number of ranks that a launcher started.
     """
     known = [*EngineConfig.model_fields, "tensor_parallel_size"]
     for name, value in of_vllm.items():
@@ -26,7 +27,7 @@ def read_settings(given: Mapping[str, Any], of_vllm: Mapping[str, Any]) -> Engin
             hint = did_you_mean(name, known) or ": see help(LLM.__init__) for those there are"
             raise UsageError(f"unknown setting {name!r}{hint}")
     settings = dict(given)
-    _check_size(settings.pop("tensor_parallel_size", None), read_environment())
+    ranks = _ranks_to_start(settings.pop("tensor_parallel_size", None), read_environment())
     for name in ("model", "draft_model"):
         if isinstance(settings[name], PathLike):
             settings[name] = fspath(settings[name])
@@ -34,13 +35,16 @@ def read_settings(given: Mapping[str, Any], of_vllm: Mapping[str, Any]) -> Engin
         settings["dtype"] = str(settings["dtype"]).removeprefix("torch.")
     if settings["on_slowdown"] is not None:
         raise UsageError("on_slowdown is a server's setting: leave it out, or set approximate")
-    return EngineConfig.from_values(**settings)
+    return EngineConfig.from_values(**settings), ranks
 
 
-def _check_size(wanted: Any, environment: RankEnvironment) -> None:
-    """Raise UsageError unless `wanted` ranks run; None accepts any number."""
+def _ranks_to_start(wanted: Any, environment: RankEnvironment) -> int:
+    """How many ranks this process starts, itself among them; `wanted` None takes those there are.
+
+    Raises UsageError where a launcher started another number than `wanted`.
+    """
     if wanted is None:
-        return
+        return 1
     try:
         size = index(wanted)
     except TypeError:
@@ -48,13 +52,11 @@ def _check_size(wanted: Any, environment: RankEnvironment) -> None:
     if size < 1 or isinstance(wanted, bool):
         raise UsageError(f"tensor_parallel_size must be a number of ranks, not {wanted!r}")
     if size == environment.size:
-        return
-    there = (
-        f"{environment.launcher} started {environment.size}"
-        if environment.launched
-        else "this process is the only one"
-    )
+        return 1
+    if environment.size == 1 and environment.launcher != "torchrun":
+        return size
     raise UsageError(
-        f"tensor_parallel_size {size} needs {size} ranks, and {there}: start the script with "
-        f"`torchrun --nproc-per-node {size} SCRIPT`"
+        f"tensor_parallel_size {size} needs {size} ranks, and {environment.launcher} started "
+        f"{environment.size}: start the script with `torchrun --nproc-per-node {size} SCRIPT`, or "
+        "without a launcher, and it starts the other ranks itself"
     )

@@ -10,9 +10,9 @@ from pathlib import Path
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.order import Contract
 from tpdet.launch.host.kernel_directory import check_caches
-from tpdet.model_config import ModelConfig, load_model_config
+from tpdet.model_config import ModelConfig
 from tpdet.model_config.expert_load import route_shape
-from tpdet.model_config.fit import check_experts, check_ranks, context_length
+from tpdet.model_config.fit import context_length
 from tpdet.models.draft_pair import read_draft_model
 from tpdet.server.commands.gpus import count_gpus, torch_build
 from tpdet.server.leader.http_child import bind_port
@@ -22,8 +22,8 @@ from tpdet.server.wire.limits import MAX_ROUTED_BYTES
 from tpdet.server.wire.protocol import socket_address
 from tpdet.text.reasoning import check_marks
 from tpdet.text.tokenizer import read_files
-from tpdet.weights.resolve import resolve_model, resolve_tokenizer
-from tpdet.weights.weight_files import find_weights
+from tpdet.weights.checks import check_checkpoint
+from tpdet.weights.resolve import resolve_tokenizer
 
 
 def check_start(settings: Settings, ranks: int) -> None:
@@ -50,15 +50,10 @@ def _check_model(settings: Settings, ranks: int) -> str:
     Returns the contract's id on a GPU.
     """
     engine = settings.engine
-    directory = resolve_model(engine.model, engine.revision)
-    model = load_model_config(directory, engine.dtype)
-    cut = check_ranks(model, ranks, engine.leaves)
-    check_experts(model, engine.row_layers, engine.may_be_approximate)
+    model, cut = check_checkpoint(engine, ranks)
     context = context_length(engine.max_model_len, model)
     if engine.enable_return_routed_experts:
         check_routed(model, context)
-    if engine.load_format != "dummy":
-        find_weights(directory)
     if engine.draft_model is not None:
         read_draft_model(engine)
     if engine.chat_template is not None and not Path(engine.chat_template).exists():
