@@ -295,9 +295,9 @@ def test_a_draft_model_that_does_not_fit_is_refused_by_name(tiny_model, tokenize
     for name, files in {"padded": other, "mine": model, "theirs": model}.items():
         shutil.copytree(files, tmp_path / name)
         if name == "theirs":
-            text["added_tokens"].append({"id": 1099, "content": "<odd>"})
+            text["added_tokens"].append(text["added_tokens"][0] | {"id": 1500, "content": "<odd>"})
         (tmp_path / name / "tokenizer.json").write_text(json.dumps(text))
-    refuse(tmp_path / "theirs", "token id 1099 is '<odd>' there", model=str(tmp_path / "mine"))
+    refuse(tmp_path / "theirs", "token id 1500 is '<odd>' there", model=str(tmp_path / "mine"))
     refuse(tmp_path / "padded", "has 1200 token ids", skip_tokenizer_init=True)
     for name in ("mine", "padded"):  # the same texts, and ids that have none
         same = {"model": str(tmp_path / "mine"), "draft_model": str(tmp_path / name)}

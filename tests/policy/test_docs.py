@@ -34,7 +34,11 @@ BLOCK = re.compile(r"```console\n(.*?)```|((?:^    [^\n]*\n)+)", re.DOTALL | re.
 FORM = re.compile(r"\[|\.\.\.|\|")
 """A command's form, with what may be left out, is no example."""
 TARGET = re.compile(r"(?:^\s*|`)make ([\w-]+)", re.MULTILINE)
-OF_MODELS_AND_RUNS = {"config.json", "tokenizer.json", "ready.json", "exit.json"}
+OF_MODELS_AND_RUNS = {
+    *("config.json", "tokenizer.json", "ready.json", "exit.json"),
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    "chat_template.json",
+}
 """Files of a checkpoint or of a run directory, which no clone has."""
 
 

@@ -78,7 +78,10 @@ def test_the_information_names_no_path(our_tokenizer, tokenizer_folder):
     [
         ({"eos_token": "</none>"}, "eos_token '</none>' is not in"),
         ({"pad_token": "\ud800"}, "lone surrogate"),
-        ({"added_tokens_decoder": {"3": {"content": "<|im_end|>"}}}, "has id 3, in tokenizer.json"),
+        (
+            {"added_tokens_decoder": {"3": {"content": "<|im_end|>"}}},
+            "has id 3, by tokenizer.json it is 1499",
+        ),
         ({"chat_template": 3}, "chat_template is a int"),
         ("[]", "not an object"),
         ('{"a": 1, "a": 2}', "duplicate key 'a'"),

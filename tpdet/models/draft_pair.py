@@ -3,15 +3,14 @@
 And how many KV pages it gets, which a start and `tpdet plan` reckon alike.
 """
 
-import json
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from tpdet.config import EngineConfig
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.model_config import ModelConfig, load_model_config
-from tpdet.text.tokenizer import read_files
+from tpdet.text.tokenizer import Tokenizer, read_files
 from tpdet.weights.resolve import resolve_model, resolve_tokenizer
 
 _SHARE = 0.1  # of a GPU's free memory, for its pages
@@ -84,7 +83,7 @@ def _compare(target: Path, directory: Path) -> bool:
     """
     if not target.is_file() and not (target / "tokenizer.json").exists():
         return False  # refused, or not needed, for the model itself
-    mine, other = dict(_texts(target)), dict(_texts(directory))
+    mine, other = _texts(target), _texts(directory)
     for id_ in sorted(mine.keys() | other.keys()):
         if mine.get(id_) != other.get(id_):
             raise UsageError(
@@ -94,12 +93,7 @@ def _compare(target: Path, directory: Path) -> bool:
     return True
 
 
-def _texts(directory: Path) -> Iterator[tuple[int, str]]:
+def _texts(directory: Path) -> dict[int, str | None]:
     """Each id of a tokenizer with its text."""
-    described = json.loads(read_files(directory).text)
-    vocabulary = described["model"].get("vocab", {})
-    if isinstance(vocabulary, list):  # Unigram: [text, score] in the order of ids
-        yield from ((id_, entry[0]) for id_, entry in enumerate(vocabulary))
-    else:
-        yield from ((id_, text) for text, id_ in vocabulary.items())
-    yield from ((token["id"], token["content"]) for token in described.get("added_tokens") or ())
+    tokenizer = Tokenizer.from_files(replace(read_files(directory), template=None))
+    return {id_: tokenizer.token(id_) for id_ in range(tokenizer.vocab_size)}

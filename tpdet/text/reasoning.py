@@ -216,7 +216,7 @@ def check_marks(setting: str, files: TokenizerFiles | None) -> None:
     if files is not None:
         description = parse_json_object(files.text, files.source)
         check_description(description, files.source)
-        tokens = token_texts(description)
+        tokens = token_texts(description) | {*files.declared().texts}
     _find(setting, tokens)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tokenizers
@@ -21,13 +21,15 @@ class Guard:
     depend on them.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, description: dict[str, Any]) -> None:
-        """description: the backend as JSON; its special tokens are renamed in place."""
+    def __init__(
+        self, backend: tokenizers.Tokenizer, description: dict[str, Any], special: Collection[str]
+    ) -> None:
+        """description: the backend as JSON; the tokens in `special` are renamed in place."""
         unknown = description["model"].get("unk_token")
         secret = "".join(_NONCHARACTERS[byte % 32] for byte in secrets.token_bytes(24))
         self._names: dict[str, str] = {}
         for index, token in enumerate(description["added_tokens"]):
-            if token["special"]:
+            if token["content"] in special:
                 # Fixed width, so that no name is the beginning of another.
                 digits = "".join(_NONCHARACTERS[index >> shift & 31] for shift in (15, 10, 5, 0))
                 self._names[token["content"]] = secret + digits

@@ -8,7 +8,7 @@ spaces are never applied.
 import copy
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,19 +19,17 @@ from tpdet.errors import CheckpointError, NotFoundError, RequestError
 from tpdet.gguf_file.header import is_gguf
 from tpdet.model_config.json_file import parse_json_object, read_json_object, read_text_file
 from tpdet.text.chat_template import ChatTemplate, Segment
+from tpdet.text.declared_tokens import NAMED, DeclaredTokens, check_settings
 from tpdet.text.template_date import check_date_setting
 from tpdet.text.token_bound import bytes_per_token
 from tpdet.text.token_bytes import DecoderRules, join_tokens, read_rules
 from tpdet.text.token_guard import Guard, checked, ids_of
 from tpdet.text.token_names import TokenNames
-from tpdet.text.tokenizer_config import more_special, named_text, text_of_token
 from tpdet.text.tokenizer_file import check_description
 
 _MAX_TOKENIZER_BYTES = 512 << 20
 _MAX_CONFIG_BYTES = 64 << 20  # it repeats every added token
 _MAX_TEMPLATE_BYTES = 1 << 20
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
-          "mask_token")  # fmt: skip
 _Made = TypeVar("_Made")
 
 
@@ -39,8 +37,10 @@ _Made = TypeVar("_Made")
 class TokenizerFiles:
     """The contents of a tokenizer's files.
 
-    `text` is `tokenizer.json`, whose name in messages is `source`; `config` is the object of the
-    other files; `template` is the chat template, `date` what it prints where a request has none.
+    `text` is `tokenizer.json`, whose name in messages is `source`; `config` is the object of
+    `tokenizer_config.json`, `special_map` and `added` those of `special_tokens_map.json` and
+    `added_tokens.json`; `template` is the chat template, `date` what it prints where a request has
+    none.
     """
 
     source: str
@@ -48,6 +48,12 @@ class TokenizerFiles:
     config: dict[str, Any]
     template: str | None
     date: str | None = None
+    special_map: dict[str, Any] = field(default_factory=dict)
+    added: dict[str, Any] = field(default_factory=dict)
+
+    def declared(self) -> DeclaredTokens:
+        """The tokens of the files beside `tokenizer.json`. Raises CheckpointError."""
+        return DeclaredTokens.read(self.config, self.special_map, self.added)
 
 
 class Tokenizer:
@@ -60,16 +66,19 @@ class Tokenizer:
         template: str | None,
         counted: bool = False,
         date: str | None = None,
+        declared: DeclaredTokens | None = None,
     ) -> None:
         """config: the object in tokenizer_config.json; counted, date: as for `ChatTemplate`.
 
-        Raises CheckpointError for files that are not supported.
+        declared: what all files declare, else what `config` does. Raises CheckpointError for files
+        that are not supported.
         """
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._named = {name: text for name in _NAMED if (text := named_text(config, name))}
-        self._declare_special(config)
+        declared = declared or DeclaredTokens.read(config)
+        declared.add_to(backend)
+        self._named = {name: str(token) for name, token in declared.named.items()}
         decoder = backend.decoder
         self.decoder_rules: DecoderRules = read_rules(decoder and decoder.__getstate__())
         # Kept by detokenizers, where special tokens are shown and where they are skipped.
@@ -77,10 +86,13 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._special = {id_: token.content for id_, token in added.items() if token.special}
         self.added_tokens = {token.content: id_ for id_, token in added.items()}
+        # Those that a conversation's texts cannot have: also named ones that answers show.
+        named = (*self._named.values(), *map(str, declared.extra))
+        self._kept_apart = frozenset((*self._special.values(), *named))
         self._class = str(config.get("tokenizer_class") or "PreTrainedTokenizerFast")
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.chat_template = (
-            ChatTemplate(template, self._named, list(self._special.values()), counted, date)
+            ChatTemplate(template, self._named, sorted(self._kept_apart), counted, date)
             if template
             else None
         )
@@ -110,10 +122,14 @@ class Tokenizer:
 
         counted: chat templates may do only a little work, and raise BeyondCount for more.
         """
-        check_description(parse_json_object(files.text, files.source), files.source)
+        description = parse_json_object(files.text, files.source)
+        check_description(description, files.source)
+        check_settings(files.config, description.get("pre_tokenizer"))
         backend = _sound(lambda: tokenizers.Tokenizer.from_str(files.text), files.source)
+        declared = files.declared()
         return _sound(
-            lambda: cls(backend, files.config, files.template, counted, files.date), files.source
+            lambda: cls(backend, files.config, files.template, counted, files.date, declared),
+            files.source,
         )
 
     @property
@@ -137,7 +153,8 @@ class Tokenizer:
 
     @cached_property
     def _guard(self) -> Guard:
-        return _sound(lambda: Guard(self._backend, json.loads(self._backend.to_str())))
+        description = json.loads(self._backend.to_str())
+        return _sound(lambda: Guard(self._backend, description, self._kept_apart))
 
     def encode(
         self,
@@ -196,7 +213,7 @@ class Tokenizer:
         """This tokenizer with another template. Raises CheckpointError as `ChatTemplate`."""
         other = copy.copy(self)
         date = self.chat_template.date if self.chat_template else None
-        special = list(self._special.values())
+        special = sorted(self._kept_apart)
         other.chat_template = ChatTemplate(source, self._named, special, date=date)
         return other
 
@@ -228,7 +245,7 @@ class Tokenizer:
         return {
             "tokenizer_class": self._class,
             "vocab_size": self.vocab_size,
-            **{name: self._named.get(name) for name in _NAMED},
+            **{name: self._named.get(name) for name in NAMED},
             "bos_token_id": self.bos_token_id,
             "eos_token_id": self._id_of("eos_token"),
             "add_bos_token": self.around[0][:1] == [self.bos_token_id],
@@ -240,30 +257,6 @@ class Tokenizer:
     def _id_of(self, name: str) -> int | None:
         text = self._named.get(name)
         return None if text is None else self._backend.token_to_id(text)
-
-    def _declare_special(self, config: Mapping[str, Any]) -> None:
-        """Make named tokens special; the ids in the two files must agree."""
-        for name in ("bos_token", "eos_token"):
-            if name in self._named and self._id_of(name) is None:
-                raise CheckpointError(
-                    f"tokenizer_config.json: {name} {self._named[name]!r} is not in "
-                    "tokenizer.json: use files of one checkpoint"
-                )
-        listed = config.get("added_tokens_decoder")
-        for key, token in listed.items() if isinstance(listed, dict) else ():
-            text = text_of_token(token)
-            found = None if text is None else self._backend.token_to_id(text)
-            if found is not None and str(found) != key:
-                raise CheckpointError(
-                    f"tokenizer_config.json: token {text!r} has id {key}, in tokenizer.json "
-                    f"{found}: use files of one checkpoint"
-                )
-        texts = dict.fromkeys([*self._named.values(), *more_special(config)])
-        known = [text for text in texts if self._backend.token_to_id(text) is not None]
-        # In one call, because each call goes through all added tokens.
-        self._backend.add_special_tokens(
-            [tokenizers.AddedToken(text, special=True, normalized=False) for text in known]
-        )
 
     def _added_around(self) -> tuple[list[int], list[int]]:
         """Ids that `add_special_tokens` puts before and after a text."""
@@ -332,9 +325,12 @@ def _read_files(directory: str | Path, chat_template: str | Path | None) -> Toke
         return TokenizerFiles(str(directory), text, config, chosen or template)
     path = directory / "tokenizer.json"
     text = read_text_file(path, _MAX_TOKENIZER_BYTES)
-    config = _optional_object(directory / "tokenizer_config.json")
-    config = _optional_object(directory / "special_tokens_map.json") | config
-    return TokenizerFiles(str(path), text, config, _template(directory, config, chat_template))
+    config, special_map, added = (
+        _optional_object(directory / f"{name}.json")
+        for name in ("tokenizer_config", "special_tokens_map", "added_tokens")
+    )
+    template = _template(directory, config, chat_template)
+    return TokenizerFiles(str(path), text, config, template, None, special_map, added)
 
 
 def _sound(make: Callable[[], _Made], file: str = "tokenizer.json") -> _Made:

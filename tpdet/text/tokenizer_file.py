@@ -76,7 +76,7 @@ def _shown(value: object) -> str:
 def _growth(part: object, inner: str) -> int:
     """How many times longer the replacing steps of a part make a text, at most."""
     growth = 1
-    for step in _steps(part, inner):
+    for step in steps(part, inner):
         if step.get("type") == "Replace" and isinstance(content := step.get("content"), str):
             pattern = step.get("pattern")
             old = pattern.get("String") if isinstance(pattern, dict) else None
@@ -88,7 +88,7 @@ def _growth(part: object, inner: str) -> int:
     return growth
 
 
-def _steps(part: object, inner: str) -> Iterable[dict[str, Any]]:
+def steps(part: object, inner: str) -> Iterable[dict[str, Any]]:
     """The steps of a part, also those inside sequences; safe for any depth of nesting."""
     waiting = [part]
     while waiting:

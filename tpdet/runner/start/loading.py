@@ -46,8 +46,8 @@ from tpdet.weights.source import UnreadWeights, WeightRead, WeightSource, open_w
 
 _TIED = ("lm_head.weight", "model.embed_tokens.weight")
 _TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "chat_template.jinja",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 
 MOST_THREADS = 8
