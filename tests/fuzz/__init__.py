@@ -1,0 +1,1 @@
+"""The semantics fuzzer: random requests keep their bits in random company."""
