@@ -222,3 +222,25 @@ def test_a_large_body_is_treated_alike(server):
     long = {"role": "user", "content": "x" * (300 << 10)}
     body = json.loads(chat(server, messages=[long], temprature=1).content)
     assert "did you mean 'temperature'?" in body["error"]["message"]
+
+
+def test_hints_where_a_prompt_may_be_cached_are_taken_at_every_place(server):
+    """Anthropic's `cache_control`, which proxies and agents leave in."""
+    expected = chat(server).json()["choices"]
+    for hint in ({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}):
+        part = {"type": "text", "text": "hi", "cache_control": hint, "annotations": []}
+        message = {"role": "user", "content": [part], "cache_control": hint}
+        found = chat(server, messages=[message], cache_control=hint)
+        assert found.json()["choices"] == expected
+    plain = {"role": "system", "content": "s"}
+    for place, changed in (
+        ("messages[1].content[0]", {"content": [part | {"cache_control": {"type": "forever"}}]}),
+        ("messages[1]", {"content": "hi", "cache_control": {"type": "ephemeral", "ttl": "9d"}}),
+    ):
+        found = chat(server, messages=[plain, {"role": "user"} | changed])
+        error = refused(found, 400, place)
+        assert error["message"].startswith(f"{place}.cache_control is not supported")
+    call = {"type": "function", "function": {"name": "f", "strict": True}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    error = refused(chat(server, messages=[plain, message]), 400, "messages[1].tool_calls[0]")
+    assert "messages[1].tool_calls[0].function.strict" in error["message"]

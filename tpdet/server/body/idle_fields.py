@@ -28,6 +28,14 @@ _SCHEMA = "use response_format with a JSON schema"
 _BIAS = "use logit_bias"
 _TEMPLATE = "conversations are rendered by the server's chat template alone"
 _LEAVE = "leave it out"
+_EPHEMERAL = {"type": "ephemeral"}
+# A hint of other APIs where a prompt may be cached; clients and proxies leave it in.
+CACHE_CONTROL = {
+    "cache_control": Idle(
+        (_EPHEMERAL, _EPHEMERAL | {"ttl": "5m"}, _EPHEMERAL | {"ttl": "1h"}),
+        "the prefix cache needs no hints: leave it out",
+    )
+}
 
 # What a conversation's rendering may be asked for, also without generating.
 CONVERSATION = {
@@ -37,61 +45,69 @@ CONVERSATION = {
     "mm_processor_kwargs": Idle(({},), _TEXT_ONLY),
     "tools": Idle(([],), _NO_TOOLS),
 }
-GENERATION = CONVERSATION | {
-    "allowed_token_ids": Idle((), f"{_SCHEMA}, or logit_bias for up to 1,024 ids"),
-    "audio": Idle((), _TEXT_ONLY),
-    "bad_words": Idle(([],), "use logit_bias -100 for the ids that must not come"),
-    "best_of": Idle((1,), "choices are not chosen among: use n"),
-    "detokenize": Idle((True,), "answers hold text: return_token_ids gives the ids beside it"),
-    "ec_transfer_params": Idle(({},), _LEAVE),
-    "ebnf": Idle((), _SCHEMA),
-    "enable_thinking": Idle(
-        (), 'send chat_template_kwargs {"enable_thinking": ...}, if the chat template reads it'
-    ),
-    "extra_body": Idle(
-        ({},), "it is an argument of the openai client: send its fields beside the others"
-    ),
-    "function_call": Idle(("none", "auto"), _NO_TOOLS),
-    "functions": Idle(([],), _NO_TOOLS),
-    "guided_choice": Idle((), f"{_SCHEMA} that has an enum"),
-    "guided_decoding_backend": Idle((), _SCHEMA),
-    "guided_grammar": Idle((), _SCHEMA),
-    "guided_json": Idle((), _SCHEMA),
-    "guided_regex": Idle((), f"{_SCHEMA} that has a pattern"),
-    "kv_transfer_params": Idle(({},), _LEAVE),
-    "length_penalty": Idle((1.0,), _NO_BEAMS),
-    "logits_processors": Idle(([],), _BIAS),
-    "logprob_token_ids": Idle((), "use logprobs, up to 20 of the likeliest"),
-    "modalities": Idle((["text"],), _TEXT_ONLY),
-    "moderation": Idle((), "nothing is moderated: leave it out"),
-    "priority": Idle((0,), "requests are served in the order of their arrival: leave it out"),
-    "prompt_cache_options": Idle(({}, {"mode": "implicit"}), "use cache_salt"),
-    "prompt_cache_retention": Idle(("in_memory",), "the prefix cache is in memory: leave it out"),
-    "prompt_embeds": Idle((), "send text or token ids as prompt"),
-    "regex": Idle((), f"{_SCHEMA} that has a pattern"),
-    "repetition_detection": Idle((), "use repetition_penalty or stop"),
-    "request_id": Idle((), "the server gives each answer an x-request-id of its own: leave it out"),
-    "return_mm_kwargs": Idle((True,), _TEXT_ONLY),
-    "return_prompt_text": Idle((False,), "use return_token_ids and /detokenize"),
-    "return_token_offsets": Idle((False,), "completions have text_offset with logprobs"),
-    "routed_experts_prompt_start": Idle((0,), _LEAVE),
-    "service_tier": Idle(("auto", "default"), "there is one tier: leave it out"),
-    "spaces_between_special_tokens": Idle((True,), "texts are as the tokenizer decodes them"),
-    "store": Idle((False,), "answers are not stored: leave it out"),
-    "stream_interval": Idle((1,), "each token is sent when it is there: leave it out"),
-    "structured_outputs": Idle(
-        (), f"{_SCHEMA}, which has an enum for choice and a pattern for regex"
-    ),
-    "suffix": Idle(("",), "text is not filled in before a suffix: leave it out"),
-    "thinking_token_budget": Idle((-1,), "use max_tokens"),
-    "tool_choice": Idle(("none", "auto"), _NO_TOOLS),
-    "truncation_side": Idle(("left",), "truncate_prompt_tokens keeps the last tokens"),
-    "use_beam_search": Idle((False,), _NO_BEAMS),
-    "verbosity": Idle(("medium",), "say in a message how long the answer should be"),
-    "vllm_xargs": Idle(({},), _LEAVE),
-    "watermarking": Idle((False,), "text is not marked: leave it out"),
-    "web_search_options": Idle((), "nothing is searched: leave it out"),
-}
+GENERATION = (
+    CONVERSATION
+    | CACHE_CONTROL
+    | {
+        "allowed_token_ids": Idle((), f"{_SCHEMA}, or logit_bias for up to 1,024 ids"),
+        "audio": Idle((), _TEXT_ONLY),
+        "bad_words": Idle(([],), "use logit_bias -100 for the ids that must not come"),
+        "best_of": Idle((1,), "choices are not chosen among: use n"),
+        "detokenize": Idle((True,), "answers hold text: return_token_ids gives the ids beside it"),
+        "ec_transfer_params": Idle(({},), _LEAVE),
+        "ebnf": Idle((), _SCHEMA),
+        "enable_thinking": Idle(
+            (), 'send chat_template_kwargs {"enable_thinking": ...}, if the chat template reads it'
+        ),
+        "extra_body": Idle(
+            ({},), "it is an argument of the openai client: send its fields beside the others"
+        ),
+        "function_call": Idle(("none", "auto"), _NO_TOOLS),
+        "functions": Idle(([],), _NO_TOOLS),
+        "guided_choice": Idle((), f"{_SCHEMA} that has an enum"),
+        "guided_decoding_backend": Idle((), _SCHEMA),
+        "guided_grammar": Idle((), _SCHEMA),
+        "guided_json": Idle((), _SCHEMA),
+        "guided_regex": Idle((), f"{_SCHEMA} that has a pattern"),
+        "kv_transfer_params": Idle(({},), _LEAVE),
+        "length_penalty": Idle((1.0,), _NO_BEAMS),
+        "logits_processors": Idle(([],), _BIAS),
+        "logprob_token_ids": Idle((), "use logprobs, up to 20 of the likeliest"),
+        "modalities": Idle((["text"],), _TEXT_ONLY),
+        "moderation": Idle((), "nothing is moderated: leave it out"),
+        "priority": Idle((0,), "requests are served in the order of their arrival: leave it out"),
+        "prompt_cache_options": Idle(({}, {"mode": "implicit"}), "use cache_salt"),
+        "prompt_cache_retention": Idle(
+            ("in_memory",), "the prefix cache is in memory: leave it out"
+        ),
+        "prompt_embeds": Idle((), "send text or token ids as prompt"),
+        "regex": Idle((), f"{_SCHEMA} that has a pattern"),
+        "repetition_detection": Idle((), "use repetition_penalty or stop"),
+        "request_id": Idle(
+            (), "the server gives each answer an x-request-id of its own: leave it out"
+        ),
+        "return_mm_kwargs": Idle((True,), _TEXT_ONLY),
+        "return_prompt_text": Idle((False,), "use return_token_ids and /detokenize"),
+        "return_token_offsets": Idle((False,), "completions have text_offset with logprobs"),
+        "routed_experts_prompt_start": Idle((0,), _LEAVE),
+        "service_tier": Idle(("auto", "default"), "there is one tier: leave it out"),
+        "spaces_between_special_tokens": Idle((True,), "texts are as the tokenizer decodes them"),
+        "store": Idle((False,), "answers are not stored: leave it out"),
+        "stream_interval": Idle((1,), "each token is sent when it is there: leave it out"),
+        "structured_outputs": Idle(
+            (), f"{_SCHEMA}, which has an enum for choice and a pattern for regex"
+        ),
+        "suffix": Idle(("",), "text is not filled in before a suffix: leave it out"),
+        "thinking_token_budget": Idle((-1,), "use max_tokens"),
+        "tool_choice": Idle(("none", "auto"), _NO_TOOLS),
+        "truncation_side": Idle(("left",), "truncate_prompt_tokens keeps the last tokens"),
+        "use_beam_search": Idle((False,), _NO_BEAMS),
+        "verbosity": Idle(("medium",), "say in a message how long the answer should be"),
+        "vllm_xargs": Idle(({},), _LEAVE),
+        "watermarking": Idle((False,), "text is not marked: leave it out"),
+        "web_search_options": Idle((), "nothing is searched: leave it out"),
+    }
+)
 CHAT = GENERATION | {"echo": Idle((False,), "only completions repeat their prompt")}
 _OF_CHATS = "only chats have a template: send the text itself as prompt"
 COMPLETION = GENERATION | {
@@ -106,7 +122,11 @@ RESPONSE_FORMAT = {
 STREAM_OPTIONS = {
     "include_obfuscation": Idle((False,), "events are not padded: leave it out"),
 }
-MESSAGE = {
+TEXT_PART = CACHE_CONTROL | {
+    "annotations": Idle(([],), _TEXT_ONLY),
+    "logprobs": Idle(([],), "what a message was scored with is no part of it: leave it out"),
+}
+MESSAGE = CACHE_CONTROL | {
     "annotations": Idle(([],), _TEXT_ONLY),
     "audio": Idle((), _TEXT_ONLY),
     "function_call": Idle((), "write it as one of tool_calls"),

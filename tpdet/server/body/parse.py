@@ -1,6 +1,7 @@
 """Validates a parsed JSON object as one of the schema's bodies; reports the first error."""
 
 import re
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -110,32 +111,34 @@ def _known_message(place: str, message: Any) -> Any:
         return message
     message = _with_text_parts(ChatMessage, place, message)
     if isinstance(message.get("tool_calls"), list):
-        message["tool_calls"] = [_known_call(call) for call in message["tool_calls"]]
+        message["tool_calls"] = [
+            _known_call(f"{place}.tool_calls[{index}]", call)
+            for index, call in enumerate(message["tool_calls"])
+        ]
     return message
 
 
 def _with_text_parts(model: type[Body], place: str, value: dict[str, Any]) -> dict[str, Any]:
     """The known fields of an object at `place`; the parts of its `content` are text."""
-    field = place.partition("[")[0]
-    found = _known(model, value, field)
+    found = _known(model, value, place)
     if isinstance(found.get("content"), list):
         try:
             refuse_other_parts(f"{place}.content", found["content"])
         except RequestError as error:
             raise from_request_error(error) from None
         found["content"] = [
-            _known(TextPart, part, field) if isinstance(part, dict) else part
-            for part in found["content"]
+            _known(TextPart, part, f"{place}.content[{index}]") if isinstance(part, dict) else part
+            for index, part in enumerate(found["content"])
         ]
     return found
 
 
-def _known_call(call: Any) -> Any:
+def _known_call(place: str, call: Any) -> Any:
     if not isinstance(call, dict):
         return call
-    call = _known(ToolCall, call, "messages")
+    call = _known(ToolCall, call, place)
     if isinstance(call.get("function"), dict):
-        call["function"] = _known(CalledFunction, call["function"], "messages")
+        call["function"] = _known(CalledFunction, call["function"], f"{place}.function")
     return call
 
 
@@ -148,10 +151,10 @@ def _first_problem(error: ValidationError) -> ApiError:
     place = [part for part in problem["loc"] if not _is_branch(part)]
     param = str(place[0]) if place else None
     if problem["type"] == "extra_forbidden":
-        return _extra(".".join(str(part) for part in problem["loc"]))
+        return _extra(_path(problem["loc"]))
+    where = _path(place)
     if problem["type"] == "missing":
-        return bad_request(f"{'.'.join(map(str, place))} is missing", param)
-    where = ".".join(str(part) for part in place)
+        return bad_request(f"{where} is missing", param)
     shown = _shown(problem["input"])
     remedy = _REMEDIES.get(where) if problem["type"] in _OUT_OF_RANGE else None
     return bad_request(
@@ -160,6 +163,11 @@ def _first_problem(error: ValidationError) -> ApiError:
         + (f": {remedy}" if remedy else ""),
         param,
     )
+
+
+def _path(place: Iterable[int | str]) -> str:
+    """A place as a client writes it: messages[0].content."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)[1:]
 
 
 def _is_branch(part: int | str) -> bool:

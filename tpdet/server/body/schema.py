@@ -137,6 +137,7 @@ class ResponseFormat(Body):
 class TextPart(Body):
     """One part of a message's content; text is the only kind."""
 
+    idle = idle_fields.TEXT_PART
     type: Literal["text"]
     text: str
 
