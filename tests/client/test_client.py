@@ -306,11 +306,25 @@ def test_a_record_notes_the_date_that_the_chat_template_printed(keyed, tmp_path,
 def test_a_refused_request_of_a_batch_is_an_error_and_the_rest_goes_on(keyed, tmp_path, capsys):
     source = tmp_path / "in.jsonl"
     good = {"custom_id": "b", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 1}}
-    source.write_text(lines_of(good | {"body": {"prompt": "a", "temperature": 9}}, good))
+    bad = good | {"body": {"prompt": "a", "temperature": 9}}
+    other = good | {"body": {"prompt": "a", "model": "another"}}
+    source.write_text(lines_of(bad, other, good))
     assert main(["run-batch", "-i", str(source), "-o", "-"]) == 1
-    first, second = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    first, second, third = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert first["response"]["status_code"] == 400 and "temperature" in first["error"]["message"]
-    assert second["error"] is None
+    assert second["response"]["status_code"] == 404 and second["response"]["request_id"]
+    assert second["response"]["body"]["error"]["code"] == "model_not_found"
+    assert third["error"] is None
+
+
+def test_a_request_whose_server_was_lost_has_no_status(monkeypatch):
+    def post(self, path, body):
+        raise PeerLostError("gone")
+
+    monkeypatch.setattr(Connection, "post", post)
+    request = {"custom_id": "a", "url": "/v1/completions", "body": {}}
+    answer = batch._answer(Connection("h:1"), "m", 0, request)
+    assert answer["response"] is None and answer["error"]["message"] == "gone"
 
 
 @pytest.mark.parametrize(
@@ -358,7 +372,7 @@ def test_a_busy_server_is_asked_again(monkeypatch):
     def post(self, path, body):
         calls.append(path)
         if len(calls) < 3:
-            raise BusyError("later", 0.5)
+            raise type("Soon", (BusyError,), {"seconds": 0.5})("later", 503)
         return {"id": "x"}
 
     monkeypatch.setattr(Connection, "post", post)

@@ -2,7 +2,8 @@
 
 A line of the input is {"custom_id", "method": "POST", "url": "/v1/chat/completions" or
 "/v1/completions", "body"}, a line of the output {"id", "custom_id", "response": {"status_code",
-"request_id", "body"}, "error"}, in the order of the input. With --record it also has the "request"
+"request_id", "body"}, "error"}, in the order of the input; what the server refuses has its status
+and body, and where the server was lost, "response" is null. With --record it also has the "request"
 that was sent, and its answer the ids and bits that `tpdet check` reads.
 """
 
@@ -19,9 +20,9 @@ from typing import IO, Any
 
 from tpdet.arguments.counts import check_counts
 from tpdet.client.commands import connect
-from tpdet.client.connection import Connection
+from tpdet.client.connection import Connection, HttpError
 from tpdet.client.retries import ask
-from tpdet.errors import NotFoundError, NotPermittedError, RequestError, TpdetError, UsageError
+from tpdet.errors import NotFoundError, NotPermittedError, TpdetError, UsageError
 
 CHATS = "/v1/chat/completions"
 ROUTES = (CHATS, "/v1/completions")
@@ -91,8 +92,10 @@ def _answer(
     except (NotFoundError, NotPermittedError):
         raise
     except TpdetError as error:
-        status = 400 if isinstance(error, RequestError) else 500
-        said: dict[str, Any] = {"status_code": status, "request_id": None, "body": None}
+        said: dict[str, Any] | None = None  # where the server was lost it sent no status
+        if isinstance(error, HttpError):
+            sent = {"status_code": error.status, "request_id": error.request_id}
+            said = {**sent, "body": error.body}
         return found | {"response": said, "error": {"code": error.code, "message": str(error)}}
     said = {"status_code": 200, "request_id": body.get("id"), "body": body}
     return found | {"response": said, "error": None}

@@ -31,12 +31,25 @@ RESUME_SECONDS = 10.0
 PAUSE_SECONDS = 0.5
 
 
-class BusyError(ResourceError):
+class HttpError(TpdetError):
+    """The server answers with an error: its `status`, and its JSON `body` if that is some.
+
+    `request_id`: the server's name of the request, if it gave one.
+    """
+
+    def __init__(self, message: str, status: int, body: Any = None, request_id: str = "") -> None:
+        super().__init__(message)
+        self.status, self.body, self.request_id = status, body, request_id or None
+
+
+class RefusedError(HttpError, RequestError):
+    """The server refuses the request (400 to 499)."""
+
+
+class BusyError(HttpError, ResourceError):
     """The server takes no request now; `seconds` is when to ask again."""
 
-    def __init__(self, message: str, seconds: float) -> None:
-        super().__init__(message)
-        self.seconds = seconds
+    seconds = 1.0
 
 
 class _Place:
@@ -64,8 +77,8 @@ class Connection:
     """One server. Each request opens a new connection; `timeout` seconds bound each read.
 
     Every method raises NotFoundError if no server answers, NotPermittedError if it wants another
-    key, BusyError if it takes none now, RequestError for what it refuses, PeerLostError if it is
-    lost in the middle, and TpdetError for any other failure of its own.
+    key, BusyError if it takes none now, RefusedError for what it refuses, PeerLostError if it is
+    lost in the middle, and HttpError for any other failure of its own.
     """
 
     def __init__(self, url: str, key: str | None = None, timeout: float = 600.0) -> None:
@@ -189,8 +202,10 @@ class Connection:
         """Raise the error that the status stands for."""
         status, text = answer.status, _read(answer)
         try:
-            message = _message(json.loads(text))
+            body = json.loads(text)
+            message = _message(body)
         except ValueError:
+            body = None
             message = text[:200].decode("utf-8", "replace") or answer.reason
         if status in (401, 403):
             raise NotPermittedError(
@@ -199,15 +214,15 @@ class Connection:
                 if self._key is None
                 else f"the server at {self.url} does not take this API key ({status})"
             )
+        given = status, body, answer.getheader("x-request-id") or ""
         if status in _BUSY:
+            busy = BusyError(f"the server takes no request now ({status}): {message}", *given)
             wait = answer.getheader("Retry-After") or ""
-            raise BusyError(
-                f"the server takes no request now ({status}): {message}",
-                float(wait) if wait.isdigit() else 1.0,
-            )
+            busy.seconds = float(wait) if wait.isdigit() else BusyError.seconds
+            raise busy
         if 400 <= status < 500:
-            raise RequestError(f"the server refuses the request ({status}): {message}")
-        raise TpdetError(f"the server failed ({status}): {message}")
+            raise RefusedError(f"the server refuses the request ({status}): {message}", *given)
+        raise HttpError(f"the server failed ({status}): {message}", *given)
 
 
 def client_key(

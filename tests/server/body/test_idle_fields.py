@@ -242,5 +242,7 @@ def test_hints_where_a_prompt_may_be_cached_are_taken_at_every_place(server):
         assert error["message"].startswith(f"{place}.cache_control is not supported")
     call = {"type": "function", "function": {"name": "f", "strict": True}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    error = refused(chat(server, messages=[plain, message]), 400, "messages[1].tool_calls[0]")
-    assert "messages[1].tool_calls[0].function.strict" in error["message"]
+    place = "messages[1].tool_calls[0].function.strict"
+    assert place in refused(chat(server, messages=[plain, message]), 400, place)["message"]
+    error = refused(chat(server, messages=[plain, {"role": "user", "name": 5}]), 400, "messages")
+    assert error["message"].startswith("messages[1].name:")
