@@ -317,13 +317,15 @@ def test_a_refused_request_of_a_batch_is_an_error_and_the_rest_goes_on(keyed, tm
     assert third["error"] is None
 
 
-def test_a_request_whose_server_was_lost_has_no_status(monkeypatch):
+def test_a_request_whose_server_was_lost_has_no_status(keyed, tmp_path, capsys, monkeypatch):
     def post(self, path, body):
         raise PeerLostError("gone")
 
     monkeypatch.setattr(Connection, "post", post)
-    request = {"custom_id": "a", "url": "/v1/completions", "body": {}}
-    answer = batch._answer(Connection("h:1"), "m", 0, request)
+    source = tmp_path / "in.jsonl"
+    source.write_text(lines_of({"custom_id": "a", "url": "/v1/completions", "body": {}}))
+    assert main(["run-batch", "-i", str(source), "-o", "-"]) == 1
+    answer = json.loads(capsys.readouterr().out)
     assert answer["response"] is None and answer["error"]["message"] == "gone"
 
 
