@@ -12,27 +12,28 @@ import pytest
 from rich.console import Console
 
 from tpdet.cli import command_parser
-from tpdet.verify.arguments import MATRIX, SHORT, fill_matrix
-from tpdet.verify.progress import Progress, duration
+from tpdet.verify import progress as progress_module
+from tpdet.verify.arguments import SHORT, WHOLE, fill_matrix
+from tpdet.verify.progress import CircumstancesDone, Progress, duration
 
 COMMAND = [sys.executable, "-m", "tpdet", "verify"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "short"),
+    ("arguments", "values", "changed"),
     [
-        ((), True),
-        (("--control", "--device", "cpu", "--seed", "3"), True),
-        (("--all",), False),
-        (("models/demo",), False),
-        (("--tp", "1,2"), False),
+        ((), SHORT, {}),
+        (("--control", "--device", "cpu", "--seed", "3"), SHORT, {}),
+        (("models/demo",), SHORT, {}),
+        (("--tp", "1,4", "--launcher", "slurm"), SHORT, {"tp": "1,4", "launcher": "slurm"}),
+        (("--all",), WHOLE, {}),
+        (("models/demo", "--all", "--relations", "alone"), WHOLE, {"relations": "alone"}),
     ],
 )
-def test_without_arguments_the_matrix_is_the_short_one(arguments, short):
+def test_a_flag_narrows_and_all_widens(arguments, values, changed):
     options = command_parser().parse_args(["verify", *arguments])
-    assert fill_matrix(options) is short
-    expected = (SHORT if short else MATRIX) | ({"tp": "1,2"} if "--tp" in arguments else {})
-    assert {name: getattr(options, name) for name in MATRIX} == expected
+    fill_matrix(options)
+    assert {name: getattr(options, name) for name in WHOLE} == values | changed
 
 
 def test_progress_says_the_plan_and_then_what_is_left():
@@ -41,18 +42,37 @@ def test_progress_says_the_plan_and_then_what_is_left():
     progress = Progress(console, 12, guess=8.0, clock=lambda: now)
     progress.plan()
     for name in "abc":
-        progress.begin(name)
+        number = progress.begin(name)
         now += 5.0
-        progress.end()
-    progress.begin("d")
+        progress.end(number)
+    number = progress.begin("d")
+    for done in range(1, 5):
+        now += 5.0
+        progress.inside(number, done, 8)
     assert console.export_text().splitlines() == [
         "12 runs, about 96 s",
         "1 of 12: a",
         "2 of 12: b, about 55 s left",
         "3 of 12: c, about 50 s left",
         "4 of 12: d, about 45 s left",
+        "4 of 12: 2 of 8 circumstances, about 67 s left",
+        "4 of 12: 4 of 8 circumstances, about 85 s left",
     ]
     assert [duration(s) for s in (7.4, 99, 101, 600)] == ["7 s", "99 s", "2 min", "10 min"]
+
+
+def test_a_run_tells_how_far_it_is_by_a_file_in_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress_module, "QUIET_SECONDS", 0.0)
+    console = Console(record=True, width=100, file=io.StringIO())
+    progress = Progress(console, 1)
+    with progress.watched("a model", tmp_path):
+        done = CircumstancesDone(tmp_path, 3)
+        done.one_more()
+        deadline = time.monotonic() + 60
+        while "1 of 3" not in console.export_text(clear=False):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert "1 of 1: 1 of 3 circumstances, about" in console.export_text()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.verify.relations import parse_relations, relations_help
 from tpdet.verify.ways import TRANSPORTS, Ways, launchers_help, parse_launchers, parse_transports
 
-MATRIX = {
+WHOLE = {
     "relations": "all",
     "tp": "1,2,4,8",
     "dtype": "float32,bfloat16",
@@ -24,8 +24,8 @@ MATRIX = {
     "prompt_lengths": "5,300,37",
     "tokens": 12,
 }
-"""The default of every flag of the matrix."""
-SHORT = MATRIX | {
+"""The values of flags that are not given beside --all."""
+SHORT = WHOLE | {
     "relations": "steps,fresh",
     "tp": "1,2",
     "dtype": "bfloat16",
@@ -33,7 +33,7 @@ SHORT = MATRIX | {
     "batch": "1,16",
     "budget": "100",
 }
-"""The values without a model, a flag of the matrix or --all: they take two minutes at most."""
+"""The values of flags that are not given: of a tiny model they take two minutes at most."""
 SHORT_FAMILIES = ("qwen3",)
 
 
@@ -50,8 +50,9 @@ def add_verify(commands: argparse._SubParsersAction) -> None:
     command.add_argument(
         "--all",
         action="store_true",
-        help="without a model: one of each family in the whole matrix, which takes many minutes; "
-        "bare, one model in the main circumstances at TP 1 and 2, within two minutes on two cores",
+        help="widen every flag that is not given to all that it can be, and without a model take "
+        "one of each family: many minutes; without it the main circumstances at TP 1 and 2, of a "
+        "tiny model within two minutes on two cores",
     )
     _add_matrix(command)
     command.add_argument("--seed", type=int, default=0, help="of the probes")
@@ -90,8 +91,10 @@ def _add_matrix(command: argparse.ArgumentParser) -> None:
     """Add the flags of the matrix, without defaults: `fill_matrix` gives them later."""
 
     def add(name: str, text: str, kind: type = str) -> None:
-        default = MATRIX[name.replace("-", "_")]
-        said = "" if default is None else f" (default {default})"
+        key = name.replace("-", "_")
+        default, whole = SHORT[key], WHOLE[key]
+        widened = "" if default == whole else f"; with --all {whole}"
+        said = "" if default is None else f" (default {default}{widened})"
         command.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, help=text + said)
 
     add("relations", relations_help())
@@ -113,14 +116,11 @@ def _add_matrix(command: argparse.ArgumentParser) -> None:
     add("tokens", "tokens each probe generates", int)
 
 
-def fill_matrix(options: argparse.Namespace) -> bool:
-    """Fill in every flag of the matrix that was not given; True for the values of `SHORT`."""
-    given = {name for name in MATRIX if hasattr(options, name)}
-    short = not (options.model or options.all or given)
-    for name, value in (SHORT if short else MATRIX).items():
-        if name not in given:
+def fill_matrix(options: argparse.Namespace) -> None:
+    """Fill in every flag of the matrix that was not given: a flag narrows, --all widens."""
+    for name, value in (WHOLE if options.all else SHORT).items():
+        if not hasattr(options, name):
             setattr(options, name, value)
-    return short
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -133,7 +133,7 @@ def _verify(options: argparse.Namespace) -> int:
             "--approximate: approximate arithmetic is not deterministic, there is nothing to "
             "verify; --control shows what verification says of such arithmetic"
         )
-    short = fill_matrix(options)
+    fill_matrix(options)
     dtypes, fold_orders = _engine_lists(options)
     spec = VerifySpec(
         model="",
@@ -159,7 +159,7 @@ def _verify(options: argparse.Namespace) -> int:
     )
     check_counts(options, "worlds_per_gpu")
     tps = parse_sizes(options.tp)
-    families = SHORT_FAMILIES if short else FAMILY_NAMES
+    families = FAMILY_NAMES if options.all else SHORT_FAMILIES
     return verify_all(
         options.model, spec, tps, options.output, options.worlds_per_gpu, ways, families
     )

@@ -79,9 +79,9 @@ def run_worlds(
         part = parts[index]
         where = f" on {', '.join(place.gpus)}" if place.gpus else ""
         how = "" if part.way == USUAL else f", {part.way}"
-        progress.begin(f"{Path(spec.model).name}, TP {part.tp}, {part.name}{how}{where}")
-        _run(part, spec, place, folder / part.folder, launchers)
-        progress.end()
+        what = f"{Path(spec.model).name}, TP {part.tp}, {part.name}{how}{where}"
+        with progress.watched(what, folder / part.folder):
+            _run(part, spec, place, folder / part.folder, launchers)
 
     sizes = [part.tp for part in parts]
     run_placed(sizes, start, gpu_names(len(gpus)), worlds_per_gpu, needs, memory)

@@ -55,6 +55,7 @@ from tpdet.verify.logits_log import LogitsLog
 from tpdet.verify.machine import count_gpus, machine
 from tpdet.verify.node_folds import count_node_folds
 from tpdet.verify.pretended_nodes import pretend_nodes
+from tpdet.verify.progress import CircumstancesDone
 from tpdet.verify.relations import CACHE, EAGER, FRESH, GATHER, PLACED, order_of_processes
 from tpdet.verify.spec import Seen, Trace, VerifySpec, WorldReport, mode_settings
 from tpdet.verify.worlds import run_rank
@@ -75,10 +76,13 @@ def main(arguments: list[str]) -> int:
     graphs = resolve_device(spec.device) == "cuda" and ranks_per_gpu() == 1
     traces, fingerprints, vocab_size = [], {}, 0
     left_out: list[str] = []
+    loads = _loads(spec, graphs, world.size)
+    count = len(spec.dtypes) * sum(len(load.circumstances) for load in loads)
+    place = _Place(folder, CircumstancesDone(folder, count), left_out)
     for dtype in spec.dtypes:
-        for load in _loads(spec, graphs, world.size):
+        for load in loads:
             config = _config(spec, dtype, load, graphs)
-            found, fingerprint, vocab_size = _run_load(spec, load, config, world, folder, left_out)
+            found, fingerprint, vocab_size = _run_load(spec, load, config, world, place)
             traces += found
             fingerprints[f"{dtype} {load.mode}"] = fingerprint
             gc.collect()  # the next model gets the memory of this one
@@ -134,14 +138,23 @@ class _Load:
 
 
 @dataclass(frozen=True)
+class _Place:
+    """The folder for raw logits, the count of circumstances, and what there was no room for."""
+
+    folder: Path
+    done: CircumstancesDone
+    left_out: list[str]
+
+
+@dataclass(frozen=True)
 class _Loaded:
-    """A loaded model with its circumstances; `folder` is for raw logits."""
+    """A loaded model with its circumstances."""
 
     load: _Load
     config: EngineConfig
     runner: Runner
     world: World
-    folder: Path
+    place: _Place
 
 
 def _loads(spec: VerifySpec, graphs: bool, ranks: int) -> list[_Load]:
@@ -212,22 +225,18 @@ def _run_load(
     load: _Load,
     config: EngineConfig,
     world: World,
-    folder: Path,
-    left_out: list[str],
+    place: _Place,
 ) -> tuple[list[Trace], str, int]:
     """Load the model, run every circumstance and let go of it: traces, fingerprint, vocabulary."""
     runner = Runner.start(config, world)
-    traces = _run_all(spec, _Loaded(load, config, runner, world, folder), left_out)
+    traces = _run_all(spec, _Loaded(load, config, runner, world, place))
     runner.close()
     world.barrier()  # peers may read this rank's part of the vocabulary until they have closed, too
     return traces, runner.fingerprint(approximate=False), runner.model_config.vocab_size
 
 
-def _run_all(spec: VerifySpec, loaded: _Loaded, left_out: list[str]) -> list[Trace]:
-    """Run every circumstance of one loaded model; the traces on rank 0.
-
-    left_out: what there was no room for is added to it.
-    """
+def _run_all(spec: VerifySpec, loaded: _Loaded) -> list[Trace]:
+    """Run every circumstance of one loaded model; the traces on rank 0."""
     traces: list[Trace] = []
     world, runner = loaded.world, loaded.runner
     vocabulary = runner.model_config.vocab_size
@@ -248,12 +257,14 @@ def _run_all(spec: VerifySpec, loaded: _Loaded, left_out: list[str]) -> list[Tra
         config, model = _engine_config(spec, circumstance, loaded.config), None
         if circumstance.drafts in MODELS:
             if (why := why_no_room(config, world)) is not None:
-                left_out.append(f"TP {world.size}, {circumstance.name}: {why}")
+                loaded.place.left_out.append(f"TP {world.size}, {circumstance.name}: {why}")
                 continue
             model = start_draft_model(config, world, loaded=True)
         one = replace(loaded, config=config)
         trace = _run_one(spec, circumstance, one, requests, answers, model)
-        traces += [trace] if trace is not None else []
+        if trace is not None:
+            traces.append(trace)
+            loaded.place.done.one_more()
         if model is not None:
             model.close()
     return traces
@@ -291,7 +302,7 @@ def _run_one(
         return None
     mode, kind = loaded.load.mode, circumstance.drafts
     name = f"{config.dtype}.{mode}.{circumstance.name}.logits".replace(" ", "-")
-    values = loaded.folder / name
+    values = loaded.place.folder / name
     log, vocabulary = LogitsLog(values), runner.model_config.vocab_size
     tokens = {
         each.request_id: each.prompt_token_ids + known.get(each.request_id, ()) for each in requests

@@ -22,35 +22,41 @@ _SHOWN = 10
 def print_matrix(model: str, relations: list[Relation], tps: list[int], console: Console) -> None:
     """Print a table for each dtype and mode: a row a circumstance, a column a tensor-parallel size.
 
-    There is a column for the way of starting the ranks if one was chosen.
+    Circumstances that were compared with one reference stand together: other texts, or answers
+    alone, have digests of their own. There is a column for the way of starting the ranks if one was
+    chosen.
     """
     ways = list(dict.fromkeys(relation.way for relation in relations))
     named = ways != [USUAL]
     for dtype, mode in dict.fromkeys((r.dtype, r.mode) for r in relations):
         mine = [r for r in relations if (r.dtype, r.mode) == (dtype, mode)]
-        table = Table(title=f"{model} · {dtype} · {mode}", caption=_references(mine))
+        positions: dict[str, int] = {}
+        for relation in mine:
+            positions.setdefault(relation.reference, relation.positions)
+        table = Table(title=f"{model} · {dtype} · {mode}", caption=_caption(positions))
         if named:
             table.add_column("ranks", no_wrap=True)
         table.add_column("circumstance")
         for tp in tps:
             table.add_column(f"TP {tp}", justify="center")
-        for way, name in sorted(
-            {(r.way, r.circumstance): None for r in mine}, key=lambda row: ways.index(row[0])
-        ):
-            cells = [_cell(mine, way, name, tp) for tp in tps]
-            table.add_row(*([str(way)] if named else []), name, *cells)
+        for reference in positions:
+            table.add_section()
+            group = [r for r in mine if r.reference == reference]
+            for way, name in sorted(
+                {(r.way, r.circumstance): None for r in group}, key=lambda row: ways.index(row[0])
+            ):
+                cells = [_cell(group, way, name, tp) for tp in tps]
+                table.add_row(*([str(way)] if named else []), name, *cells)
         console.print(table)
 
 
-def _references(relations: list[Relation]) -> str:
-    """Each reference and how many positions it has: other texts, or answers alone, have their own.
-
-    A line each, the first that of all probes whole.
-    """
-    found: dict[str, int] = {}
-    for relation in relations:
-        found.setdefault(relation.reference, relation.positions)
-    return "\n".join(f"reference {name[:_SHOWN]} · {n} positions" for name, n in found.items())
+def _caption(positions: dict[str, int]) -> str:
+    """What the digests of each group of rows cover."""
+    groups = [f"{name[:_SHOWN]}: {count} positions" for name, count in positions.items()]
+    if len(groups) == 1:
+        return f"equal digests, equal bits · reference {groups[0]}"
+    heads = "; ".join(groups)
+    return f"equal digests, equal bits · each group of rows has texts of its own: {heads}"
 
 
 def _cell(relations: list[Relation], way: Way, circumstance: str, tp: int) -> str:
