@@ -196,7 +196,8 @@ def serve(
         bridge.state = state(drain, canary, idle_checks, reload)
         if bridge.state != "reloading":
             reload.refuse(f"the server is {bridge.state}")
-        bridge.report(engine, canary_mismatches=canary.mismatches, **engine.gauges)
+        counted = {"canary_mismatches": canary.mismatches, **engine.gauges}
+        bridge.report(engine, unasked=canary.running, **counted)
         heard = bridge.receive(engine, 0.0 if engine.has_work else IDLE_POLL_SECONDS)
         if heard or drain.begun:
             canary.abandon()

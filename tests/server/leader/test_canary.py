@@ -14,6 +14,7 @@ from tpdet.errors import CheckpointError
 from tpdet.request import Request, SamplingParams
 from tpdet.serve import state
 from tpdet.server.leader import canary as canary_module
+from tpdet.server.leader.bridge import Bridge
 from tpdet.server.leader.canary import Canary, canary_request
 
 
@@ -49,6 +50,37 @@ def test_it_runs_when_due_and_idle_and_stays_healthy(clock):
         canary.begin_if_due()
         assert source.has_work and run(canary, source) == []
         assert source.canaries == count and canary.healthy
+
+
+def test_an_answer_that_takes_long_comes_again_later(clock):
+    source = engine()
+    canary = Canary(source, 10.0)
+    canary.learn()
+    clock.seconds += 10.0
+    canary.begin_if_due()
+    clock.seconds += 0.5
+    run(canary, source)
+    for seconds, count in ((10.0, 2), (39.0, 2), (0.6, 3)):
+        clock.seconds += seconds
+        canary.begin_if_due()
+        run(canary, source)
+        assert source.canaries == count, "half a second is 1 % of 50"
+
+
+def test_nobody_sees_it_as_a_request(clock):
+    source = engine()
+    canary = Canary(source, 10.0)
+    canary.learn()
+    clock.seconds += 10.0
+    canary.begin_if_due()
+    link = SimpleNamespace(socket=SimpleNamespace(sent=[]))
+    link.socket.send = link.socket.sent.append
+    for unasked, expected in ((canary.running, 0), (False, 1)):  # negative control: the engine's
+        Bridge([link], 60.0).report(source, unasked=unasked)
+        status = link.socket.sent[-1]
+        assert status.running + status.waiting == expected
+    run(canary, source)
+    assert not canary.running
 
 
 def test_the_log_says_that_it_is_computed_before_the_first_step(clock, monkeypatch, caplog):
@@ -173,6 +205,7 @@ class Hits:
 
 def test_a_long_canary_is_computed_each_time_and_not_read_from_the_cache(tiny_model, monkeypatch):
     monkeypatch.setattr(canary_module, "PROMPT_TOKENS", 300)
+    monkeypatch.setattr(canary_module, "MOST_SHARE", 1e9)  # at once again
     model = tiny_model("qwen3", kv_heads=2)
     assert Hits(model).of_second_run() == 0
     real = canary_module.canary_request

@@ -206,13 +206,17 @@ class Bridge:
             elif mine:
                 send_step(link, mine, None)
 
-    def report(self, engine: "Engine", **more: float) -> None:
+    def report(self, engine: "Engine", unasked: bool = False, **more: float) -> None:
         """Send the engine's state: every half second, and when what clients wait for changes.
 
-        `more` are counters of the server's own, which later reports repeat.
+        unasked: whatever runs now is a request that no client sent, and counts as none. `more` are
+        counters of the server's own, which later reports repeat.
         """
         self._more |= more
         found = engine.statistics()
+        if unasked:
+            none = {"requests_running": 0, "requests_waiting": 0, "sequences_running": 0}
+            found = msgspec.structs.replace(found, **none)
         key = (self.state, found.requests_running, found.requests_waiting)
         now = time.monotonic()
         last = (self._last.state, self._last.running, self._last.waiting)

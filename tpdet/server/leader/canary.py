@@ -1,6 +1,7 @@
 """The canary: one fixed request, answered at start and again while idle; its bits must not change.
 
-It takes the engine's ordinary path. A client's request ends it, so no client waits for its seat.
+It takes the engine's ordinary path. A client's request ends it, so no client waits for its seat; it
+is no client's request, so no count and no line of the log has it.
 Each run has a cache salt of its own, so no cached prefix can stand in for computing it. An
 approximate engine has none: no bit of its answers is promised.
 """
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from tpdet.engine.engine import EngineOutput
 
 PROMPT_TOKENS = 32
-OUTPUT_TOKENS = 8
+OUTPUT_TOKENS = 3  # of prefill, of a decode, and of one behind it
+MOST_SHARE = 0.01
+"""Of an idle server's time, at most: a model that takes long answers less often."""
 SEED = 1
 ID_PREFIX = "canary-"  # the HTTP process's ids begin with cmpl- and chatcmpl-
 
@@ -36,10 +39,16 @@ class Canary:
     def __init__(self, engine: "Engine", interval: float) -> None:
         self._engine, self._interval = engine, interval
         self._begun_at, self._count = time.monotonic(), 0
+        self._seconds = 0.0  # that the last answer took
         self._running: RequestAssembler | None = None
         self._reference: str | None = None
         self._failure = ""
         self.mismatches = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether its request is being answered; then no client's is."""
+        return self._running is not None
 
     @property
     def healthy(self) -> bool:
@@ -88,7 +97,8 @@ class Canary:
 
     def begin_if_due(self) -> None:
         """Queue the request when its time has come and the engine has nothing else to do."""
-        due = time.monotonic() - self._begun_at >= self._interval > 0.0
+        pause = max(self._interval, self._seconds / MOST_SHARE)
+        due = self._interval > 0.0 and time.monotonic() - self._begun_at >= pause
         wanted = self._reference is not None and not self._engine.approximate
         if due and wanted and not self._engine.has_work:
             self._begin()
@@ -108,6 +118,7 @@ class Canary:
             if output.request_id == self._running.request.request_id:
                 self._running.push(output)
         if self._running.finished:
+            self._seconds = time.monotonic() - self._begun_at
             if self._reference is None and self._running.failure is not None:
                 self._failure = self._running.failure.code
             elif not self._running.approximate:
