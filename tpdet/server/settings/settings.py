@@ -80,8 +80,8 @@ class ServerConfig(BaseModel):
         60.0,
         ge=0.0,
         le=86400.0,
-        description="seconds after which an idle server answers its canary again, in at most 1 % of "
-        "the time; 0 for never",
+        description="seconds after which an idle server answers its canary again, in at most 1 % "
+        "of the time; 0 for never",
     )
 
     batch_swing_alarm: float = Field(
