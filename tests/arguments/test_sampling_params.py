@@ -69,7 +69,7 @@ def test_all_that_is_left_of_the_context_may_be_asked_for():
         ({"logprobs": -1}, "logprobs -1 .*: the limit is 20"),
         ({"prompt_logprobs": -1}, "prompt_logprobs -1 .*: the limit is "),
         ({"bad_words": ["x"]}, "bad_words .* is not supported: give logit_bias"),
-        ({"allowed_token_ids": [1]}, "allowed_token_ids .* is not supported: give json_schema"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids .* not supported: give structured_outputs"),
         ({"use_beam_search": True}, "there is no beam search"),
         ({"top_p": 0}, "top_p 0 keeps nothing"),
         ({"ignore_eos": "yes"}, "ignore_eos must be True or False, not 'yes'"),

@@ -8,7 +8,7 @@ import pytest
 import rfc8785
 
 from tests.lib.tree import ROOT
-from tpdet.audit.replay import COVERED, LEFT_OUT, SCHEMA, SCHEMA_AFTER, replay_digest
+from tpdet.audit.replay import COVERED, LEFT_OUT, REGEX, SCHEMA, SCHEMA_AFTER, replay_digest
 from tpdet.control.row_messages import SampledToken
 from tpdet.errors import UsageError
 from tpdet.request import Request, SamplingParams, with_seed
@@ -93,7 +93,7 @@ def test_an_unknown_version_is_refused():
 
 
 def test_every_parameter_is_covered_or_known_to_be_left_out():
-    named = {*COVERED, *LEFT_OUT, SCHEMA, SCHEMA_AFTER, "seed", "ignore_eos"}
+    named = {*COVERED, *LEFT_OUT, SCHEMA, REGEX, SCHEMA_AFTER, "seed", "ignore_eos"}
     assert named == set(SamplingParams.__struct_fields__)
     assert all(f"`{name}`" in PAGE for name in named - {"seed"})
 
@@ -108,6 +108,8 @@ def test_every_parameter_is_covered_or_known_to_be_left_out():
         {"logit_bias": {9: 99.0, 10: -1.5}}, {"ignore_eos": True},
         {"json_schema": '{"type":"object"}'},
         {"json_schema": '{"type":"object"}', "json_schema_after": (5,)},
+        {"regex": '{"type":"object"}'},
+        {"regex": '{"type":"object"}', "json_schema_after": (5,)},
     ],
 )  # fmt: skip
 def test_what_changes_an_answer_changes_it(fields):

@@ -135,11 +135,21 @@ def test_a_server_that_reads_another_prompt_proves_nothing(tmp_path, monkeypatch
         server.check_by_server(None, "m", lines, facts)
 
 
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"choice": ["a", "b"]}},
+        {"guided_regex": "a|b"},
+    ],
+)
 @pytest.mark.parametrize("mark", [[], [5, 6]])
-def test_a_recorded_mark_before_a_schema_is_asked_for_again(tmp_path, monkeypatch, model, mark):
+def test_a_recorded_mark_before_a_form_is_asked_for_again(
+    tmp_path, monkeypatch, model, mark, wanted
+):
     """Whatever the parser of the server that checks, or without one, as by a model here."""
-    wanted = {"response_format": {"type": "json_object"}, "max_tokens": 1}
-    asked = {"url": "/v1/completions", "body": {"prompt": [5], "tpdet": {}} | wanted}
+    body = {"prompt": [5], "tpdet": {}, "max_tokens": 1} | wanted
+    asked = {"url": "/v1/completions", "body": body}
     over_http = answer_over_http()
     over_http["tpdet"] |= {"json_schema_after": mark} if mark else {}
     response = {"status_code": 200, "body": over_http}
@@ -155,6 +165,10 @@ def test_a_recorded_mark_before_a_schema_is_asked_for_again(tmp_path, monkeypatc
     for body in seen:
         assert body["tpdet"] == {"drafts": [(7,)], "json_schema_after": tuple(mark)}
     assert answer.params.json_schema_after == tuple(mark)
+    assert ("response_format" in wanted) == (answer.params.regex is None)
+    assert seen[1].get("structured_outputs") == (
+        None if answer.params.regex is None else {"regex": "a|b"}
+    )
 
 
 def test_a_model_and_a_server_are_not_both_asked(tpdet, model, tmp_path):

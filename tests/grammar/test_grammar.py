@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import time
 
 import pytest
@@ -11,6 +12,7 @@ from tests.engine.test_drafts import assert_same, with_drafts
 from tests.lib.bits import assert_same_bits
 from tests.lib.engine_harness import ask, leave_out_freely, run
 from tests.lib.server.harness import write_tokenizer
+from tpdet.arguments.answer_form import AnswerForm
 from tpdet.arguments.field_ranges import MAX_SCHEMA_BYTES
 from tpdet.errors import RequestError
 from tpdet.grammar import trial
@@ -56,6 +58,10 @@ def text(schema) -> str:
     return json.dumps(schema)
 
 
+def form(schema) -> AnswerForm:
+    return AnswerForm("json_schema", text(schema))
+
+
 @pytest.fixture(scope="module")
 def grammars(tmp_path_factory):
     folder = tmp_path_factory.mktemp("t")
@@ -68,23 +74,23 @@ def ids(mask: bytes) -> list[int]:
 
 
 def test_the_end_is_allowed_where_the_text_is_complete_and_nothing_special_ever(grammars):
-    found = grammars.constrain(text({"type": "integer"}))
+    found = grammars.constrain(form({"type": "integer"}))
     assert not found.next_ids(b"-", [EOS]).complete
     after = found.next_ids(b"12", [EOS])
     assert after.complete and ids(after.allowed) == [*b"0123456789", EOS]
     assert ids(found.next_ids(b"12", [], [*b"1"]).allowed) == [*b"023456789"]
-    words = grammars.constrain(text({"type": "string"}))
+    words = grammars.constrain(form({"type": "string"}))
     assert max(ids(words.next_ids(b'"', [EOS]).allowed)) < 256
 
 
 def test_a_mask_is_the_same_from_the_start_and_step_by_step(grammars):
     draw = random.Random(3)
     for schema in BOUNDED:
-        grown = grammars.constrain(text(schema))
+        grown = grammars.constrain(form(schema))
         output: list[int] = []
         while True:
             found = grown.next_ids(output, [EOS])
-            assert grammars.constrain(text(schema)).next_ids(output, [EOS]) == found
+            assert grammars.constrain(form(schema)).next_ids(output, [EOS]) == found
             if draw.random() < 0.2:
                 grown.forget()
             token = draw.choice(ids(found.allowed))
@@ -97,23 +103,23 @@ def test_a_mask_is_the_same_from_the_start_and_step_by_step(grammars):
 def test_answers_are_compact_unless_the_schema_says_otherwise(grammars):
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     for options in ({}, {"x-guidance": {}}, {"x-guidance": {"whitespace_flexible": False}}):
-        found = grammars.constrain(text(schema | options))
+        found = grammars.constrain(form(schema | options))
         assert ids(found.next_ids(b"{", [EOS]).allowed) == [ord('"')]
         assert ids(found.next_ids(b'{"a"', [EOS]).allowed) == [ord(":")]
         assert not {*b" \n\t"} & {*ids(found.next_ids(b'{"a":1', [EOS]).allowed)}
-    flexible = grammars.constrain(text(schema | {"x-guidance": {"whitespace_flexible": True}}))
+    flexible = grammars.constrain(form(schema | {"x-guidance": {"whitespace_flexible": True}}))
     assert ord(" ") in ids(flexible.next_ids(b"{", [EOS]).allowed)
 
 
 def test_blanks_come_to_an_end(grammars):
     options = {"x-guidance": {"whitespace_flexible": True}}
-    found = grammars.constrain(text({"type": "array"} | options))
+    found = grammars.constrain(form({"type": "array"} | options))
     assert ids(found.next_ids(b"[" + 39 * b" ", [EOS]).allowed).count(32) == 1
     assert 32 not in ids(found.next_ids(b"[" + 40 * b" ", [EOS]).allowed)
 
 
 def test_a_dead_end_is_seen(grammars):
-    found = grammars.constrain(text({"const": True}))
+    found = grammars.constrain(form({"const": True}))
     done = found.next_ids(b"true", [])
     assert done.dead and done.complete
     stuck = found.next_ids(b"t", [EOS], b"r")
@@ -136,26 +142,26 @@ def test_a_dead_end_is_seen(grammars):
 )  # fmt: skip
 def test_what_is_no_schema_or_not_known_is_refused(grammars, schema):
     with pytest.raises(RequestError) as refused:
-        grammars.constrain(schema)
+        grammars.constrain(AnswerForm("json_schema", schema))
     assert refused.value.param == "response_format" and len(str(refused.value)) < 300
     with pytest.raises(RequestError):
-        trial.check(schema)
+        trial.check(AnswerForm("json_schema", schema))
 
 
 def test_a_schema_that_compiles_for_ever_is_refused_in_time():
     endless = {"allOf": [{"type": "string", "pattern": f"a{{{i}}}"} for i in range(40)]}
     began = time.monotonic()
     with pytest.raises(RequestError, match="too complex"):
-        trial.check(text(endless))
+        trial.check(form(endless))
     assert time.monotonic() - began < 20
-    trial.check(text(BOUNDED[0]))
+    trial.check(form(BOUNDED[0]))
 
 
 def test_a_schema_at_the_limit_is_taken_and_one_byte_more_is_not():
     schema = text({"description": ""})
     full = text({"description": "x" * (MAX_SCHEMA_BYTES - len(schema))})
     SamplingParams(json_schema=full)
-    trial.check(full)
+    trial.check(AnswerForm("json_schema", full))
     for wrong in (full + " ", full * 100, b"{}", 3, {}):
         with pytest.raises(RequestError):
             SamplingParams(json_schema=wrong)
@@ -200,6 +206,11 @@ def questions():
                 logprobs=1,
             )
         )
+    wanted = {"regex": r"(?:[a-f]{2}/\d,){2,4}é?"}, {"choice": ["a.b", "a.bc", "日本"]}
+    for place, outputs in enumerate(wanted):
+        drawn = {"temperature": 1.0, "n": 2, "ignore_eos": False, "logprobs": 1}
+        drawn |= {"structured_outputs": outputs, "max_tokens": 80}
+        made.append(ask(f"r{place}", range(25 + place), seed=place, **drawn))
     made.append(
         ask(
             "greedy",
@@ -235,7 +246,11 @@ def test_every_answer_of_a_random_model_follows_its_schema(model, together):
             whole.push(output)
         for choice in whole.answer().choices:
             assert choice.finish_reason == "stop", choice.text
-            jsonschema.validate(json.loads(choice.text), json.loads(request.params.json_schema))
+            wanted = request.params.form
+            if wanted.kind == "regex":
+                assert re.fullmatch(wanted.text, choice.text), choice.text
+            else:
+                jsonschema.validate(json.loads(choice.text), json.loads(wanted.text))
 
 
 @pytest.mark.slow
@@ -265,10 +280,10 @@ def test_what_a_schema_forces_is_drafted_and_reaches_no_answer(model, together):
 def test_a_mask_after_tokens_were_taken_back_is_that_of_the_tokens(grammars):
     """Drafts go and come: the matcher rolls back, or begins again."""
     draw = random.Random(5)
-    constraint = grammars.constrain(text(BOUNDED[0]))
+    constraint = grammars.constrain(form(BOUNDED[0]))
     output = []
     for _ in range(60):
-        alone = grammars.constrain(text(BOUNDED[0]))
+        alone = grammars.constrain(form(BOUNDED[0]))
         found = constraint.next_ids(output, (EOS,))
         assert found == alone.next_ids(output, (EOS,))
         constraint.forced_ids(output)

@@ -92,7 +92,7 @@ def check_joined(tokenizer: Tokenizer, text: str) -> None:
     """Bytes of a text's tokens are its own, but for the blank that a decoder strips."""
     ids = tokenizer.encode(text, add_special_tokens=False)
     joined = b"".join(tokenizer.names.bytes(id_) or b"" for id_ in ids).decode(errors="replace")
-    assert joined.removeprefix(" ") == tokenizer.decode(ids, False).removeprefix(" ")
+    assert tokenizer.decode(ids, False) in (joined, joined.removeprefix(" "))
 
 
 def test_no_two_ids_have_one_name(our_tokenizer):

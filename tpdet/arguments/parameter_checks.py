@@ -2,11 +2,11 @@
 
 import sys
 
+from tpdet.arguments.answer_form import AnswerForm
 from tpdet.arguments.field_ranges import (
     ALTERNATIVES,
     LOGIT_BIAS,
     MAX_LOGIT_BIAS_IDS,
-    MAX_SCHEMA_BYTES,
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
     RANGES,
@@ -93,30 +93,15 @@ def check_stops(stop: tuple[str, ...]) -> None:
             )
 
 
-def check_schema(schema: object) -> None:
-    """A JSON schema as text; its compilation finds out whether it is usable."""
-    if schema is None:
-        return
-    if not isinstance(schema, str):
-        raise RequestError(
-            f"json_schema must be JSON text, not {type(schema).__name__}: give json.dumps(schema)",
-            "response_format",
-        )
-    size = len(schema.encode("utf-8", "surrogatepass"))
-    if size > MAX_SCHEMA_BYTES:
-        raise RequestError(
-            f"a schema of {size} bytes is over the limit of {MAX_SCHEMA_BYTES}", "response_format"
-        )
-
-
-def check_schema_after(ids: tuple[int, ...] | None, schema: str | None) -> None:
-    """The ids behind which a schema holds, or None."""
+def check_schema_after(ids: tuple[int, ...] | None, form: AnswerForm | None) -> None:
+    """The ids behind which a form holds, or None."""
     if ids is None:
         return
     check_ids("json_schema_after", ids)
-    if schema is None:
+    if form is None:
         raise RequestError(
-            "json_schema_after is for answers with a schema: leave it out", "json_schema_after"
+            "json_schema_after is for answers with a schema or regex: leave it out",
+            "json_schema_after",
         )
 
 

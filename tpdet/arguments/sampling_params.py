@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tpdet.arguments.answer_form import AnswerForm, check_form
 from tpdet.arguments.field_ranges import MIN_TEMPERATURE
 from tpdet.arguments.parameter_checks import (
     check_bias,
@@ -13,11 +14,11 @@ from tpdet.arguments.parameter_checks import (
     check_ids,
     check_lengths,
     check_logprobs,
-    check_schema,
     check_schema_after,
     check_seed,
     check_stops,
 )
+from tpdet.arguments.structured_outputs import FIELD, StructuredOutputsParams, take_form
 from tpdet.arguments.vllm_parameters import asks_for_nothing
 from tpdet.errors import RequestError
 
@@ -31,6 +32,8 @@ class _Parameters(msgspec.StructMeta):
                 f"SamplingParams takes keywords only, not {values[0]!r}: write "
                 "SamplingParams(temperature=0.8, max_tokens=64)"
             )
+        if FIELD in given or "guided_decoding" in given:
+            given = take_form(given)
         known = cls.__struct_fields__
         if not given.keys() <= set(known):
             given = {
@@ -65,10 +68,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Param
         ones multiplies), above 0; 1 changes nothing.
     logit_bias: {token id: what is added to its logit, -100 to 100}, up to 1024 ids.
     json_schema: a JSON schema, as JSON text, that the answer follows to its end.
-    json_schema_after: ids behind which it does so; what is before is free.
+    regex: a regular expression (Rust's syntax) that the whole answer matches.
+    json_schema_after: ids behind which the answer follows either; what is before is free.
         (c,): behind the first token c. (o, ..., c): an answer that begins with o follows it behind
         the first c after o, ...; any other from its first token. () or None: each does so.
     detokenize: False makes no text of the answer: ids only.
+
+    `structured_outputs`, a `StructuredOutputsParams` or an object with its names, is kept as
+    `json_schema` or `regex`; and so is `guided_decoding`, an older name of it.
 
     Raises RequestError, naming the parameter, for a value out of range, for a parameter of vLLM's
     that is not supported and for one that nobody knows. Values that ask for nothing
@@ -95,6 +102,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Param
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     json_schema: str | None = None
+    regex: str | None = None
     json_schema_after: tuple[int, ...] | None = None
     detokenize: bool = True
 
@@ -123,6 +131,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Param
             repetition_penalty: float = 1.0,
             logit_bias: Mapping[int, float] | None = None,
             json_schema: str | None = None,
+            regex: str | None = None,
             json_schema_after: Iterable[int] | None = None,
             detokenize: bool = True,
             **of_vllm: Any,
@@ -131,7 +140,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Param
     @property
     def reads_tokens(self) -> bool:
         """Whether the next token depends on the tokens so far otherwise than by their K/V."""
-        return self.penalises or self.json_schema is not None
+        return self.penalises or self.form is not None
+
+    @property
+    def form(self) -> AnswerForm | None:
+        """What the answer follows, if anything."""
+        if self.json_schema is not None:
+            return AnswerForm("json_schema", self.json_schema)
+        return None if self.regex is None else AnswerForm("regex", self.regex)
+
+    @property
+    def structured_outputs(self) -> StructuredOutputsParams | None:
+        """The form by vLLM's names."""
+        if self.form is None:
+            return None
+        return StructuredOutputsParams(json=self.json_schema, regex=self.regex)
 
     @property
     def penalises(self) -> bool:
@@ -174,8 +197,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Param
         check_stops(self.stop)
         check_ids("stop_token_ids", self.stop_token_ids)
         check_bias(self.logit_bias)
-        check_schema(self.json_schema)
-        check_schema_after(self.json_schema_after, self.json_schema)
+        check_form("json_schema", self.json_schema)
+        check_form("regex", self.regex)
+        if self.json_schema is not None and self.regex is not None:
+            raise RequestError("an answer has one form: give json_schema or regex", FIELD)
+        check_schema_after(self.json_schema_after, self.form)
         if not self.detokenize and self.stop:
             raise RequestError("stop needs the text: leave detokenize out", "detokenize")
 

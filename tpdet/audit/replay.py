@@ -29,7 +29,7 @@ COVERED = (
 """Parameters in the canonical request by their own names; `seed` and `ignore_eos` are in it as the
 seed that was used and the ids that end the text."""
 
-SCHEMA, SCHEMA_AFTER = "json_schema", "json_schema_after"
+SCHEMA, REGEX, SCHEMA_AFTER = "json_schema", "regex", "json_schema_after"
 """In the canonical request only where one was given; `SCHEMA_AFTER` only where it has ids."""
 
 LEFT_OUT = ("logprobs", "prompt_logprobs", "detokenize")
@@ -126,6 +126,8 @@ def _canonical_params(params: SamplingParams) -> dict[str, Any]:
     found["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
     if params.json_schema is not None:
         found[SCHEMA] = params.json_schema
+    if params.regex is not None:
+        found[REGEX] = params.regex
     if params.json_schema_after:
         found[SCHEMA_AFTER] = params.json_schema_after
     return found

@@ -118,7 +118,7 @@ def requests_of(line: Line, preparer: Preparer) -> Iterator[RecordedAnswer]:
     for place, request in enumerate(call.requests):
         choices = found.choices[place * call.choices : (place + 1) * call.choices]
         params = request.params
-        if params.json_schema is not None:
+        if params.form is not None:
             after = found.tpdet.json_schema_after
             params = msgspec.structs.replace(params, json_schema_after=after)
         for choice in choices:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from tpdet.arguments.structured_outputs import form_in
 from tpdet.check.answers import (
     BatchLine,
     BodyOverHttp,
@@ -90,6 +91,8 @@ def _question(line: Line) -> tuple[str, dict[str, Any]]:
         if params.json_schema is not None:
             schema = {"name": "recorded", "schema": json.loads(params.json_schema)}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if params.regex is not None:
+            body["structured_outputs"] = {"regex": params.regex}
         path = "/v1/completions"
     else:
         path = answer.request.url
@@ -101,7 +104,7 @@ def _question(line: Line) -> tuple[str, dict[str, Any]]:
         body["seed"] = answer.response.body.tpdet.seed
         after = answer.response.body.tpdet.json_schema_after
     wanted = body.get("response_format") or {}
-    if wanted.get("type", "text") != "text":
+    if wanted.get("type", "text") != "text" or form_in(body) is not None:
         own["json_schema_after"] = after
     one_prompt = isinstance(answer, RecordedAnswer) or _has_one_prompt(body)
     if one_prompt and not body.get("echo"):

@@ -323,6 +323,7 @@ def _plain(target: Sequence) -> Sequence:
         repetition_penalty=1.0,
         logit_bias={},
         json_schema=None,
+        regex=None,
         json_schema_after=None,
     )
     request = msgspec.structs.replace(target.request, params=params, drafts=(), prediction=())

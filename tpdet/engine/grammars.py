@@ -1,5 +1,6 @@
 """The grammars of an engine, loaded at their first use."""
 
+from tpdet.arguments.answer_form import AnswerForm
 from tpdet.config import EngineConfig
 from tpdet.errors import RequestError
 from tpdet.grammar.compile import FIELD
@@ -33,6 +34,6 @@ class LazyGrammars:
         directory = resolve_tokenizer(config.tokenizer, config.model, config.revision)
         return Tokenizer.load(directory, config.chat_template)
 
-    def constrain(self, schema: str) -> Constraint:
-        """A choice's constraint. Raises RequestError as `load`, and for a schema of no use."""
-        return self.load().constrain(schema)
+    def constrain(self, form: AnswerForm) -> Constraint:
+        """A choice's constraint. Raises RequestError as `load`, and for a form of no use."""
+        return self.load().constrain(form)

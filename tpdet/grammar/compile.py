@@ -1,19 +1,23 @@
-"""Compiles a JSON schema to a grammar of the llguidance library, within fixed limits.
+"""Compiles the form of an answer to a grammar of the llguidance library, within fixed limits.
 
-The library is imported for the first schema; who sends none does not need it.
+The library is imported for the first form; who asks for none does not need it.
 """
 
 import json
+import re
 from typing import Any
 
+from tpdet.arguments.answer_form import AnswerForm
 from tpdet.errors import RequestError
 
-FIELD = "response_format"
+FIELD = AnswerForm("json_schema", "").field
 # Blanks between JSON tokens are limited: a model could write them until it runs out of tokens.
 _WHITESPACE = r"[ \n\t\r]{1,40}"
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 _LIBRARY_KEY = "x-guidance"  # the library's options, of which clients may set one
 _CHOICE = "whitespace_flexible"
+_ESCAPED_OR_MARK = re.compile(r"\\.|[/\n]", re.DOTALL)
+_POSITION = re.compile(r"^at \d+\(\d+\): ")
 # In the library's units: about 20 ms to compile, 15 ms a token and 50 MB, at most.
 _LIMITS = {
     "initial_lexer_fuel": 1_000_000,
@@ -36,26 +40,30 @@ def import_library() -> Any:
     return llguidance
 
 
-def compile_schema(schema: str, vocabulary: Any) -> Any:
-    """An LLMatcher at the start of a text that `schema` (JSON text) describes.
+def compile_form(form: AnswerForm, vocabulary: Any) -> Any:
+    """An LLMatcher at the start of a text that has the form.
 
-    vocabulary: an LLTokenizer. Raises RequestError for text that is no schema, and for a schema
-    that needs unknown features, exceeds the limits or describes no text at all. Some schemas of a
-    few hundred bytes never finish compiling; `tpdet.grammar.trial` finds them.
+    vocabulary: an LLTokenizer. Raises RequestError for text that is no schema or no regular
+    expression, and for one that needs unknown features, exceeds the limits or describes no text at
+    all. Some schemas of a few hundred bytes never finish compiling; `tpdet.grammar.trial` finds
+    them.
     """
     library = import_library()
-    text = _grammar(schema)
+    body = f"%json {_schema(form.text)}" if form.kind == "json_schema" else _regex(form.text)
+    # With any division of the text into tokens allowed.
+    text = f'%llguidance {{"no_forcing": true}}\nstart: {body}'
     limits = library.LLParserLimits(**_LIMITS)
     matcher = library.LLMatcher(vocabulary, text, log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()  # some faults show only here
     if matcher.is_error():
-        raise RequestError(f"the schema cannot be used: {_reason(matcher.get_error())}", FIELD)
+        reason = _reason(matcher.get_error())
+        raise RequestError(f"the {form.noun} cannot be used: {reason}", form.field)
     return matcher
 
 
-def _grammar(schema: str) -> str:
-    """The schema in the library's syntax, with any division of the text into tokens allowed."""
+def _schema(schema: str) -> str:
+    """The schema with the library's options."""
     try:
         value = json.loads(schema)
     except (ValueError, RecursionError) as error:
@@ -65,8 +73,16 @@ def _grammar(schema: str) -> str:
     flexible = _flexible(value.pop(_LIBRARY_KEY, {}))
     options: dict[str, object] = {"lenient": False}
     options |= {"whitespace_pattern": _WHITESPACE} if flexible else _COMPACT
-    body = json.dumps(value | {_LIBRARY_KEY: options})
-    return f'%llguidance {{"no_forcing": true}}\nstart: %json {body}'
+    return json.dumps(value | {_LIBRARY_KEY: options})
+
+
+def _regex(regex: str) -> str:
+    """The regular expression between slashes, its own slashes escaped."""
+
+    def escaped(found: re.Match[str]) -> str:
+        return {"/": r"\/", "\n": r"\n"}.get(found[0][-1], found[0])
+
+    return f"/{re.sub(_ESCAPED_OR_MARK, escaped, regex)}/"
 
 
 def _flexible(options: object) -> bool:
@@ -83,5 +99,15 @@ def _flexible(options: object) -> bool:
 
 
 def _reason(error: str) -> str:
-    """The library's message without its position, its listing and its second line."""
-    return error.rpartition("failed to compile JSON schema: ")[2].partition("\n")[0][:200]
+    """The library's message in one line, without its position and its listing."""
+    first, *more = error.rpartition("failed to compile JSON schema: ")[2].splitlines() or [""]
+    first = _POSITION.sub("", first)
+    if first.endswith("regex parse error:") and more:  # the expression follows, and then the error
+        why = [line.removeprefix("error: ") for line in more if line.startswith("error: ")]
+        first = ": ".join(["regex parse error", _short(more[0].strip(), 80), *why])
+    return _short(first, 240)
+
+
+def _short(text: str, most: int) -> str:
+    """A long text without its middle."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"

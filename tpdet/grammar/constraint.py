@@ -1,4 +1,4 @@
-"""The token ids that may follow an output: a pure function of the schema and the output's ids.
+"""The token ids that may follow an output: a pure function of its form and the output's ids.
 
 The library's matcher only caches the tokens that it has consumed. It can be dropped at any time (a
 preemption does so) and made again from the tokens, so no mask depends on a batch, a chunk or a
@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from tpdet.arguments.answer_form import AnswerForm
 from tpdet.errors import RequestError
-from tpdet.grammar.compile import FIELD, compile_schema, import_library
+from tpdet.grammar.compile import compile_form, import_library
 from tpdet.text.tokenizer import Tokenizer
 
-_KEPT = 32  # compiled schemas; each takes up to about 50 MB
+_KEPT = 32  # compiled forms; each takes up to about 50 MB
 
 
 class Next(NamedTuple):
@@ -40,15 +41,20 @@ class Next(NamedTuple):
 
 
 class Constraint:
-    """One choice's schema; `next_ids` takes any output, and is cheapest while the output grows."""
+    """One choice's form; `next_ids` takes any output, and is cheapest while the output grows."""
 
     def __init__(
-        self, start: Any, vocab_size: int, encode: Callable[[str], list[int]] | None = None
+        self,
+        form: AnswerForm,
+        start: Any,
+        vocab_size: int,
+        encode: Callable[[str], list[int]] | None = None,
     ) -> None:
-        """start: the compiled schema, which is copied and not changed. encode: cuts text into ids,
+        """start: the compiled form, which is copied and not changed. encode: cuts text into ids,
         for `forced_ids`.
         """
-        self._start, self._vocab_size, self._encode = start, vocab_size, encode
+        self._form, self._start = form, start
+        self._vocab_size, self._encode = vocab_size, encode
         self._matcher: Any = None
         self._consumed: list[int] = []
         self._latest: tuple[object, Next] | None = None  # arguments and answer of the last call
@@ -126,7 +132,8 @@ class Constraint:
         if self._matcher.is_error():
             self.forget()
             raise RequestError(
-                "the schema is too complex for the text made so far: simplify it", FIELD
+                f"the {self._form.noun} is too complex for the text made so far: simplify it",
+                self._form.field,
             )
 
 
@@ -137,7 +144,7 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 class Grammars:
-    """Compiles schemas for one model's vocabulary, and keeps the latest."""
+    """Compiles forms of answers for one model's vocabulary, and keeps the latest."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         """vocab_size: the model's, which may be larger than the tokenizer's.
@@ -149,17 +156,17 @@ class Grammars:
         self._vocabulary = library.LLTokenizer(
             _Vocabulary(tokenizer, vocab_size), slices=library.LLTokenizer.json_slices()
         )
-        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._compiled: OrderedDict[AnswerForm, Any] = OrderedDict()
         self._encode = partial(tokenizer.encode, add_special_tokens=False)
 
-    def constrain(self, schema: str) -> Constraint:
-        """The constraint of one choice. Raises RequestError for a schema that cannot be used."""
-        if schema not in self._compiled:
-            self._compiled[schema] = compile_schema(schema, self._vocabulary)
-        self._compiled.move_to_end(schema)
+    def constrain(self, form: AnswerForm) -> Constraint:
+        """The constraint of one choice. Raises RequestError for a form that cannot be used."""
+        if form not in self._compiled:
+            self._compiled[form] = compile_form(form, self._vocabulary)
+        self._compiled.move_to_end(form)
         while len(self._compiled) > _KEPT:
             self._compiled.popitem(last=False)
-        return Constraint(self._compiled[schema], self._vocab_size, self._encode)
+        return Constraint(form, self._compiled[form], self._vocab_size, self._encode)
 
 
 class _Vocabulary:

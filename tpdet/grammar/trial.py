@@ -1,9 +1,9 @@
-"""Compiles a schema in a separate process with limited time and memory, as a trial.
+"""Compiles the form of an answer in a separate process with limited time and memory, as a trial.
 
 The library may never finish with an intersection of a few patterns, and a thread cannot be stopped.
-So before a schema reaches the engine, this module runs as a program on it, with the 256 bytes as
-the vocabulary. It reads the schema from standard input and writes the refusal, or nothing, to
-standard output.
+So before a form reaches the engine, this module runs as a program on it, with the 256 bytes as the
+vocabulary. It reads the form from standard input, its kind on the first line, and writes the
+refusal, or nothing, to standard output.
 """
 
 import functools
@@ -11,8 +11,9 @@ import resource
 import subprocess
 import sys
 
+from tpdet.arguments.answer_form import AnswerForm
 from tpdet.errors import RequestError
-from tpdet.grammar.compile import FIELD, compile_schema, import_library
+from tpdet.grammar.compile import compile_form, import_library
 from tpdet.interpreter import python_command, python_environment
 from tpdet.launch.host.processes import die_with_parent
 
@@ -22,35 +23,36 @@ _MEMORY_BYTES = 2 << 30
 
 
 @functools.lru_cache(maxsize=256)
-def refusal(schema: str) -> str | None:
-    """Why a schema cannot be used, or None; results are cached. Waits for the trial."""
+def refusal(form: AnswerForm) -> str | None:
+    """Why a form cannot be used, or None; results are cached. Waits for the trial."""
     try:
         found = subprocess.run(
             python_command("-m", "tpdet.grammar.trial"),
-            input=schema.encode(),
+            input="\n".join(form).encode(),
             capture_output=True,
             timeout=_WALL_SECONDS,
             env=python_environment(),
         )
     except subprocess.TimeoutExpired:
-        return _too_complex()
+        return _too_complex(form)
     if found.returncode:
-        return _too_complex()
+        return _too_complex(form)
     return found.stdout.decode() or None
 
 
-def check(schema: str) -> None:
-    """Raise RequestError for a schema that cannot be used, or not within the limits."""
+def check(form: AnswerForm) -> None:
+    """Raise RequestError for a form that cannot be used, or not within the limits."""
     import_library()
-    reason = refusal(schema)
+    reason = refusal(form)
     if reason is not None:
-        raise RequestError(reason, FIELD)
+        raise RequestError(reason, form.field)
 
 
-def _too_complex() -> str:
+def _too_complex(form: AnswerForm) -> str:
+    parts = " its patterns and allOf" if form.kind == "json_schema" else " it"
     return (
-        f"the schema is too complex: it took more than {CPU_SECONDS} s or "
-        f"{_MEMORY_BYTES >> 30} GiB to compile; simplify its patterns and allOf"
+        f"the {form.noun} is too complex: it took more than {CPU_SECONDS} s or "
+        f"{_MEMORY_BYTES >> 30} GiB to compile; simplify{parts}"
     )
 
 
@@ -69,15 +71,16 @@ class _Bytes:
 
 
 def main() -> None:
-    """Try the schema on standard input."""
+    """Try the form on standard input."""
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    schema = sys.stdin.buffer.read().decode()
+    kind, _, text = sys.stdin.buffer.read().decode().partition("\n")
+    form = AnswerForm("regex" if kind == "regex" else "json_schema", text)
     library = import_library()
     try:
-        compile_schema(schema, library.LLTokenizer(_Bytes(), slices=[]))
+        compile_form(form, library.LLTokenizer(_Bytes(), slices=[]))
     except RequestError as error:
         sys.stdout.write(str(error))
 

@@ -195,8 +195,8 @@ class AsyncLLM(OfflineModel):
         self, name: str, text: str | None, request: Request
     ) -> AsyncGenerator[RequestOutput, None]:
         """The answer so far, each time it has grown; `text` is the prompt's, if it was text."""
-        if request.params.json_schema is not None:
-            await asyncio.to_thread(trial.check, request.params.json_schema)
+        if request.params.form is not None:
+            await asyncio.to_thread(trial.check, request.params.form)
         stream = Stream(name, text, request, self.tokenizer, self._writer, self._thread.drop)
         with self._names:
             if name in self._streams:

@@ -251,9 +251,9 @@ class LLM(OfflineModel):
         requests = []
         for index, (prompt, params, guesses) in enumerate(asked):
             requests.append(self._request(prompt, params, guesses, f"llm-{self._calls}-{index}"))
-            if params.json_schema is not None:
-                trial.check(params.json_schema)
-                self.engine.grammars.constrain(params.json_schema)
+            if params.form is not None:
+                trial.check(params.form)
+                self.engine.grammars.constrain(params.form)
         return requests
 
     @contextmanager

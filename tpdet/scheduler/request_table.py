@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
+from tpdet.arguments.answer_form import AnswerForm
 from tpdet.errors import OverloadedError, RequestError
 from tpdet.grammar.constraint import Constraint
 from tpdet.request import Request
@@ -16,9 +17,9 @@ class RequestTable:
         self,
         max_queue: int,
         max_model_len: int,
-        constrain: Callable[[str], Constraint] | None = None,
+        constrain: Callable[[AnswerForm], Constraint] | None = None,
     ) -> None:
-        """constrain: makes a constraint of a schema's text, or raises RequestError."""
+        """constrain: makes a constraint of the form of an answer, or raises RequestError."""
         self._constrain = constrain
         self.max_queue, self.max_model_len = max_queue, max_model_len
         self._requests: dict[str, list[Sequence]] = {}

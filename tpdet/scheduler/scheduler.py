@@ -16,6 +16,7 @@ No sequence overtakes the head of the waiting queue. A request that could not fi
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 
+from tpdet.arguments.answer_form import AnswerForm
 from tpdet.control.plan import NO_ROWS, PLAN_VERSION, PlanRows, StepPlan
 from tpdet.control.row_messages import RowKey, SampledToken
 from tpdet.errors import IntegrityError, NumericalError
@@ -51,7 +52,7 @@ class Scheduler:
         max_model_len: int,
         preempt_every: int = 0,
         prefix_identity: bytes | None = None,
-        constrain: Callable[[str], Constraint] | None = None,
+        constrain: Callable[[AnswerForm], Constraint] | None = None,
         mixed_step_tokens: int | None = None,
         drafting: Drafting | None = None,
     ) -> None:
@@ -60,7 +61,7 @@ class Scheduler:
         preempt_every: k > 0 preempts, at every k-th step, each sequence that got a token since it
         last began to run; a test that answers do not depend on it. prefix_identity: names the
         weights and the contract under which pages are shared; None shares none. constrain: makes a
-        constraint of a schema's text, or raises RequestError. mixed_step_tokens: of a step in which
+        constraint of an answer's form, or raises RequestError. mixed_step_tokens: of a step where
         sequences decode, at most; None: as many as of any other. drafting: the engine's drafters;
         None: sequences carry drafts of their requests only.
         """

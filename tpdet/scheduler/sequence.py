@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tpdet.arguments.answer_form import AnswerForm
 from tpdet.cache.prefix import CachedPage, PrefixChain
 from tpdet.cache.versions import version_id
 from tpdet.control.plan import RowSampling
@@ -13,7 +14,6 @@ from tpdet.drafters.chances import Luck
 from tpdet.drafters.drafter import DRAFTS, PREDICTION, Drafter
 from tpdet.drafters.guess import Guess
 from tpdet.errors import RequestError
-from tpdet.grammar.compile import FIELD
 from tpdet.grammar.constraint import Constraint, Next
 from tpdet.grammar.schema_start import SchemaStart
 from tpdet.kernels.order import PAGE_TOKENS
@@ -244,14 +244,14 @@ class Sequence:
 
 
 def choices_of(
-    request: Request, admission: int, constrain: Callable[[str], Constraint] | None
+    request: Request, admission: int, constrain: Callable[[AnswerForm], Constraint] | None
 ) -> list[Sequence]:
-    """The `n` sequences of a request. Raises RequestError for a schema that cannot be used."""
-    schema = request.params.json_schema
-    if schema is not None and constrain is None:
-        raise RequestError("response_format needs a tokenizer: none is loaded", FIELD)
+    """The `n` sequences of a request. Raises RequestError for a form that cannot be used."""
+    form = request.params.form
+    if form is not None and constrain is None:
+        raise RequestError(f"{form.field} needs a tokenizer: none is loaded", form.field)
     return [
-        Sequence.of(request, admission, choice, constrain(schema) if schema and constrain else None)
+        Sequence.of(request, admission, choice, constrain(form) if form and constrain else None)
         for choice in range(request.params.n)
     ]
 

@@ -123,7 +123,7 @@ def test_the_schema_publishes_what_is_taken(server):
     schemas = server.http.get("/openapi.json").json()["components"]["schemas"]
     assert schemas["ChatBody"]["properties"]["store"]["enum"] == [False, None]
     assert "echo" in schemas["ChatBody"]["properties"]
-    assert "guided_json" not in schemas["ChatBody"]["properties"]
+    assert "guided_grammar" not in schemas["ChatBody"]["properties"]
 
 
 def test_the_openai_client_may_send_what_its_wrappers_do(server):
@@ -246,3 +246,47 @@ def test_hints_where_a_prompt_may_be_cached_are_taken_at_every_place(server):
     assert place in refused(chat(server, messages=[plain, message]), 400, place)["message"]
     error = refused(chat(server, messages=[plain, {"role": "user", "name": 5}]), 400, "messages")
     assert error["message"].startswith("messages[1].name:")
+
+
+OTHER_FORMATS = (
+    {"type": "regex", "value": "[a-z]+"},
+    {"type": "json", "value": {"type": "null"}},
+    {"type": "grammar", "value": "root ::= 'a'"},
+    {"type": "structural_tag", "structures": [], "triggers": []},
+    {"type": "ebnf", "grammar": "a"},
+    {"type": "structural_tag", "format": {}},
+)
+
+
+@pytest.mark.parametrize("wanted", OTHER_FORMATS, ids=str)
+def test_a_response_format_of_another_engine_is_refused_by_its_type(server, wanted):
+    for ask in (chat, complete):
+        error = refused(ask(server, response_format=wanted), 400, "response_format")
+        assert error["code"] == "not_supported"
+        assert f"response_format.type {wanted['type']!r} is not supported" in error["message"]
+        remedy = "structured_outputs" if wanted["type"] == "regex" else "json_schema"
+        assert remedy in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"structured_outputs": {"grammar": "a"}}, "give json, regex or choice"),
+        ({"structured_outputs": {"regex": "(a"}}, "unclosed group"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "give one of them"),
+        ({"structured_outputs": {"choices": ["b"]}}, "did you mean 'choice'?"),
+        ({"structured_outputs": "a"}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "guided_regex": "b"}, "give one of them"),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "send one of them",
+        ),
+        ({"guided_regex": "(a"}, "unclosed group"),
+        ({"guided_choice": []}, "choice must be a list of texts"),
+    ],
+)
+def test_a_form_that_cannot_be_used_is_refused(server, fields, message):
+    for ask in (chat, complete):
+        assert message in refused(ask(server, **fields), 400)["message"]
+    for name in ("guided_regex", "guided_choice"):
+        assert name in refused(complete(server, **{name: 3}), 400, name)["message"]

@@ -33,6 +33,13 @@ QUESTIONS = (
         "max_tokens": 20,
         "response_format": FORMAT,
     },
+    {
+        "prompt": "Word:",
+        "temperature": 1.0,
+        "seed": 8,
+        "max_tokens": 20,
+        "structured_outputs": {"choice": ["alpha", "alphabet", "x/y"]},
+    },
     {"prompt": list(range(40, 330)), "temperature": 0.7, "top_k": 20, "seed": 5, "max_tokens": 6},
 )
 CHAT = [
@@ -43,7 +50,7 @@ CHAT = [
 
 def arguments(question):
     """A question as the client's arguments: what OpenAI's completions lack goes beside them."""
-    beside = {"top_k", "response_format"}
+    beside = {"top_k", "response_format", "structured_outputs"}
     assert "extra_body" not in question, "its fields would be lost: name them in `beside`"
     extra = {key: value for key, value in question.items() if key in beside}
     fields = {key: value for key, value in question.items() if key not in beside}
@@ -141,6 +148,8 @@ def test_an_answer_has_the_same_bits_at_every_size(answers, tp):
 
 @pytest.mark.parametrize("tp", SIZES)
 def test_an_answer_follows_its_schema(answers, tp):
+    (choice,) = answers(tp)["alone"][4]
+    assert (choice[2], choice[1] in ("alpha", "alphabet", "x/y")) == ("stop", True)
     (choice,) = answers(tp)["alone"][3]
     assert choice[2] == "stop" and answers(tp)["json"] == [answers(1)["json"][0]] * 2
     for text in (choice[1], *answers(tp)["json"]):

@@ -12,6 +12,8 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 QUESTIONS = (
     {"prompt": "The for", "temperature": 0.9, "seed": 3, "max_tokens": 60, "n": 2, "stop": ["zq"]},
     {"prompt": "JSON:", "temperature": 1, "seed": 6, "max_tokens": 40, "response_format": FORMAT},
+    {"prompt": "No:", "temperature": 1, "seed": 4, "max_tokens": 40,
+     "structured_outputs": {"regex": "[a-z ]{30}"}},
     # Hundreds of tokens that are known: rows as long as prompts.
     {"prompt": [5, 6], "temperature": 1, "seed": 8, "max_tokens": 400, "ignore_eos": True,
      "frequency_penalty": 0.4, "logprobs": 1},

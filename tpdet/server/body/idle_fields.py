@@ -24,7 +24,7 @@ _NO_TOOLS = (
 )
 _NO_BEAMS = "there is no beam search: raise n"
 _TEXT_ONLY = "text is the only kind of content"
-_SCHEMA = "use response_format with a JSON schema"
+_FORM = "use response_format with a JSON schema, or structured_outputs with a regex or a choice"
 _BIAS = "use logit_bias"
 _TEMPLATE = "conversations are rendered by the server's chat template alone"
 _LEAVE = "leave it out"
@@ -49,13 +49,15 @@ GENERATION = (
     CONVERSATION
     | CACHE_CONTROL
     | {
-        "allowed_token_ids": Idle((), f"{_SCHEMA}, or logit_bias for up to 1,024 ids"),
+        "allowed_token_ids": Idle(
+            (), "use structured_outputs with a choice, or logit_bias for up to 1,024 ids"
+        ),
         "audio": Idle((), _TEXT_ONLY),
         "bad_words": Idle(([],), "use logit_bias -100 for the ids that must not come"),
         "best_of": Idle((1,), "choices are not chosen among: use n"),
         "detokenize": Idle((True,), "answers hold text: return_token_ids gives the ids beside it"),
         "ec_transfer_params": Idle(({},), _LEAVE),
-        "ebnf": Idle((), _SCHEMA),
+        "ebnf": Idle((), _FORM),
         "enable_thinking": Idle(
             (), 'send chat_template_kwargs {"enable_thinking": ...}, if the chat template reads it'
         ),
@@ -64,11 +66,11 @@ GENERATION = (
         ),
         "function_call": Idle(("none", "auto"), _NO_TOOLS),
         "functions": Idle(([],), _NO_TOOLS),
-        "guided_choice": Idle((), f"{_SCHEMA} that has an enum"),
-        "guided_decoding_backend": Idle((), _SCHEMA),
-        "guided_grammar": Idle((), _SCHEMA),
-        "guided_json": Idle((), _SCHEMA),
-        "guided_regex": Idle((), f"{_SCHEMA} that has a pattern"),
+        "guided_decoding_backend": Idle(("auto", "guidance"), "there is no other: leave it out"),
+        "guided_grammar": Idle((), _FORM),
+        "guided_whitespace_pattern": Idle(
+            (), 'give the schema "x-guidance": {"whitespace_flexible": true}'
+        ),
         "kv_transfer_params": Idle(({},), _LEAVE),
         "length_penalty": Idle((1.0,), _NO_BEAMS),
         "logits_processors": Idle(([],), _BIAS),
@@ -81,7 +83,7 @@ GENERATION = (
             ("in_memory",), "the prefix cache is in memory: leave it out"
         ),
         "prompt_embeds": Idle((), "send text or token ids as prompt"),
-        "regex": Idle((), f"{_SCHEMA} that has a pattern"),
+        "regex": Idle((), 'use structured_outputs {"regex": ...}'),
         "repetition_detection": Idle((), "use repetition_penalty or stop"),
         "request_id": Idle(
             (), "the server gives each answer an x-request-id of its own: leave it out"
@@ -94,9 +96,6 @@ GENERATION = (
         "spaces_between_special_tokens": Idle((True,), "texts are as the tokenizer decodes them"),
         "store": Idle((False,), "answers are not stored: leave it out"),
         "stream_interval": Idle((1,), "each token is sent when it is there: leave it out"),
-        "structured_outputs": Idle(
-            (), f"{_SCHEMA}, which has an enum for choice and a pattern for regex"
-        ),
         "suffix": Idle(("",), "text is not filled in before a suffix: leave it out"),
         "thinking_token_budget": Idle((-1,), "use max_tokens"),
         "tool_choice": Idle(("none", "auto"), _NO_TOOLS),

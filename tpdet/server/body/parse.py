@@ -45,6 +45,14 @@ _REMEDIES = {
     "prompt_logprobs": "the likeliest few stand for all ids of the vocabulary",
 }
 
+_SCHEMA = 'send {"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}'
+# What other engines' types of `response_format` are called here.
+_FORMS = {
+    "json": _SCHEMA,
+    "regex": 'send structured_outputs {"regex": ...} beside the other fields',
+    "choice": 'send structured_outputs {"choice": [...]} beside the other fields',
+}
+
 _NAMED_MODEL = re.compile(r" or instance of \w+")
 _OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than_equal")
 
@@ -70,6 +78,7 @@ def parse_body(model: type[Parsed], body: dict[str, Any]) -> Parsed:
         given["tpdet"] = own = _known(OwnFields, given["tpdet"], "tpdet")
         if isinstance(own.get("resume"), dict):
             own["resume"] = _known(Resume, own["resume"], "tpdet.resume")
+    _refuse_other_format(given.get("response_format"))
     for name, options in (("stream_options", StreamOptions), ("response_format", ResponseFormat)):
         if isinstance(given.get(name), dict):
             given[name] = _known(options, given[name], name)
@@ -140,6 +149,19 @@ def _known_call(place: str, call: Any) -> Any:
     if isinstance(call.get("function"), dict):
         call["function"] = _known(CalledFunction, call["function"], f"{place}.function")
     return call
+
+
+def _refuse_other_format(wanted: object) -> None:
+    """Refuse types of a `response_format` that other engines have, whatever stands beside them."""
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    if not isinstance(kind, str) or kind in ("text", "json_object", "json_schema"):
+        return
+    remedy = _FORMS.get(kind, "json_schema, json_object and text are")
+    raise bad_request(
+        f"response_format.type {kind[:60]!r} is not supported: {remedy}",
+        "response_format",
+        "not_supported",
+    )
 
 
 def _is_zero(value: object) -> bool:

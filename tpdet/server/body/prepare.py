@@ -3,14 +3,16 @@
 Runs in the HTTP process, in a thread when the body is large. Needs no torch.
 """
 
-import json
 import time
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from tpdet.arguments.answer_form import AnswerForm
 from tpdet.arguments.field_ranges import MAX_STOP_STRINGS
+from tpdet.arguments.structured_outputs import FIELD as FORM
+from tpdet.arguments.structured_outputs import OLDER, form_in, schema_text
 from tpdet.audit.resumed import check_resumed_counts
 from tpdet.errors import RequestError
 from tpdet.request import Request, SamplingParams, check_against_model
@@ -89,7 +91,7 @@ class Call:
         vocab_size: the model's; with marks outside of it no answer reasons.
         """
         (request, *more), params = self.requests, self.requests[0].params
-        given = params.json_schema is None or params.json_schema_after is not None
+        given = params.form is None or params.json_schema_after is not None
         if more or given or self.kind != "chat":
             return self
         after = parser.schema_after(request.prompt_token_ids)
@@ -241,19 +243,21 @@ class Preparer:
         resume = resume_of(body)
         if resume is not None:
             given["seed"] = resume.seed
+        form = _form(body)
         params = SamplingParams(
             **{name: value for name, value in given.items() if value is not None},
             max_tokens=max_tokens,
             stop=_stops(body.stop),
             stop_token_ids=tuple(body.stop_token_ids or ()),
             logit_bias=_logit_bias(body.logit_bias or {}),
-            json_schema=_json_schema(body.response_format),
+            json_schema=None if form is None or form.kind != "json_schema" else form.text,
+            regex=None if form is None or form.kind != "regex" else form.text,
             json_schema_after=None if body.tpdet is None else body.tpdet.json_schema_after,
             logprobs=shown,
             prompt_logprobs=scored,
         )
-        if self.tokenizer is None and params.json_schema is not None:
-            raise RequestError("this server has no tokenizer", "response_format")
+        if self.tokenizer is None and params.form is not None:
+            raise RequestError("this server has no tokenizer", params.form.field)
         if self.tokenizer is None and params.stop:
             raise RequestError("this server has no tokenizer: use stop_token_ids", "stop")
         drafts = _drafts(body)
@@ -315,6 +319,17 @@ def _stops(value: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
+def _form(body: GenerationBody) -> AnswerForm | None:
+    """What the answer follows, by any of the names for it."""
+    named = {name: getattr(body, name) for name in (FORM, *(f"guided_{kind}" for kind in OLDER))}
+    schema, form = _json_schema(body.response_format), form_in(named)
+    if schema is None:
+        return form
+    if form is not None:
+        raise RequestError(f"response_format and {FORM} both give a form: send one of them", FORM)
+    return AnswerForm("json_schema", schema)
+
+
 def _json_schema(wanted: ResponseFormat | None) -> str | None:
     """The schema as compact JSON text, its keys in the client's order; None for plain text."""
     if wanted is None:
@@ -328,7 +343,7 @@ def _json_schema(wanted: ResponseFormat | None) -> str | None:
     if wanted.type == "text":
         return None
     schema = {"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema_
-    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    return schema_text(schema)
 
 
 def _logit_bias(bias: dict[str, float]) -> dict[int, float]:

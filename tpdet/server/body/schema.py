@@ -149,6 +149,24 @@ class Prediction(Body):
     content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
+SchemaOrText = Annotated[
+    Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]})
+]
+StructuredOutputs = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "description": "The form of the answer by vLLM's names: one of these.",
+            "properties": {
+                "json": {"anyOf": [{"type": "object"}, {"type": "string"}]},
+                "regex": {"type": "string", "minLength": 1},
+                "choice": {"type": "array", "minItems": 1, "items": {"type": "string"}},
+                "json_object": {"type": "boolean"},
+            },
+        }
+    ),
+]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{12,64}$")]
 ChoicesIds = Annotated[list[TokenIds], Field(fail_fast=True)]
 
@@ -210,6 +228,10 @@ class GenerationBody(Body):
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaOrText = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     prediction: Prediction | None = None
     metadata: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

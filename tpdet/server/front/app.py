@@ -218,9 +218,9 @@ def _add_generation(app: FastAPI, services: Services) -> None:
         event_id = request.headers.get(HEADER)
         if event_id:
             call = _continued(call, event_id, services.preparer.facts)
-        schema = call.requests[0].params.json_schema
-        if schema is not None:
-            await services.schema_trials.check(schema)
+        form = call.requests[0].params.form
+        if form is not None:
+            await services.schema_trials.check(form)
         return GenerationResponse(
             call,
             services.client,

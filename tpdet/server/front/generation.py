@@ -303,7 +303,7 @@ class GenerationResponse(Response):
     def _splitter(self, request: Request) -> Callable[[], ReasoningSplitter] | None:
         """Makes what splits a choice; if a schema holds from the first token, all is content."""
         params = request.params
-        all_content = params.json_schema is not None and not params.json_schema_after
+        all_content = params.form is not None and not params.json_schema_after
         if self._reasoning is None or all_content:
             return None
         ids, keep = request.prompt_token_ids, self._call.include_reasoning

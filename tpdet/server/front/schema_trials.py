@@ -1,8 +1,9 @@
-"""Tries each JSON schema in a separate process before the engine sees it, a few at a time."""
+"""Tries the form of each answer in a separate process before the engine has it, a few at once."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
+from tpdet.arguments.answer_form import AnswerForm
 from tpdet.errors import RequestError
 from tpdet.grammar import trial
 from tpdet.server.wire.limits import MAX_WAITING_SCHEMAS, share_of
@@ -19,14 +20,14 @@ class SchemaTrials:
         self._threads = ThreadPoolExecutor(share_of(_AT_ONCE, processes), "schema")
         self._most, self._count = share_of(MAX_WAITING_SCHEMAS, processes), 0
 
-    async def check(self, schema: str) -> None:
-        """Raise ApiError: 400 for a schema that cannot be used, 503 when too many wait."""
+    async def check(self, form: AnswerForm) -> None:
+        """Raise ApiError: 400 for a form that cannot be used, 503 when too many wait."""
         if self._count >= self._most:
             raise from_code("engine_overloaded", f"{self._most} schemas wait already: try again")
         self._count += 1
         try:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._threads, trial.check, schema)
+            await loop.run_in_executor(self._threads, trial.check, form)
         except RequestError as error:
             raise from_request_error(error) from None
         finally:
