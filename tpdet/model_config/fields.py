@@ -12,6 +12,8 @@ from tpdet.errors import CheckpointError
 
 _Item = TypeVar("_Item")
 MAX_INTEGER = 2**31 - 1
+LEAST, MOST = 1e-12, 1e12
+"""Sizes of a number that is not 0: far beyond every model's, and what is made of two fits fp32."""
 _MOST_SHOWN = 64  # items of a list
 
 
@@ -78,7 +80,10 @@ class Fields:
         return int(listed[0])
 
     def number(self, key: str, default: float | None = None, above: float = 0.0) -> float:
-        """A finite number greater than `above`; `default` where absent, refused if that is None."""
+        """A number greater than `above`, its size 0 or in [LEAST, MOST]; `default` where absent.
+
+        It is refused where absent if the default is None.
+        """
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.refuse(key, "it must be a number")
@@ -88,6 +93,8 @@ class Fields:
             self.refuse(key, "it is too large")
         if not math.isfinite(number) or number <= above:
             self.refuse(key, f"it must be finite and above {above:g}")
+        if number and not LEAST <= abs(number) <= MOST:
+            self.refuse(key, f"its size must lie in [{LEAST:g}, {MOST:g}]")
         return number
 
     def optional_number(self, key: str) -> float | None:

@@ -11,7 +11,7 @@ import math
 from typing import NamedTuple
 
 from tpdet.kernels.exact.rotary_frequencies import RotarySpec
-from tpdet.model_config.fields import MAX_INTEGER, Fields
+from tpdet.model_config.fields import LEAST, MAX_INTEGER, MOST, Fields
 from tpdet.model_config.keys import DEFAULT_THETA
 
 _KINDS = {
@@ -190,8 +190,8 @@ def _factors(scaling: Fields, key: str, dim: int) -> tuple[float, ...]:
         scaling.refuse(key, f"longrope needs a list of {dim // 2} numbers")
     for value in values:
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value <= 0:
-            scaling.refuse(key, "every factor must be a finite number above 0")
+        if not number or not LEAST <= value <= MOST:
+            scaling.refuse(key, f"every factor must be a number in [{LEAST:g}, {MOST:g}]")
     return tuple(map(float, values))
 
 
