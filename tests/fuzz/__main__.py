@@ -20,6 +20,7 @@ from tests.fuzz.draws import crowd_of
 from tests.fuzz.models import FAMILIES
 from tests.fuzz.planted import FAULTS
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
+from tpdet.launch.life.signals import raising
 from tpdet.verify.machine import machine
 from tpdet.verify.report import append_run
 
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     """0 where all is equal, else 1."""
     options = _options(arguments)
     began, rows = time.monotonic(), []
-    with tempfile.TemporaryDirectory(prefix="tpdet-fuzz-") as name:
+    with raising(), tempfile.TemporaryDirectory(prefix="tpdet-fuzz-") as name:
         for family in options.families:
             tell = lambda line: print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
             crowds = [options.crowd]

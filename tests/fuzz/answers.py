@@ -132,8 +132,13 @@ def _seen(answer: Answer) -> Answer:
     }
 
 
-def difference(reference: Answer, found: Answer, way: str) -> str | None:
-    """The first field of an answer that is not the reference's, with both values."""
+def difference(reference: Answer, found: Answer, way: str, seeded: bool = True) -> str | None:
+    """The first field of an answer that is not the reference's, with both values.
+
+    seeded: the request has a seed; else each answer names another one, which reaches nothing.
+    """
+    if not seeded:
+        reference, found = (_without_seed(each) for each in (reference, found))
     if way in ("stream", "cursor") and "choices" in reference:
         reference = reference | {"choices": [_streamable(c) for c in reference["choices"]]}
     return _first(reference, found, "answer")
@@ -141,6 +146,13 @@ def difference(reference: Answer, found: Answer, way: str) -> str | None:
 
 def _streamable(choice: Answer) -> Answer:
     return {name: value for name, value in choice.items() if name not in _WHOLE_ONLY}
+
+
+def _without_seed(answer: Answer) -> Answer:
+    if "tpdet" not in answer:
+        return answer
+    rest = {name: value for name, value in answer["tpdet"].items() if name != "seed"}
+    return answer | {"tpdet": rest}
 
 
 def _first(left: Any, right: Any, place: str) -> str | None:

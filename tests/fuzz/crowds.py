@@ -151,7 +151,8 @@ class Fuzzer:
     ) -> None:
         found.compared += 1
         found.ways[how.way] += 1
-        wrong = difference(crowd.references[place], answer, how.way)
+        seeded = "seed" in crowd.bodies[place]
+        wrong = difference(crowd.references[place], answer, how.way, seeded)
         if wrong is not None:
             said = f"{self._family}, crowd {crowd.number}, request {place}, {where}, {how.way}"
             again = f"python -m tests.fuzz {self._seed} 1 {self._family} --crowd {crowd.number}"

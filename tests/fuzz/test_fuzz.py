@@ -87,6 +87,12 @@ def test_a_stream_has_no_scores_of_the_prompt():
     assert difference(ANSWER, streamed, "whole") is not None
 
 
+def test_a_seed_that_nobody_gave_is_not_compared():
+    other = ANSWER | {"tpdet": ANSWER["tpdet"] | {"seed": 2}}
+    assert difference(ANSWER, other, "whole", seeded=False) is None
+    assert "tpdet.seed is 2" in difference(ANSWER, other, "whole")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_requests_have_one_answer_in_any_company(tmp_path, family):
