@@ -51,7 +51,12 @@ def made(name, folder):
     images = kind().vision_config.to_dict() | vision
     inner = TEXT | more | {"model_type": text}
     config = kind(text_config=inner, vision_config=images, tie_word_embeddings=tied)
-    for key in ("image_token_id", "image_token_index"):
+    return saved(name, config, folder)
+
+
+def saved(name, config, folder):
+    """transformers' model of random weights, saved."""
+    for key in ("image_token_id", "image_token_index", "video_token_id", "video_token_index"):
         if hasattr(config, key):
             setattr(config, key, IMAGE)
     torch.manual_seed(1)
@@ -65,9 +70,48 @@ def made(name, folder):
     return model
 
 
+SMALL = {
+    "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "depth": 1, "num_heads": 2, "embed_dim": 64, "out_hidden_size": 256,
+    "projection_dim": 64, "image_size": 28, "patch_size": 14, "num_global_layers": 0,
+}  # fmt: skip
+MORE = {
+    "Idefics2": "mistral", "SmolVLM": "llama", "LlavaNext": "mistral", "LlavaNextVideo": "llama",
+    "VideoLlava": "llama", "VipLlava": "llama", "Qwen2VL": "qwen2_vl_text", "InternVL": "qwen3",
+    "GotOcr2": "qwen2", "LightOnOcr": "qwen3", "VideoLlama3": "qwen2", "DeepseekVL": "llama",
+    "Mistral3": "ministral3",
+}  # fmt: skip
+"""Others, by name: the text part's type."""
+
+
+def also_made(name, folder, tied):
+    """As `made`, of MORE."""
+    kind = getattr(transformers, f"{name}Config")
+    inner = TEXT | {"model_type": MORE[name]}
+    if MORE[name] == "qwen2_vl_text":
+        inner["rope_parameters"] = SECTIONS
+    elif MORE[name] in ("qwen3", "ministral3"):
+        inner["head_dim"] = 64
+    parts = {key: getattr(kind(), key).to_dict() for key in kind.sub_configs if "text" not in key}
+    small = {k: part | {a: b for a, b in SMALL.items() if a in part} for k, part in parts.items()}
+    config = kind(text_config=inner, tie_word_embeddings=tied, **small)
+    return saved(name, config, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", MORE)
+def test_other_text_parts_have_transformers_logits(name, tied, tmp_path):
+    same_logits(also_made(name, tmp_path, tied), tmp_path)
+
+
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_the_text_part_has_transformers_logits(name, tmp_path):
-    model = made(name, tmp_path)
+    same_logits(made(name, tmp_path), tmp_path)
+
+
+def same_logits(model, tmp_path):
+    """Every position of a prompt has transformers' logits."""
     ids = torch.randint(3, 800, (LENGTH,), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         theirs = model(input_ids=ids[None], attention_mask=torch.ones(1, LENGTH, dtype=torch.long))

@@ -259,7 +259,6 @@ def test_an_expert_that_two_files_hold_is_refused_by_name(copy):
         ({"moe_intermediate_size": 40}, "multiple of 16"),
         ({"mlp_only_layers": [9]}, "mlp_only_layers"),
         ({"scoring_func": "sigmoid"}, "scoring_func"),
-        ({"output_router_logits": True}, "output_router_logits"),
     ],
 )
 def test_a_configuration_that_cannot_be_is_refused(copy, settings, said):

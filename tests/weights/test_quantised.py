@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.lib.bits import assert_same_bits
+from tests.model_config.test_model_config import LLAMA
 from tpdet import LLM, SamplingParams
 from tpdet.errors import CheckpointError
 from tpdet.model_config import load_model_config
@@ -140,7 +141,7 @@ MADE = (
 
 
 def written(folder, config, parts):
-    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"quantization_config": config}))
     tensors = {f"a.{name}": tensor.contiguous() for name, tensor in parts.items()}
     save_file(tensors, folder / "model.safetensors")
     return folder

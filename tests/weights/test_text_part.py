@@ -23,6 +23,8 @@ OUTSIDE = {
 NAMES = {
     "transformers 4": ("language_model.model.", "language_model.lm_head.", "vision_tower."),
     "transformers 5": ("model.language_model.", "lm_head.", "model.visual."),
+    "Idefics": ("model.text_model.", "lm_head.", "model.connector."),
+    "flat": ("model.", "lm_head.", "visual."),
 }
 
 
@@ -69,7 +71,8 @@ def test_sections_of_the_rotary_embedding_do_not_count_for_a_text(tiny_model, tm
         ({"model_type": "opt"}, {}, r"text_config\.model_type is 'opt'"),
         ({}, {"projector_scale": 2}, "unknown key 'projector_scale'"),
         ({}, {"architectures": ["LlamaForCausalLM"]}, "architectures is"),
-        ({}, {"bos_token_id": 7}, "outside text_config it is 7, keep one"),
+        ({}, {"model_type": "paligemma"}, "model_type is 'paligemma': beside a text_config"),
+        ({}, {"text_config": None}, "text_config is None: a complete config.json of llava has it"),
         ({"hidden_size": 17}, {}, r"text_config\.hidden_size is 17"),
     ],
 )

@@ -32,21 +32,25 @@ from tpdet.model_config.windows import (
     where_not_rotated,
 )
 
-_BY_LAYER = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
+_BY_LAYER = frozenset({"use_sliding_window", "sliding_window", "max_window_layers"})
 
-_BY_TYPE = frozenset({"sliding_window", "layer_types"})
+_WINDOW = frozenset({"sliding_window"})
 
-_GLM_KEYS = frozenset({"attention_bias", "attention_dropout", "partial_rotary_factor"})
+_GLM_KEYS = frozenset({"attention_bias", "partial_rotary_factor"})
 
 _ONLY_GELU = (("gelu_pytorch_tanh",), "only gelu_pytorch_tanh is supported")
 _GELU = {"hidden_act": _ONLY_GELU, "hidden_activation": _ONLY_GELU}
-_GEMMA_KEYS = _BY_TYPE | frozenset({"query_pre_attn_scalar", "cache_implementation"})
+_GEMMA_KEYS = _WINDOW | frozenset({"query_pre_attn_scalar"})
 _NO_CAP = ((), "Gemma 3 has no soft-cap")
 _ONLY_BEFORE = ((False,), "tokens see those before them alone")
 
-_OF_TRAINING = {"output_router_logits": ((False,), "answers have no router logits")}
 _ONE_GROUP = ((1,), "only one group of experts to choose from is supported")
-_ROUTER_KEYS = frozenset({"num_experts_per_tok", "router_aux_loss_coef"})  # the loss is training's
+_QWEN_EXPERTS = frozenset({"num_experts", "num_experts_per_tok", "moe_intermediate_size"})
+_MIXTRAL_EXPERTS = frozenset({"num_local_experts", "num_experts_per_tok"})
+_GLM_EXPERTS = frozenset(
+    "n_routed_experts num_experts_per_tok moe_intermediate_size n_shared_experts "
+    "first_k_dense_replace".split()
+)
 
 _NORMS_AFTER = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 
@@ -70,6 +74,8 @@ class Family:
     """The `model_type` that goes with the architecture."""
     parsed: frozenset[str] = frozenset()
     """Keys of its `config.json` beside `keys.PARSED`."""
+    needed: frozenset[str] = frozenset()
+    """Those of them that a checkpoint must state, beside `keys.NEEDED`."""
     neutral: Mapping[str, Allowed] = field(default_factory=dict)
     """Keys beside, or in place of, `keys.NEUTRAL`."""
     windows: Callable[[Fields, int], tuple[int | None, ...]] = no_layer
@@ -136,7 +142,7 @@ FAMILIES = {
         Family(
             "MistralForCausalLM",
             "mistral",
-            parsed=frozenset({"sliding_window"}),
+            parsed=_WINDOW,
             windows=every_layer,
         ),
         Family(
@@ -158,17 +164,17 @@ FAMILIES = {
         Family(
             "Ministral3ForCausalLM",
             "ministral3",
-            parsed=frozenset({"sliding_window"}),
+            parsed=_WINDOW,
             windows=if_stated,
             head_dim=128,
             rotary_settings=frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
+            rotary_stated=True,
         ),
         Family(
             "SmolLM3ForCausalLM",
             "smollm3",
             parsed=_BY_LAYER | {"no_rope_layers", "no_rope_layer_interval"},
             windows=where_not_rotated,
-            key_heads_required=False,
             tied=True,
             theta=2000000.0,
             rotary_layers=rotary_layers,
@@ -186,19 +192,15 @@ FAMILIES = {
         Family(
             "SeedOssForCausalLM",
             "seed_oss",
-            parsed=frozenset({"attention_bias", "attention_dropout", "residual_dropout"}),
+            parsed=frozenset({"attention_bias"}),
             neutral={"attention_out_bias": ((False,), "a bias of this product is not supported")},
-            key_heads_required=False,
             head_dim=128,
             attention_bias=True,
         ),
         Family(
             "Phi3ForCausalLM",
             "phi3",
-            parsed=frozenset(
-                "sliding_window partial_rotary_factor resid_pdrop embd_pdrop "
-                "attention_dropout auto_map".split()
-            ),
+            parsed=frozenset({"sliding_window", "partial_rotary_factor"}),
             neutral={
                 "lm_head_bias": ((False,), "a checkpoint with this bias is not supported"),
                 "full_attn_mod": ((1,), "only 1 is supported"),
@@ -220,7 +222,7 @@ FAMILIES = {
         Family(
             "Olmo3ForCausalLM",
             "olmo3",
-            parsed=_BY_TYPE,
+            parsed=_WINDOW,
             windows=three_of_four,
             key_heads_required=False,
             qk_norm=True,
@@ -297,10 +299,7 @@ FAMILIES = {
         Family(
             "Starcoder2ForCausalLM",
             "starcoder2",
-            parsed=frozenset(
-                "norm_epsilon sliding_window attention_dropout residual_dropout "
-                "embedding_dropout".split()
-            ),
+            parsed=frozenset({"norm_epsilon", "sliding_window"}),
             neutral={
                 "hidden_act": _ONLY_GELU,
                 "use_bias": ((True,), "a checkpoint without biases is not supported"),
@@ -320,10 +319,9 @@ FAMILIES = {
             "Qwen3MoeForCausalLM",
             "qwen3_moe",
             parsed=_BY_LAYER
-            | _ROUTER_KEYS
-            | {"num_experts", "moe_intermediate_size", "norm_topk_prob"}
-            | {"decoder_sparse_step", "mlp_only_layers"},
-            neutral=_OF_TRAINING,
+            | _QWEN_EXPERTS
+            | {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"},
+            needed=_QWEN_EXPERTS,
             windows=switched_by_layer,
             qk_norm=True,
             mixture=qwen_experts,
@@ -331,8 +329,8 @@ FAMILIES = {
         Family(
             "MixtralForCausalLM",
             "mixtral",
-            parsed=_ROUTER_KEYS | {"sliding_window", "num_local_experts"},
-            neutral=_OF_TRAINING | {"router_jitter_noise": ((0,), "serving has no noise")},
+            parsed=_MIXTRAL_EXPERTS | _WINDOW,
+            needed=_MIXTRAL_EXPERTS,
             windows=if_stated,
             theta=1000000.0,
             mixture=mixtral_experts,
@@ -341,11 +339,10 @@ FAMILIES = {
             "Glm4MoeForCausalLM",
             "glm4_moe",
             parsed=_GLM_KEYS
-            | _ROUTER_KEYS
-            | {"n_routed_experts", "n_shared_experts", "moe_intermediate_size", "use_qk_norm"}
-            | {"routed_scaling_factor", "first_k_dense_replace", "num_nextn_predict_layers"},
-            neutral=_OF_TRAINING
-            | {
+            | _GLM_EXPERTS
+            | {"use_qk_norm", "routed_scaling_factor", "num_nextn_predict_layers"},
+            needed=_GLM_EXPERTS,
+            neutral={
                 "n_group": _ONE_GROUP,
                 "topk_group": _ONE_GROUP,
                 "norm_topk_prob": ((True,), "weights that do not sum to one are not supported"),
@@ -359,11 +356,9 @@ FAMILIES = {
         Family(
             "GptOssForCausalLM",
             "gpt_oss",
-            parsed=_BY_TYPE
-            | _ROUTER_KEYS
-            | {"num_local_experts", "experts_per_token", "initial_context_length"},
-            neutral=_OF_TRAINING
-            | {
+            parsed=_WINDOW | _MIXTRAL_EXPERTS | {"initial_context_length"},
+            needed=_MIXTRAL_EXPERTS | _WINDOW,
+            neutral={
                 "attention_bias": ((True,), "a checkpoint without biases is not supported"),
                 "swiglu_limit": ((CLAMP_LIMIT,), f"only {CLAMP_LIMIT} is supported"),
                 "swiglu_alpha": ((CLAMP_STEEPNESS,), f"only {CLAMP_STEEPNESS} is supported"),

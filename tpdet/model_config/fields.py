@@ -15,6 +15,7 @@ MAX_INTEGER = 2**31 - 1
 LEAST, MOST = 1e-12, 1e12
 """Sizes of a number that is not 0: far beyond every model's, and what is made of two fits fp32."""
 _MOST_SHOWN = 64  # items of a list
+_MOST_UNKNOWN = 6  # keys that a refusal shows
 
 
 class Fields:
@@ -37,6 +38,12 @@ class Fields:
         self._within = f"{within}." if within else ""
         self._names = names
         self._complete = complete
+
+    def holding(self, values: Mapping[str, Any]) -> "Fields":
+        """Other values of the same place."""
+        found = Fields(values, self._file, "", self._names, self._complete)
+        found._within = self._within
+        return found
 
     def __contains__(self, key: str) -> bool:
         return self._values.get(key) is not None
@@ -122,14 +129,24 @@ class Fields:
             self.refuse(key, remedy)
         return values
 
-    def only(self, known: frozenset[str], remedy: str) -> None:
-        """Refuse the first key, in order of the alphabet, that is not `known`."""
-        for key in sorted(self._values):
-            if key not in known:
-                raise CheckpointError(
-                    f"{self._file}: unknown key {self._within + key!r} "
-                    f"(value {_shown(self._values[key])}): {remedy}"
-                )
+    def only(
+        self, known: frozenset[str], remedy: str, needed: frozenset[str] = frozenset()
+    ) -> None:
+        """Refuse keys that are not `known`, and say in the same line which `needed` ones lack."""
+        strange = [key for key in sorted(self._values) if key not in known]
+        lacking = [self._name(key) for key in sorted(needed) if key not in self]
+        found = []
+        if strange:
+            each = [f"{self._name(key)!r} (value {_shown(self._values[key])})" for key in strange]
+            hidden = len(each) - _MOST_UNKNOWN
+            plural, more = "s" if len(each) > 1 else "", f" and {hidden} more" if hidden > 0 else ""
+            found.append(f"unknown key{plural} {', '.join(each[:_MOST_UNKNOWN])}{more}: {remedy}")
+        if lacking:
+            verb = "is" if len(lacking) == 1 else "are"
+            complete = self._complete if verb == "is" else self._complete.replace(" it", " them")
+            found.append(f"{', '.join(lacking)} {verb} missing: {complete}")
+        if found:
+            raise CheckpointError(f"{self._file}: {'; '.join(found)}")
 
     def refuse(self, key: str, remedy: str) -> NoReturn:
         """Raise CheckpointError naming file, key and value."""

@@ -1,6 +1,5 @@
 """From a Hugging Face directory to a ModelConfig; what cannot be computed exactly is refused."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,11 @@ from tpdet.gguf_file.header import is_gguf
 from tpdet.model_config.families import FAMILIES, Family
 from tpdet.model_config.fields import Fields
 from tpdet.model_config.json_file import read_json_object
-from tpdet.model_config.keys import INERT, NEUTRAL, PARSED
+from tpdet.model_config.keys import ALIASES, INERT, NEEDED, NEUTRAL, PARSED
 from tpdet.model_config.model import DTYPES, HEAD_SIZES, ModelConfig
 from tpdet.model_config.quantisation import parse_quantisation
 from tpdet.model_config.rope import parse_rotary
-from tpdet.model_config.text_part import text_part
+from tpdet.model_config.text_part import is_of_images, text_part
 
 # Limits far above every model, so that no number of a file can fill a machine's memory.
 MAX_LAYERS = 4096
@@ -21,8 +20,8 @@ MAX_VOCABULARY = 1 << 24
 MAX_WIDTH = 1 << 20
 MAX_HEADS = 1 << 14
 
-FUSED_FAMILIES = {family.name: family for family in FAMILIES.values() if family.fused}
-STACKED_FAMILIES = {family.name: family for family in FAMILIES.values() if family.stacked}
+_KEYS = PARSED.union(NEUTRAL, *(each.parsed.union(each.neutral) for each in FAMILIES.values()))
+"""Keys of text models."""
 
 _K_GROUP = 16  # products are added in groups of 16, so a reduced width is a multiple of it
 
@@ -36,7 +35,7 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
     remedy) for anything unknown or not supported, UsageError for an unknown `dtype`.
     """
     directory = Path(directory)
-    config, family = _read_checked(directory)
+    config, family, _ = read_checked(directory)
     layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
     vocab_size = config.integer("vocab_size", high=MAX_VOCABULARY)
     heads, key_heads, head_dim = read_heads(config, family)
@@ -100,15 +99,36 @@ def _bos_id(config: Fields) -> int | None:
     return config.integer("bos_token_id", low=0) if "bos_token_id" in config else None
 
 
-def _read_checked(directory: Path) -> tuple[Fields, Family]:
-    """The configuration, its keys known, with what the family's checkpoints leave out."""
-    path, values, within, names = _read_values(directory)
-    config = Fields(values, str(path), within, names)
+def read_checked(directory: Path) -> tuple[Fields, Family, bool]:
+    """(configuration, family, whether it is the text part of a model that also reads images).
+
+    Every key is known and has the family's name, and what its checkpoints leave out is filled in.
+    Raises as `load_model_config`.
+    """
+    config, values, of_images = _read_values(directory)
     parse_quantisation(config)
     family = _family(config)
+    values = _in_own_names(config, values, family)
+    config = config.holding(values)
     _check_keys(config, values, family)
     missing = {key: value for key, value in family.defaults.items() if key not in config}
-    return Fields(values | missing, str(path), within, names), family
+    return config.holding(values | missing), family, of_images
+
+
+def _in_own_names(config: Fields, values: dict[str, Any], family: Family) -> dict[str, Any]:
+    """The values with each key of ALIASES under the name that the family has for it."""
+    found = dict(values)
+    for names in ALIASES:
+        own = next((name for name in names if name in family.parsed), None)
+        if own is None:
+            continue
+        for name in names:
+            if name == own or name not in config:
+                continue
+            if found.get(own) is not None and found[own] != found[name]:
+                config.refuse(name, f"{own} is {found[own]!r:.60}, keep one of them")
+            found[own] = found.pop(name)
+    return found
 
 
 def _attention_bias(config: Fields, family: Family) -> bool:
@@ -125,24 +145,22 @@ def _qk_norm(config: Fields, family: Family) -> bool:
     return family.qk_norm
 
 
-def _read_values(model: Path) -> tuple[Path, dict[str, Any], str, Mapping[str, str]]:
-    """The file of the configuration, its values, the key that they are below, or "", and its names.
-
-    The names are those of a file that has its own for some keys.
-    """
+def _read_values(model: Path) -> tuple[Fields, dict[str, Any], bool]:
+    """The configuration, its values, and whether the model can read images, too."""
     if is_gguf(model):
         from tpdet.gguf_file.config import read_gguf_config
 
         found = read_gguf_config(model)
-        return model, found.values, "", found.names
+        return Fields(found.values, str(model), names=found.names), found.values, False
     if not model.is_dir():
         raise NotFoundError(f"{model} is not a directory: give a Hugging Face model directory")
     path = model / "config.json"
     values = read_json_object(path)
-    if values.get("text_config") is None:
-        return path, values, "", {}
+    if not is_of_images(values):
+        return Fields(values, str(path)), values, False
     architectures = {family.name: name for name, family in FAMILIES.items()}
-    return path, text_part(values, str(path), architectures), "text_config", {}
+    values = text_part(values, str(path), architectures, _KEYS)
+    return Fields(values, str(path), "text_config"), values, True
 
 
 def _family(config: Fields) -> Family:
@@ -168,7 +186,15 @@ def _check_keys(config: Fields, values: dict[str, Any], family: Family) -> None:
     config.only(
         parsed | INERT | frozenset(neutral),
         "tpdet cannot tell whether it changes the arithmetic; remove it only if it does not",
+        _needed(family),
     )
+
+
+def _needed(family: Family) -> frozenset[str]:
+    """The keys without which nothing can be said of a model of the family."""
+    heads = {"num_key_value_heads"} if family.key_heads_required else set()
+    found = NEEDED | family.needed | heads | {family.eps_key}
+    return found - {*family.defaults}
 
 
 def _equal(value: object, other: object) -> bool:

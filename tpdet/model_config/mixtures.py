@@ -49,9 +49,6 @@ def mixtral_experts(config: Fields, layers: int) -> Mixture | None:
 
 def gpt_oss_experts(config: Fields, layers: int) -> Mixture | None:
     """gpt-oss: experts on every layer, with biases; the weights of the chosen sum to one."""
-    older = "experts_per_token"
-    if older in config and config.integer(older) != config.integer("num_experts_per_tok"):
-        config.refuse(older, "num_experts_per_tok says otherwise, keep one of them")
     return Mixture(
         routing=_routing(config, "num_local_experts", True),
         width=_width(config, "intermediate_size"),

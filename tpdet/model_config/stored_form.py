@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tpdet.model_config.families import Family
 from tpdet.model_config.fields import Fields
-from tpdet.model_config.json_file import read_json_object
-from tpdet.model_config.load import FUSED_FAMILIES, STACKED_FAMILIES, read_heads
+from tpdet.model_config.load import read_checked, read_heads
 from tpdet.model_config.quantisation import Quantisation, parse_quantisation
 
 FusedParts = Mapping[str, tuple[tuple[str, int], ...]]
@@ -28,32 +28,24 @@ class StoredForm:
 
 def read_stored_form(directory: Path) -> StoredForm:
     """What `config.json` says of it; neither without such a file. Raises CheckpointError."""
-    path = directory / "config.json"
-    if not path.exists():
+    if not (directory / "config.json").exists():
         return StoredForm()
-    values = read_json_object(path)
-    outside = Fields(values, str(path))
-    inner = outside.inner("text_config")
-    found = parse_quantisation(outside)
-    if inner is not None:
-        found = found or parse_quantisation(inner)
-    fused = _fused(inner or outside)
-    if fused and found is not None:
-        outside.refuse("quantization_config", "fused tensors that are quantised are not supported")
-    return StoredForm(inner is not None, found, fused, _stacked(inner or outside))
+    config, family, of_images = read_checked(directory)
+    quantisation, fused = parse_quantisation(config), _fused(config, family)
+    if fused and quantisation is not None:
+        config.refuse("quantization_config", "fused tensors that are quantised are not supported")
+    return StoredForm(of_images, quantisation, fused, _stacked(config, family))
 
 
-def _stacked(config: Fields) -> int:
-    """Of a family that stacks its experts; 0 for any other."""
-    family = STACKED_FAMILIES.get(str(config.raw("model_type")))
-    found = family.mixture(config, config.integer("num_hidden_layers")) if family else None
+def _stacked(config: Fields, family: Family) -> int:
+    """The experts of a layer of a family that stacks them; 0 for any other."""
+    found = family.mixture(config, config.integer("num_hidden_layers")) if family.stacked else None
     return found.routing.experts if found else 0
 
 
-def _fused(config: Fields) -> FusedParts:
+def _fused(config: Fields, family: Family) -> FusedParts:
     """Of a family that fuses tensors; none for any other."""
-    family = FUSED_FAMILIES.get(str(config.raw("model_type")))
-    if family is None:
+    if not family.fused:
         return {}
     heads, key_heads, size = read_heads(config, family)
     width = config.integer("intermediate_size")

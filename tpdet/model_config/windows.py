@@ -19,7 +19,7 @@ _FULL = "full_attention"
 
 def no_layer(config: Fields, layers: int) -> tuple[int | None, ...]:
     """Full attention on every layer (Llama)."""
-    return (None,) * layers
+    return _by_type(config, layers, None, [False] * layers)
 
 
 def every_layer(config: Fields, layers: int) -> tuple[int | None, ...]:
@@ -27,13 +27,13 @@ def every_layer(config: Fields, layers: int) -> tuple[int | None, ...]:
     window = None
     if not config.has_null("sliding_window"):
         window = config.integer("sliding_window", DEFAULT_WINDOW)
-    return (window,) * layers
+    return _on_every(window, config, layers)
 
 
 def if_stated(config: Fields, layers: int) -> tuple[int | None, ...]:
     """The window `sliding_window` on every layer (Phi-3, Ministral 3); none if absent or null."""
     window = config.integer("sliding_window") if "sliding_window" in config else None
-    return (window,) * layers
+    return _on_every(window, config, layers)
 
 
 def switched_by_layer(config: Fields, layers: int) -> tuple[int | None, ...]:
@@ -84,6 +84,13 @@ def every_other_stated(config: Fields, layers: int) -> tuple[int | None, ...]:
 def by_pattern(config: Fields, layers: int) -> tuple[int | None, ...]:
     """As `three_of_four`, every `sliding_window_pattern`-th, by default the sixth (Gemma 3)."""
     return _but_every(config.integer("sliding_window_pattern", 6), config, layers)
+
+
+def _on_every(window: int | None, config: Fields, layers: int) -> tuple[int | None, ...]:
+    """One window on every layer, with which `layer_types` must agree: the family has no other."""
+    if len(set(_by_type(config, layers, window, [True] * layers)) | {window}) > 1:
+        config.refuse("layer_types", "layers of this family are alike: name one type, or none")
+    return (window,) * layers
 
 
 def _but_every(period: int, config: Fields, layers: int) -> tuple[int | None, ...]:
