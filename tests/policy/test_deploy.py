@@ -2,15 +2,19 @@
 
 import configparser
 import json
+import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.lib.tree import ROOT
-from tpdet import errors
+from tpdet import __version__, errors
 from tpdet.cli import command_parser
+from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
 from tpdet.launch.start import supervise
 from tpdet.server.settings.settings import ServerConfig, load_settings
@@ -51,7 +55,17 @@ def container():
 
 
 @pytest.fixture(scope="module")
-def commands(unit, pod, container):
+def compose():
+    return yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+
+
+def filled_in(text):
+    """A compose file's text with its variables' defaults, "1" for those without."""
+    return re.sub(r"\$\{\w+(?::-([^}]*)|:\?[^}]*)?\}", lambda found: found[1] or "1", text)
+
+
+@pytest.fixture(scope="module")
+def commands(unit, pod, container, compose):
     """The arguments of `tpdet serve` in each example."""
     program, name, *rest = shlex.split(unit["ExecStart"])
     assert program.endswith("/tpdet") and name == "serve"
@@ -61,11 +75,13 @@ def commands(unit, pod, container):
         "systemd": rest,
         "kubernetes": server["args"],
         "container": json.loads(container["CMD"]),
+        "compose": [*map(filled_in, compose["services"]["tpdet"]["command"])],
     }
 
 
 def settings_of(arguments):
-    return load_settings(arguments, "tpdet serve", {}).server
+    named = any(argument.startswith("--api-key-file") for argument in arguments)
+    return load_settings(arguments, "tpdet serve", {} if named else {"TPDET_API_KEY": "k"}).server
 
 
 def needed(settings):
@@ -73,22 +89,27 @@ def needed(settings):
     return settings.drain_timeout + 2 * supervise.GRACE_SECONDS
 
 
-@pytest.mark.parametrize("where", ["systemd", "kubernetes", "container"])
-def test_every_flag_is_one_that_the_server_takes(commands, where):
+@pytest.mark.parametrize("where", ["systemd", "kubernetes", "container", "compose"])
+def test_every_flag_is_one_that_the_server_takes(commands, compose, where):
     found = settings_of(commands[where])
-    assert found.run_dir is not None and found.api_key_file is not None
+    assert found.run_dir is not None
+    if where == "compose":
+        assert "TPDET_API_KEY" in compose["services"]["tpdet"]["environment"]
+    else:
+        assert found.api_key_file is not None
     assert found.drain_timeout == ServerConfig.model_fields["drain_timeout"].default
     with pytest.raises(UsageError):
         settings_of([*commands[where], "--no-such-flag"])
 
 
-def test_nobody_is_killed_before_the_drain_is_over(commands, unit, pod):
+def test_nobody_is_killed_before_the_drain_is_over(commands, unit, pod, compose):
     (server,) = pod["containers"]
     pause = float(server["lifecycle"]["preStop"]["exec"]["command"][1])
     assert pause > 0
     waits = {
         "systemd": float(unit["TimeoutStopSec"]),
         "kubernetes": pod["terminationGracePeriodSeconds"] - pause,
+        "compose": float(compose["services"]["tpdet"]["stop_grace_period"].removesuffix("s")),
     }
     for where, seconds in waits.items():
         least = needed(settings_of(commands[where]))
@@ -161,3 +182,89 @@ def test_the_guide_names_every_public_path_and_the_codes():
     for word in ("/health", "/ready", "/metrics", "tpdet reload", "tpdet stop", "143", "75"):
         assert word in text, word
     assert f"every {limits.STATISTICS_SECONDS:g} seconds" in text
+
+
+def documented_metrics():
+    text = (ROOT / "docs" / "server.md").read_text()
+    return {*re.findall(r"^\| `((?:tpdet_|vllm:)\w+)` \|", text, re.MULTILINE)}
+
+
+def named_metrics(expression):
+    found = re.findall(r"\b(?:tpdet_|vllm:)\w+", expression)
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in found}
+
+
+@pytest.fixture(scope="module")
+def alerts():
+    (group,) = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"]
+    return group["rules"]
+
+
+def test_alerts_and_board_read_metrics_that_there_are(alerts):
+    known = documented_metrics()
+    board = json.loads((DEPLOY / "grafana.json").read_text())
+    drawn = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    for expression in (*drawn, *(rule["expr"] for rule in alerts)):
+        names = named_metrics(expression)
+        assert names <= known and (names or "up{" in expression), expression
+    assert named_metrics("rate(tpdet_no_such_total[5m])") - known  # negative control
+
+
+def test_every_alert_says_what_to_do_with_flags_that_there_are(alerts):
+    for rule in alerts:
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert {*rule["annotations"]} == {"summary", "remedy"}
+        for flag in re.findall(r"--[a-z-]+", rule["annotations"]["remedy"]):
+            assert flag.removeprefix("--").replace("-", "_") in {
+                *ServerConfig.model_fields, *EngineConfig.model_fields,
+            }, flag  # fmt: skip
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
+def test_prometheus_reads_the_alerts():
+    done = subprocess.run(["promtool", "check", "rules", DEPLOY / "alerts.yaml"])
+    assert done.returncode == 0
+
+
+def test_panels_do_not_overlap():
+    board = json.loads((DEPLOY / "grafana.json").read_text())
+    taken = set()
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"])
+                 for y in range(at["y"], at["y"] + at["h"])}  # fmt: skip
+        assert not cells & taken and all(x < 24 for x, _ in cells), panel["title"]
+        taken |= cells
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
+def test_systemd_finds_little_exposed(tmp_path):
+    def exposed(path):
+        command = ["systemd-analyze", "security", "--offline=true", "--threshold=40", path]
+        return subprocess.run(command, capture_output=True, text=True).returncode
+
+    assert exposed(DEPLOY / "tpdet.service") == 0
+    bare = tmp_path / "tpdet.service"
+    kept = ("SystemCallFilter", "CapabilityBoundingSet", "Restrict", "Protect", "Device")
+    lines = (DEPLOY / "tpdet.service").read_text().splitlines(keepends=True)
+    bare.write_text("".join(line for line in lines if not line.startswith(kept)))
+    assert exposed(bare) != 0  # negative control
+
+
+def test_images_are_named_by_the_version_and_run_without_privileges(pod, compose):
+    for box in (*pod["containers"], *pod["initContainers"]):
+        assert box["image"] == f"tpdet:{__version__}"
+        assert box["securityContext"]["allowPrivilegeEscalation"] is False
+        assert box["resources"]["requests"]
+    assert compose["services"]["tpdet"]["image"] == f"tpdet:{__version__}"
+    assert f"tpdet:{__version__}" in (DEPLOY / "Containerfile").read_text()
+
+
+def test_the_builder_gets_what_a_wheel_is_made_of_and_nothing_else():
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    kept = {line[1:] for line in lines if line.startswith("!")}
+    assert "*" in lines and lines.index("*") < min(lines.index(f"!{name}") for name in kept)
+    wanted = {"pyproject.toml", "README.md", "LICENSE", "tpdet", "kernels", "comm", "launch"}
+    assert kept == wanted
+    assert {path.readlink().parts[-1] for path in (ROOT / "tpdet").iterdir()
+            if path.is_symlink()} <= kept  # fmt: skip
