@@ -216,8 +216,9 @@ def test_every_alert_says_what_to_do_with_flags_that_there_are(alerts):
         assert {*rule["annotations"]} == {"summary", "remedy"}
         for flag in re.findall(r"--[a-z-]+", rule["annotations"]["remedy"]):
             assert flag.removeprefix("--").replace("-", "_") in {
-                *ServerConfig.model_fields, *EngineConfig.model_fields,
-            }, flag  # fmt: skip
+                *ServerConfig.model_fields,
+                *EngineConfig.model_fields,
+            }, flag
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
@@ -231,8 +232,11 @@ def test_panels_do_not_overlap():
     taken = set()
     for panel in board["panels"]:
         at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"])
-                 for y in range(at["y"], at["y"] + at["h"])}  # fmt: skip
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
         assert not cells & taken and all(x < 24 for x, _ in cells), panel["title"]
         taken |= cells
 
@@ -266,5 +270,6 @@ def test_the_builder_gets_what_a_wheel_is_made_of_and_nothing_else():
     assert "*" in lines and lines.index("*") < min(lines.index(f"!{name}") for name in kept)
     wanted = {"pyproject.toml", "README.md", "LICENSE", "tpdet", "kernels", "comm", "launch"}
     assert kept == wanted
-    assert {path.readlink().parts[-1] for path in (ROOT / "tpdet").iterdir()
-            if path.is_symlink()} <= kept  # fmt: skip
+    assert {
+        path.readlink().parts[-1] for path in (ROOT / "tpdet").iterdir() if path.is_symlink()
+    } <= kept
