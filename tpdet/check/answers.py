@@ -1,21 +1,21 @@
 """Reads recorded answers: lines of `tpdet generate --json` and of `tpdet run-batch --record`."""
 
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from tpdet.errors import CheckpointError, NotFoundError, UsageError
+from tpdet.client.input_file import STDIN, numbered_lines, read_input, text_of
+from tpdet.errors import CheckpointError, RequestError, UsageError
 from tpdet.launch.ranks.environment import read_environment
-from tpdet.llm.recorded import RecordedAnswer, RecordedChoice
-from tpdet.server.body.prepare import Preparer
-from tpdet.server.body.work import Route, prepare_call
-from tpdet.server.wire.problems import ApiError
+from tpdet.llm.recorded import RecordedAnswer, RecordedChoice, check_version
+from tpdet.model_config.json_file import parse_json_object
+from tpdet.server.body.work import Route
 
-STDIN = "-"
 ROUTES: dict[str, Route] = {"/v1/completions": "completion", "/v1/chat/completions": "chat"}
+CHANGED = "or the record was changed"
+_FORMS = "take lines of tpdet generate --json, or of tpdet run-batch --record"
+_BODY = "response.body"
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -26,12 +26,17 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """What computed an answer over HTTP, the seed that was used, and the ids before its schema."""
+    """What computed an answer over HTTP, the seed and the limit that were used, and so on.
+
+    json_schema_after: the ids before its schema.
+    """
 
     contract: str
     weights: str
     seed: int
     json_schema_after: tuple[int, ...] = ()
+    max_tokens: int | None = None
+    replay_version: int = 1
 
 
 class ChoiceOverHttp(RecordedChoice, frozen=True):
@@ -50,7 +55,6 @@ class BodyOverHttp(msgspec.Struct, frozen=True):
 class Response(msgspec.Struct, frozen=True):
     """What a server answered."""
 
-    status_code: int
     body: BodyOverHttp
 
 
@@ -62,9 +66,10 @@ class BatchLine(msgspec.Struct, frozen=True):
 
 
 class Line(NamedTuple):
-    """A line of a file: its number, and the answer in the form in which it was recorded."""
+    """A line of a file: its number, its JSON, and the answer in the form of its record."""
 
     number: int
+    fields: dict[str, Any]
     answer: RecordedAnswer | BatchLine
 
     @property
@@ -84,53 +89,58 @@ class Line(NamedTuple):
             for choice in found.response.body.choices
         )
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all choices."""
+        return sum(len(choice.token_ids) for choice in self.choices)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is what `LLM.record` makes alone: no text, no reason, no fingerprint."""
+        return "system_fingerprint" not in self.fields and isinstance(self.answer, RecordedAnswer)
+
+    @property
+    def shown_choices(self) -> list[dict[str, Any]]:
+        """The choices as they are shown."""
+        offline = isinstance(self.answer, RecordedAnswer)
+        found: list[dict[str, Any]] = self.fields["outputs"] if offline else self.body["choices"]
+        return found
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body that a server answered."""
+        found: dict[str, Any] = self.fields["response"]["body"]
+        return found
+
+    @property
+    def is_split(self) -> bool:
+        """Whether a server split reasoning off from the content, or would have."""
+        if isinstance(self.answer, RecordedAnswer):
+            return False
+        usage = self.body.get("usage")
+        details = usage.get("completion_tokens_details") if isinstance(usage, dict) else None
+        return isinstance(details, dict) and "reasoning_tokens" in details
+
+    def path(self, choice: int) -> str:
+        """Where a choice stands in the line."""
+        offline = isinstance(self.answer, RecordedAnswer)
+        return f"outputs[{choice}]" if offline else f"{_BODY}.choices[{choice}]"
+
 
 def read_lines(path: str) -> list[Line]:
     """The answers of a file.
 
-    Raises NotFoundError, UsageError for a file that cannot be read, CheckpointError naming the
-    line that is no recorded answer.
+    Raises NotFoundError, NotPermittedError, CheckpointError naming the line that is no recorded
+    answer, and UsageError for standard input under a launcher.
     """
-    found = []
-    for number, data in enumerate(_read(path).splitlines(), 1):
-        if data.strip():
-            found.append(Line(number, _decoded(data, f"{path}, line {number}")))
+    ranks = read_environment().size
+    if path == STDIN and ranks > 1:
+        raise UsageError(f"- reaches one process only, not all {ranks} ranks: give a file")
+    data = read_input(path, "give a file of recorded answers")
+    found = [Line(number, *_read(line, path, number)) for number, line in numbered_lines(data)]
     if not found:
         raise CheckpointError(f"{path} has no answers: record some with tpdet generate --json")
     return found
-
-
-def requests_of(line: Line, preparer: Preparer) -> Iterator[RecordedAnswer]:
-    """The prompts of a line with their answers, as the model reads them.
-
-    Raises CheckpointError for a body that the server would refuse, or whose prompt has other ids.
-    """
-    if isinstance(line.answer, RecordedAnswer):
-        yield line.answer
-        return
-    asked, found = line.answer.request, line.answer.response.body
-    body = {key: value for key, value in asked.body.items() if key not in ("model", "tpdet")}
-    try:
-        call = prepare_call(ROUTES[asked.url], preparer, body, str(line.number))
-    except ApiError as error:
-        raise CheckpointError(f"line {line.number}: its request is refused: {error}") from None
-    check_same_choices(line, len(call.requests) * call.choices)
-    for place, request in enumerate(call.requests):
-        choices = found.choices[place * call.choices : (place + 1) * call.choices]
-        params = request.params
-        if params.form is not None:
-            after = found.tpdet.json_schema_after
-            params = msgspec.structs.replace(params, json_schema_after=after)
-        for choice in choices:
-            check_same_prompt(line, choice.prompt_token_ids, request.prompt_token_ids)
-        yield RecordedAnswer(
-            contract=found.tpdet.contract,
-            weights=found.tpdet.weights,
-            seed=found.tpdet.seed,
-            prompt_token_ids=request.prompt_token_ids,
-            params=params,
-            outputs=tuple(RecordedChoice(c.token_ids, c.logprob_bits) for c in choices),
-        )
 
 
 def check_same_choices(line: Line, asked: int) -> None:
@@ -138,47 +148,73 @@ def check_same_choices(line: Line, asked: int) -> None:
     if len(line.choices) != asked:
         raise CheckpointError(
             f"line {line.number} has {len(line.choices)} choices, and its request asks for "
-            f"{asked}: record it again"
+            f"{asked}: record it again, {CHANGED}"
         )
 
 
 def check_same_prompt(line: Line, recorded: Sequence[int], read: Sequence[int]) -> None:
     """Refuse (CheckpointError) a line whose request has other ids than were recorded."""
-    if recorded != read:
+    if tuple(recorded) != tuple(read):
         raise CheckpointError(
             f"line {line.number}: the tokenizer makes other ids of the prompt than were recorded: "
             "check it with the tokenizer, the chat template and the --chat-template-date that "
-            "made it"
+            f"made it, {CHANGED}"
         )
 
 
-def _decoded(data: bytes, place: str) -> RecordedAnswer | BatchLine:
+def asked_body(line: Line, answer: BatchLine) -> dict[str, Any]:
+    """What was asked, as it is asked again: with the seed that was used.
+
+    What the server chose by its own context is what the answer says.
+    """
+    left_out = ("model", "stream", "stream_options")
+    body = {key: value for key, value in answer.request.body.items() if key not in left_out}
+    body["seed"] = answer.response.body.tpdet.seed
+    limits = (body.get("max_tokens"), body.get("max_completion_tokens"))
+    chosen = answer.response.body.tpdet.max_tokens
+    if limits == (None, None) and chosen is not None:
+        body["max_tokens"] = chosen
+    return body
+
+
+def _read(data: bytes, path: str, number: int) -> tuple[dict[str, Any], RecordedAnswer | BatchLine]:
+    place = f"{path}, line {number}"
     try:
-        fields = msgspec.json.decode(data)
-        if isinstance(fields, dict) and "response" in fields:
-            if fields.get("error") is not None:
-                raise ValueError("its request failed: leave the line out")
-            found = msgspec.json.decode(data, type=BatchLine)
-            if found.request.url not in ROUTES:
-                raise ValueError(f"url {found.request.url!r} is none of {', '.join(ROUTES)}")
-            return found
-        return msgspec.json.decode(data, type=RecordedAnswer)
+        fields = parse_json_object(text_of(data, place, _FORMS), place, _FORMS)
+        answer = _decoded(fields)
+        version = answer.replay_version if isinstance(answer, RecordedAnswer) else 1
+        if isinstance(answer, BatchLine):
+            version = answer.response.body.tpdet.replay_version
+        check_version(version, place)
+    except RequestError as error:
+        raise CheckpointError(str(error)) from None
+    except CheckpointError:
+        raise
     except (msgspec.DecodeError, ValueError) as error:
-        raise CheckpointError(
-            f"{place} is no recorded answer ({error}): take lines of tpdet generate --json, or of "
-            "tpdet run-batch --record"
-        ) from None
+        raise CheckpointError(f"{place} is no recorded answer ({error}): {_FORMS}") from None
+    return fields, answer
 
 
-def _read(path: str) -> bytes:
-    try:
-        if path != STDIN:
-            return Path(path).read_bytes()
-    except FileNotFoundError:
-        raise NotFoundError(f"{path} does not exist: give a file of recorded answers") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    ranks = read_environment().size
-    if ranks > 1:
-        raise UsageError(f"- reaches one process only, not all {ranks} ranks: give a file")
-    return sys.stdin.buffer.read()
+def _decoded(fields: dict[str, Any]) -> RecordedAnswer | BatchLine:
+    """Raises ValueError with what is wrong."""
+    if "response" not in fields:
+        answer = msgspec.convert(fields, RecordedAnswer, str_keys=True)
+        if answer.params.max_tokens is None:
+            raise ValueError(f"params.max_tokens is null, {CHANGED}")
+        return answer
+    if fields.get("error") is not None:
+        raise ValueError("its request failed: leave the line out")
+    found = msgspec.convert(fields, BatchLine)
+    if found.request.url not in ROUTES:
+        raise ValueError(f"url {found.request.url!r} is none of {', '.join(ROUTES)}")
+    wrong = [name for name, wanted in _as_recorded(found) if not wanted]
+    if wrong:
+        raise ValueError(f"its request has another {wrong[0]} than is recorded, {CHANGED}")
+    return found
+
+
+def _as_recorded(found: BatchLine) -> Iterator[tuple[str, bool]]:
+    """What the body of a recorded request says, and whether it does."""
+    body = found.request.body
+    yield "return_token_ids", body.get("return_token_ids") is True
+    yield "stream", body.get("stream") in (None, False)

@@ -48,7 +48,7 @@ def batch_command(options: argparse.Namespace) -> int:
         if options.record:
             chats = any(request["url"] == CHATS for request in requests)
             date = connection.get("/tokenizer_info").get("chat_template_date") if chats else None
-            requests = [_recorded(request, date) for request in requests]
+            requests = [_recorded(request, model, date) for request in requests]
         for answer in _in_order(pool, options.concurrency, connection, model, requests):
             if options.record:
                 asked = requests[done]
@@ -101,12 +101,12 @@ def _answer(
     return found | {"response": said, "error": None}
 
 
-def _recorded(request: dict[str, Any], date: str | None) -> dict[str, Any]:
-    """The request whose answer can be checked: one with token ids and bits.
+def _recorded(request: dict[str, Any], model: str, date: str | None) -> dict[str, Any]:
+    """The request whose answer can be checked: one with token ids and bits, and with its model.
 
     date: what the server's chat template prints; it is noted in the request, and so kept.
     """
-    body = {**request["body"], "return_token_ids": True}
+    body = {"model": model, **request["body"], "return_token_ids": True}
     if date is not None and request["url"] == CHATS:
         given = body.get("chat_template_kwargs") or {}
         body["chat_template_kwargs"] = {"current_date": date, **given}

@@ -85,9 +85,7 @@ def generate(options: argparse.Namespace) -> int:
         return 0  # every rank has the answers; one shows them
     for output, record in zip_longest(outputs, records):
         if options.json:
-            # With what `tpdet check` reads beside the output's own fields.
-            told = {} if record is None else msgspec.to_builtins(record)
-            print_utf8([msgspec.json.encode({**told, **msgspec.to_builtins(output)})])
+            print_utf8([msgspec.json.encode(output) if record is None else record.line(output)])
         else:
             print("\n".join(choice.text for choice in output.outputs))
     return 0

@@ -19,10 +19,10 @@ from tpdet.llm.model import OfflineModel, open_engine
 from tpdet.llm.prompts import Guesses, Prompt, read_params
 from tpdet.llm.recorded import (
     CHECKED_AT_ONCE,
+    ChangedPart,
     Difference,
     RecordedAnswer,
-    choices_of,
-    first_difference,
+    difference_of,
 )
 from tpdet.llm.results import RequestOutput
 from tpdet.llm.stream import Stream
@@ -103,7 +103,9 @@ class AsyncLLM(OfflineModel):
             async for output in outputs:
                 yield output
 
-    async def check(self, answers: Sequence[RecordedAnswer]) -> list[Difference | None]:
+    async def check(
+        self, answers: Sequence[RecordedAnswer]
+    ) -> list[Difference | ChangedPart | None]:
         """As `LLM.check`, beside the requests that run: the first difference of each answer."""
         self._refuse_asking()
         asked = []
@@ -111,13 +113,13 @@ class AsyncLLM(OfflineModel):
             name = f"async-{next(self._numbers)}"
             asked.append((name, self._request(prompt, params, guesses, name)))
         waiting = iter(zip(answers, asked, strict=True))
-        found: dict[str, Difference | None] = {}
+        found: dict[str, Difference | ChangedPart | None] = {}
 
         async def work() -> None:
             for answer, (name, request) in waiting:
                 async for output in self._answer(name, None, request):
                     last = output
-                found[name] = first_difference(answer.outputs, choices_of(last))
+                found[name] = difference_of(answer, last, self._reader.eos_token_ids)
 
         most = max((answer.params.n for answer in answers), default=1)
         try:

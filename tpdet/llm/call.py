@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from tpdet.errors import OverloadedError, RequestError
 from tpdet.llm.interrupts import Interrupts
+from tpdet.llm.ranks import CallRequests
 from tpdet.llm.results import RequestOutput, ResultWriter, error_of
 from tpdet.request import Request, TokenOutput
-from tpdet.text.outputs import RequestAssembler
-from tpdet.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
@@ -39,18 +38,11 @@ class Call:
     in the middle of a step.
     """
 
-    def __init__(
-        self,
-        engine: "Engine",
-        tokenizer: Tokenizer | None,
-        requests: Sequence[Request],
-        at_once: int | None = None,
-    ) -> None:
-        """at_once: choices in the engine at a time, at most; None for as many as it takes."""
+    def __init__(self, engine: "Engine", given: CallRequests) -> None:
         self.inside_engine = False
-        self._at_once, self._choices = at_once, 0  # in the engine
-        self._engine, self._requests = engine, requests
-        self._assemblers = {r.request_id: RequestAssembler(r, tokenizer) for r in requests}
+        self._at_once, self._choices = given.at_once, 0  # in the engine
+        self._engine, self._requests = engine, given.requests
+        self._assemblers = {one.request.request_id: one for one in given.assemblers}
         self._seeds: dict[str, int] = {}
         self._finished = 0
 

@@ -22,13 +22,14 @@ from tpdet.llm.prompts import Asked, Message, Prompt, ReadPrompt, read_params
 from tpdet.llm.ranks import CallRequests, CallResult, agree_on_call, give_up_world, share_answers
 from tpdet.llm.recorded import (
     CHECKED_AT_ONCE,
+    ChangedPart,
     Difference,
     RecordedAnswer,
-    choices_of,
-    first_difference,
+    difference_of,
 )
 from tpdet.llm.results import RequestOutput
 from tpdet.request import Request
+from tpdet.text.outputs import RequestAssembler
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
@@ -130,11 +131,11 @@ class LLM(OfflineModel):
         self,
         answers: Sequence[RecordedAnswer],
         use_tqdm: bool | Callable[..., Progress] = True,
-    ) -> list[Difference | None]:
+    ) -> list[Difference | ChangedPart | None]:
         """Compute recorded answers again: the first difference of each, or None where all is equal.
 
         Their tokens are verified as drafts, many in one step, so equal answers take a fraction of
-        the time in which they were made. Ids and bits of log-probability are compared.
+        the time in which they were made. Ids, bits of log-probability and digests are compared.
 
         Contract id, model digest and every answer are checked before the first one runs. Raises
         DisagreementError for an answer of another contract or other weights, RequestError for one
@@ -142,9 +143,20 @@ class LLM(OfflineModel):
         """
         outputs = self._answer(partial(self._recorded_requests, answers), use_tqdm)
         return [
-            first_difference(answer.outputs, choices_of(output))
+            difference_of(answer, output, self._reader.eos_token_ids)
             for answer, output in zip(answers, outputs, strict=True)
         ]
+
+    def recompute(
+        self,
+        assemblers: Sequence[RequestAssembler],
+        use_tqdm: bool | Callable[..., Progress] = True,
+    ) -> list[RequestOutput]:
+        """Answer checked requests, whose drafts are recorded answers, into their assemblers.
+
+        On ranks above 0 the assemblers stay empty. Raises as `check`.
+        """
+        return self._answer(partial(self._assembled, assemblers), use_tqdm)
 
     @property
     def closed(self) -> bool:
@@ -215,7 +227,7 @@ class LLM(OfflineModel):
             self.engine.worker_loop()
             return share_answers(self.engine, None)
         result: CallResult
-        call = Call(self.engine, self.tokenizer, given.requests, given.at_once)
+        call = Call(self.engine, given)
         try:
             with _progress(use_tqdm, len(given.requests)) as bar:
                 call.run(bar, interrupts)
@@ -240,12 +252,26 @@ class LLM(OfflineModel):
         given = read_params(sampling_params, len(prompts))
         guesses = read_guesses(self._reader, drafts, predictions, given)
         requests = self._checked(list(zip(prompts, given, guesses, strict=True)))
-        return CallRequests(requests, [prompt.text for prompt in prompts])
+        texts = [prompt.text for prompt in prompts]
+        return CallRequests(requests, texts, self._assemblers(requests))
 
     def _recorded_requests(self, answers: Sequence[RecordedAnswer]) -> CallRequests:
         """The checked requests that compute recorded answers again."""
         requests = self._checked(self._recorded(answers))
-        return CallRequests(requests, [None] * len(requests), CHECKED_AT_ONCE)
+        texts: list[str | None] = [None] * len(requests)
+        return CallRequests(requests, texts, self._assemblers(requests), CHECKED_AT_ONCE)
+
+    def _assembled(self, assemblers: Sequence[RequestAssembler]) -> CallRequests:
+        """The requests of assemblers, whose schemas were tried."""
+        requests = [assembler.request for assembler in assemblers]
+        for request in requests:
+            if request.params.form is not None:
+                self.engine.grammars.constrain(request.params.form)
+        texts: list[str | None] = [None] * len(requests)
+        return CallRequests(requests, texts, [*assemblers], CHECKED_AT_ONCE)
+
+    def _assemblers(self, requests: Sequence[Request]) -> list[RequestAssembler]:
+        return [RequestAssembler(request, self.tokenizer) for request in requests]
 
     def _checked(self, asked: Sequence[Asked]) -> list[Request]:
         requests = []

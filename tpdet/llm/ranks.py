@@ -20,6 +20,7 @@ from tpdet.errors import (
 )
 from tpdet.llm.results import RequestOutput
 from tpdet.request import Request
+from tpdet.text.outputs import RequestAssembler
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
@@ -41,11 +42,13 @@ CallResult = list[RequestOutput] | BaseException
 class CallRequests(NamedTuple):
     """The requests of a call, and the text of each prompt that was given as text.
 
-    `at_once`: choices in the engine at a time, at most; None for as many as it takes.
+    `assemblers`: what takes each one's outputs on rank 0. `at_once`: choices in the engine at a
+    time, at most; None for as many as it takes.
     """
 
     requests: list[Request]
     texts: list[str | None]
+    assemblers: list[RequestAssembler]
     at_once: int | None = None
 
 
@@ -84,7 +87,7 @@ def agree_on_call(
     Raises PeerLostError if a rank is lost.
     """
     refusal: BaseException | None = None
-    given = CallRequests([], [])
+    given = CallRequests([], [], [])
     try:
         given = make()
     except Exception as error:

@@ -52,8 +52,10 @@ def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, A
     return parse_json_object(read_text_file(path, max_bytes), str(path))
 
 
-def parse_json_object(text: str, file: str) -> dict[str, Any]:
-    """As `read_json_object`, from text; `file` is its name in messages."""
+def parse_json_object(
+    text: str, file: str, remedy: str = "it is damaged, download it again"
+) -> dict[str, Any]:
+    """As `read_json_object`, from text; `file` is its name in messages, `remedy` their end."""
 
     def number(literal: str) -> float:
         value = float(literal)
@@ -76,24 +78,21 @@ def parse_json_object(text: str, file: str) -> dict[str, Any]:
     except CheckpointError:
         raise
     except RecursionError:
-        raise CheckpointError(f"{file} is nested too deeply: it is no checkpoint file") from None
+        raise CheckpointError(f"{file} is nested too deeply: {remedy}") from None
     except ValueError as error:
-        raise CheckpointError(
-            f"{file} is not valid JSON ({error}): it is damaged, download it again"
-        ) from None
+        raise CheckpointError(f"{file} is not valid JSON ({error}): {remedy}") from None
     if _HALF_PAIR.search(text):
-        _refuse_lone_surrogates(value, file)
+        _refuse_lone_surrogates(value, file, remedy)
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} holds {type(value).__name__}, not an object: correct it")
     return value
 
 
-def _refuse_lone_surrogates(value: object, file: str) -> None:
+def _refuse_lone_surrogates(value: object, file: str, remedy: str) -> None:
     """Refuse half a surrogate pair: it is not Unicode, so no message could contain it."""
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
         raise CheckpointError(
-            f"{file} holds a lone surrogate (U+{ord(error.object[error.start]):04X}): it is "
-            "damaged, download it again"
+            f"{file} holds a lone surrogate (U+{ord(error.object[error.start]):04X}): {remedy}"
         ) from None

@@ -13,6 +13,7 @@ from tpdet.arguments.answer_form import AnswerForm
 from tpdet.arguments.field_ranges import MAX_STOP_STRINGS
 from tpdet.arguments.structured_outputs import FIELD as FORM
 from tpdet.arguments.structured_outputs import OLDER, form_in, schema_text
+from tpdet.audit.replay import VERSION
 from tpdet.audit.resumed import check_resumed_counts
 from tpdet.errors import RequestError
 from tpdet.request import Request, SamplingParams, check_against_model
@@ -61,6 +62,7 @@ class Call:
     `logprobs` is the number of alternatives to show, None for no log-probabilities. `resume` says
     where the tokens come from that the client has already (`Request.resumed`).
     `include_reasoning`: where reasoning is split from the content, the answer holds it too.
+    `replay_version`: of the digest that the answer gets.
     """
 
     kind: Literal["completion", "chat"]
@@ -79,6 +81,7 @@ class Call:
     token_ids: bool
     resume: ResumePoint | None = None
     include_reasoning: bool = True
+    replay_version: int = VERSION
 
     @property
     def choices(self) -> int:
@@ -179,10 +182,7 @@ class Preparer:
         shown: int | None,
         scored: int | None,
     ) -> Call:
-        resume = resume_of(body)
-        point = None if resume is None else ResumePoint(FIELD, resume.contract, resume.weights)
-        if point is not None:
-            check_origin(point, self.facts)
+        point = self._resume_point(body)
         if body.prompt_logprobs is not None and body.stream:
             raise bad_request("prompt_logprobs cannot be streamed: set stream to false", "stream")
         options = body.stream_options or StreamOptions()
@@ -228,7 +228,16 @@ class Preparer:
             token_names=bool(body.return_tokens_as_token_ids),
             token_ids=bool(body.return_token_ids),
             resume=point,
+            replay_version=_replay_version(body),
         )
+
+    def _resume_point(self, body: GenerationBody) -> ResumePoint | None:
+        resume = resume_of(body)
+        if resume is None:
+            return None
+        point = ResumePoint(FIELD, resume.contract, resume.weights)
+        check_origin(point, self.facts)
+        return point
 
     def _request(
         self,
@@ -286,6 +295,11 @@ def _max_tokens(body: GenerationBody) -> int | None:
             "max_completion_tokens",
         )
     return both[0] if both[0] is not None else both[1]
+
+
+def _replay_version(body: GenerationBody) -> int:
+    given = None if body.tpdet is None else body.tpdet.replay_version
+    return VERSION if given is None else given
 
 
 def _drafts(body: GenerationBody) -> tuple[tuple[int, ...], ...]:

@@ -23,6 +23,7 @@ from tpdet.arguments.field_ranges import (
     TOKEN_ID,
     Range,
 )
+from tpdet.audit.replay import VERSIONS
 from tpdet.server.body import idle_fields
 from tpdet.server.body.idle_fields import Idle
 from tpdet.server.wire import limits
@@ -187,12 +188,13 @@ class OwnFields(Body):
     """Fields that no other API has.
 
     `drafts` has for each choice ids that it may begin with. `json_schema_after`: the ids behind
-    which `response_format` holds; [] for from the first token.
+    which `response_format` holds; [] for from the first token. `replay_version`: of the digest.
     """
 
     drafts: ChoicesIds | None = None
     json_schema_after: TokenIds | None = None
     resume: Resume | None = None
+    replay_version: Annotated[int, Field(ge=VERSIONS[0], le=VERSIONS[-1])] | None = None
 
 
 class GenerationBody(Body):

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 import tpdet
 from tpdet.config import APPROXIMATE
+from tpdet.server.about.page import Page
 from tpdet.server.body.job import Job
 from tpdet.server.body.prepare import Call, Preparer
 from tpdet.server.body.resume import FIELD, HEADER, resumed_by_cursor
@@ -21,7 +22,6 @@ from tpdet.server.front.large_bodies import LargeBodies
 from tpdet.server.front.middleware import ClientGone, Exchange, send_problem
 from tpdet.server.front.openapi import describe
 from tpdet.server.front.pace import Pace
-from tpdet.server.front.page import Page
 from tpdet.server.front.schema_trials import SchemaTrials
 from tpdet.server.wire import limits
 from tpdet.server.wire.json_pieces import to_json

@@ -2,32 +2,30 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from functools import partial
+from collections.abc import AsyncIterator, Iterator
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tpdet.audit.replay import VERSION, replay_digest_steps
-from tpdet.control.row_messages import SampledToken
-from tpdet.request import Request
+from tpdet.audit.replay import replay_digest_steps
 from tpdet.server.body.prepare import Call
 from tpdet.server.body.resume import check_origin
 from tpdet.server.body.resumption import Resumption
-from tpdet.server.front.answers import ChoiceWriter, Json, envelope, prediction_details, usage
+from tpdet.server.front.answers import Json, envelope, usage
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.events import Event, EventWriter
 from tpdet.server.front.middleware import ClientGone
 from tpdet.server.front.pace import Pace
 from tpdet.server.front.response_handle import Output, ResponseHandle
+from tpdet.server.front.whole_answer import WholeAnswer, origin, receipt
 from tpdet.server.http1.part_writer import PartWriter
 from tpdet.server.wire.cursor import MOST_CHOICES, Progress, cursor_head
 from tpdet.server.wire.json_pieces import json_pieces, json_text
 from tpdet.server.wire.problems import ApiError, internal_error
 from tpdet.server.wire.prompt_scores import PromptPart, PromptScores
 from tpdet.server.wire.protocol import Start
-from tpdet.text.outputs import RequestAssembler, TextDelta
-from tpdet.text.reasoning import ReasoningParser, ReasoningSplitter
+from tpdet.text.outputs import TextDelta
+from tpdet.text.reasoning import ReasoningParser
 from tpdet.text.tokenizer import Tokenizer
 
 _log = logging.getLogger("tpdet.server")
@@ -64,28 +62,15 @@ class GenerationResponse(Response):
         super().__init__()
         self._call, self._client, self._gone = call, client, gone
         self._facts, self._pace = facts, pace
-        self._prompts: dict[str, PromptScores] = {}
         self._resumption = Resumption(call)
         self._begun: set[tuple[str, int]] = {*self._resumption.choices}
         self._progress = _progress_of(call) if cursors else None
         self._shown: list[Event] = []  # that are not written yet
         self._seen_tokens = 0
         self._approximate = False
-        self._reasoning = reasoning if call.kind == "chat" else None
-        self._assemblers = {
-            request.request_id: RequestAssembler(request, tokenizer, self._splitter(request))
-            for request in call.requests
-        }
-        self._writers = {
-            (request.request_id, choice): ChoiceWriter(
-                call,
-                tokenizer,
-                i * call.choices + choice,
-                reasoning=self._reasoning is not None and call.include_reasoning,
-            )
-            for i, request in enumerate(call.requests)
-            for choice in range(call.choices)
-        }
+        self._whole_answer = WholeAnswer(call, tokenizer, reasoning)
+        self._assemblers = self._whole_answer.assemblers
+        self._writers, self._prompts = self._whole_answer.writers, self._whole_answer.prompts
         self._unfinished = len(self._writers)
         if call.stream:
             for key in self._begun:
@@ -121,15 +106,15 @@ class GenerationResponse(Response):
             raise
         finally:
             self._client.metrics.outcome(outcome)
-            counts = self._usage()
+            counts = self._whole_answer.usage()
             scope["tpdet"].tokens = counts["prompt_tokens"], counts["completion_tokens"]
 
     async def _whole(self, handle: ResponseHandle, seed: int, scope: Scope, send: Send) -> str:
         """Send the answer, in one part if it is small or for HTTP/1.0; the outcome."""
         while self._unfinished:
             await handle.changed()
-        receipt = await self._receipt(seed)
-        chunks = self._pace.chunks(json_pieces(self._answer(seed, receipt)))
+        body = self._whole_answer.body(seed, self._fingerprint, await self._receipt(seed))
+        chunks = self._pace.chunks(json_pieces(body))
         if scope["http_version"] == "1.0":
             chunks = _together(chunks)
         first, second = await anext(chunks), await anext(chunks, None)
@@ -239,13 +224,17 @@ class GenerationResponse(Response):
         for event in shown[: len(shown) - len(held)]:
             yield from self._events.pieces(event)
 
-    def _end(self, last: Event, receipt: Json) -> Iterator[str]:
+    def _end(self, last: Event, told: Json) -> Iterator[str]:
         """The last event, and the usage's where that is wanted; the receipt is in the later one."""
         if not self._call.include_usage:
-            yield from self._events.pieces(last, tpdet=receipt)
+            yield from self._events.pieces(last, tpdet=told)
             return
         yield from self._events.pieces(last)
-        content = self._events.chunk | {"tpdet": receipt, "choices": [], "usage": self._usage()}
+        content = self._events.chunk | {
+            "tpdet": told,
+            "choices": [],
+            "usage": self._whole_answer.usage(),
+        }
         yield f"{self._events.id_line(self._cursor).decode()}data: {json_text(content)}\n\n"
 
     @property
@@ -257,30 +246,13 @@ class GenerationResponse(Response):
 
     @property
     def _origin(self) -> Json:
-        """What computes the answer, for those who record its tokens."""
-        facts, after = self._facts, self._call.requests[0].params.json_schema_after
-        found: Json = {"contract": facts.contract, "weights": facts.model_digest}
-        return found | ({"json_schema_after": list(after)} if after else {})
+        return origin(self._call, self._facts.contract, self._facts.model_digest)
 
     @property
     def _fingerprint(self) -> str:
         """The fingerprint of the answer so far."""
         facts = self._facts
         return facts.approximate_fingerprint if self._approximate else facts.system_fingerprint
-
-    def _answer(self, seed: int, receipt: Json) -> Json:
-        call = self._call
-        found = envelope(call, seed, self._fingerprint, stream=False) | {"tpdet": receipt}
-        if call.kind == "chat" and call.prompt_logprobs is not None:
-            request_id = call.requests[0].request_id
-            writer = self._writers[request_id, 0]
-            found["prompt_logprobs"] = writer.prompt_logprobs(self._prompts.get(request_id))
-        return {**found, "choices": self._choices(), "usage": self._usage()}
-
-    def _choices(self) -> Iterator[Json]:
-        for (request_id, choice), writer in self._writers.items():
-            answer = self._assemblers[request_id].choice(choice)
-            yield writer.whole(answer, self._prompts.get(request_id))
 
     async def _receipt(self, seed: int) -> Json:
         """The seed that replays the answer, and the digest that a replay must have.
@@ -289,38 +261,18 @@ class GenerationResponse(Response):
         """
         if self._approximate:
             return {"seed": seed, "replay_digest": None, "approximate": True}
-        facts, answers = self._facts, map(self._generated, self._assemblers.values())
+        facts, call = self._facts, self._call
         steps = replay_digest_steps(
-            self._call.requests, answers, seed, facts.contract, facts.model_digest
+            call.requests,
+            self._whole_answer.tokens(),
+            seed,
+            facts.contract,
+            facts.model_digest,
+            call.replay_version,
         )
-        origin = self._origin if self._call.token_ids else {}
         digest = await self._pace.last(steps)
-        return {**origin, "seed": seed, "replay_digest": digest, "replay_version": VERSION}
-
-    def _generated(self, assembler: RequestAssembler) -> Iterator[tuple[SampledToken, ...]]:
-        return (assembler.choice(index).logprobs for index in range(self._call.choices))
-
-    def _splitter(self, request: Request) -> Callable[[], ReasoningSplitter] | None:
-        """Makes what splits a choice; if a schema holds from the first token, all is content."""
-        params = request.params
-        all_content = params.form is not None and not params.json_schema_after
-        if self._reasoning is None or all_content:
-            return None
-        ids, keep = request.prompt_token_ids, self._call.include_reasoning
-        return partial(self._reasoning.splitter, ids, keep)
-
-    def _usage(self) -> Json:
-        assemblers = self._assemblers.values()
-        found = usage(self._call, sum(assembler.generated_tokens for assembler in assemblers))
-        details: dict[str, int] = {}
-        if self._reasoning is not None:
-            details["reasoning_tokens"] = sum(one.reasoning_tokens for one in assemblers)
-        if self._call.requests[0].prediction:
-            details |= prediction_details(
-                sum(assembler.draft_tokens for assembler in assemblers),
-                sum(assembler.accepted_draft_tokens for assembler in assemblers),
-            )
-        return found | ({"completion_tokens_details": details} if details else {})
+        assert digest is not None
+        return receipt(self._origin if call.token_ids else {}, seed, digest, call.replay_version)
 
 
 def _progress_of(call: Call) -> Progress | None:

@@ -15,8 +15,8 @@ from typing import Any
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tpdet.server.about.operations import not_found
 from tpdet.server.front.log import CLIENT_GONE, log_access
-from tpdet.server.front.operations import not_found
 from tpdet.server.http1.held_bytes import Hold
 from tpdet.server.settings.keys import KeyRing
 from tpdet.server.wire import limits

@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from tpdet.server.about.operations import OPERATIONS
 from tpdet.server.body.schema import (
     Body,
     ChatBody,
@@ -14,7 +15,6 @@ from tpdet.server.body.schema import (
     TokenizeBody,
 )
 from tpdet.server.front.middleware import PUBLIC_PATHS
-from tpdet.server.front.operations import OPERATIONS
 
 _BODIES: dict[str, type[Body]] = {
     "/v1/completions": CompletionBody,

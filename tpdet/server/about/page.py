@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from starlette.responses import Response
 
-from tpdet.server.front.operations import OPERATIONS
+from tpdet.server.about.operations import OPERATIONS
 from tpdet.server.wire import limits
 
 _POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
@@ -37,7 +37,7 @@ class Page(Response):
     media_type = "text/html"
 
     def __init__(self, model: str, url: str, guarded: bool, facts: dict[str, str]) -> None:
-        style = files("tpdet.server.front").joinpath("page.css").read_text("utf-8")
+        style = files("tpdet.server.about").joinpath("page.css").read_text("utf-8")
         digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
         headers = {
             "content-security-policy": f"default-src 'none'; style-src 'sha256-{digest}'; "

@@ -7,8 +7,8 @@ import pytest
 
 from tests.lib.server.harness import MODEL, Server, refused
 from tests.lib.server.headless import PROGRAM, Browser
-from tpdet.server.front.operations import ELSEWHERE, OPERATIONS
-from tpdet.server.front.page import Page
+from tpdet.server.about.operations import ELSEWHERE, OPERATIONS
+from tpdet.server.about.page import Page
 from tpdet.server.wire.limits import all_limits
 
 NASTY = """</title></style></pre><script>alert(1)</script><img src=x onerror='alert(2)'>"&'"""

@@ -1,0 +1,1 @@
+"""What the API says of itself: its operations in words, and the page for browsers."""
