@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 import tpdet
+from tpdet.comm.arithmetic_environment import VARIABLES
 from tpdet.comm.device import gpu_facts
 from tpdet.comm.world.world import World, rank_on_node
 from tpdet.errors import DisagreementError
@@ -35,33 +36,6 @@ PACKAGES = (
     "pydantic",
 )
 """Packages whose code decides bits of an answer: arithmetic, weights, tokens, messages."""
-
-ENVIRONMENT = (
-    ("ATEN_CPU_CAPABILITY", "picks the vector code of torch's CPU operations"),
-    ("MKL_CBWR", "picks MKL's code branch, so the order inside a matrix product"),
-    ("MKL_ENABLE_INSTRUCTIONS", "caps the instruction set MKL uses"),
-    ("MKL_DEBUG_CPU_TYPE", "overrides the CPU that MKL believes in"),
-    ("ONEDNN_MAX_CPU_ISA", "caps the instruction set oneDNN uses for bf16"),
-    ("DNNL_MAX_CPU_ISA", "the older name of ONEDNN_MAX_CPU_ISA"),
-    ("ONEDNN_DEFAULT_FPMATH_MODE", "lets oneDNN round fp32 operands"),
-    ("DNNL_DEFAULT_FPMATH_MODE", "the older name of ONEDNN_DEFAULT_FPMATH_MODE"),
-    ("OPENBLAS_CORETYPE", "picks OpenBLAS's kernels"),
-    ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "turns fp32 products into TF32"),
-    ("NVIDIA_TF32_OVERRIDE", "turns TF32 off below every library"),
-    ("CUBLAS_WORKSPACE_CONFIG", "changes which kernel cuBLAS chooses"),
-    ("TRITON_F32_DEFAULT", "picks how Triton multiplies fp32 where a kernel does not say"),
-    ("TRITON_DEFAULT_FP_FUSION", "lets the compiler contract where a kernel does not say"),
-    ("TRITON_FORCE_DISABLE_FP_FUSION", "keeps the compiler from contracting anywhere"),
-    ("TRITON_PTXAS_PATH", "compiles kernels with another assembler"),
-    ("PTXAS_OPTIONS", "more options for the assembler"),
-    ("DISABLE_PTXAS_OPT", "switches the assembler's optimisation off"),
-    ("TRITON_KERNEL_OVERRIDE", "runs kernels from files instead of the source"),
-    ("TRITON_OVERRIDE_ARCH", "compiles kernels for another GPU"),
-    ("TRITON_LIBDEVICE_PATH", "takes mathematical functions from another library"),
-    ("TRITON_INTERPRET", "runs kernels in Triton's interpreter, which rounds differently"),
-    ("NCCL_NVLS_ENABLE", "NVLink multicast adds inside the switch; it must stay off"),
-)
-"""(name, why it must be equal on all ranks). Variables not listed are not compared."""
 
 _pairs = msgspec.msgpack.Decoder(list[tuple[str, str]])
 
@@ -115,8 +89,8 @@ def collect_facts(settings: Mapping[str, object], device: str = "cpu") -> dict[s
         facts |= gpu_facts()
     for package in PACKAGES:
         facts[f"package {package}"] = package_version(package)
-    for name, _ in ENVIRONMENT:
-        facts[f"environment {name}"] = os.environ.get(name, ABSENT)
+    for variable in VARIABLES:
+        facts[f"environment {variable.name}"] = os.environ.get(variable.name, ABSENT)
     for name, value in settings.items():
         facts[f"config.{name}"] = str(value)
     return facts

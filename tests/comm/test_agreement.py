@@ -3,14 +3,8 @@
 import pytest
 
 from tests.lib.thread_world import run_threads
-from tpdet.comm.agreement import (
-    ABSENT,
-    ENVIRONMENT,
-    agree,
-    blas_version,
-    code_digest,
-    collect_facts,
-)
+from tpdet.comm.agreement import ABSENT, agree, blas_version, code_digest, collect_facts
+from tpdet.comm.arithmetic_environment import VARIABLES
 from tpdet.comm.world.world import SoloWorld
 from tpdet.errors import DisagreementError
 
@@ -69,7 +63,7 @@ def test_the_facts_cover_code_packages_machine_environment_and_settings(monkeypa
     assert facts["environment MKL_CBWR"] == "AVX2"
     assert facts["package torch"] != ABSENT and facts["code"] == code_digest()
     assert all(isinstance(value, str) for value in facts.values())
-    assert [name for name, reason in ENVIRONMENT if not reason] == []
+    assert {f"environment {variable.name}" for variable in VARIABLES} < {*facts}
 
 
 def test_variables_not_in_the_table_are_not_compared(monkeypatch):

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 import blake3
@@ -20,23 +21,34 @@ from tpdet.kernels.exact.rotary_frequencies import (
     inverse_frequencies,
 )
 from tpdet.kernels.exact.rotary_tables import TABLE_VERSION
+from tpdet.kernels.known.libraries import library_digest
 from tpdet.model_config import ModelConfig
 from tpdet.model_config.model import NEUTRAL_VALUES
 
 _SHOWN = 12
+_ARCHITECTURE_SHOWN = 8
 _COMPARED_ROWS = 4096
 _CONTEXT = "max_position"
 """The one field of a configuration that fixes no bit: it only says how long a text may be."""
 
 
-def architecture(device: str) -> str:
-    """The processor as far as it decides bits: "cpu-avx512-<BLAS digest>" or "sm_90"."""
+def architecture(device: str, answers: Mapping[str, str] | None = None) -> str:
+    """The processor as far as it decides bits: "cpu-avx512-1f0c93ab" or "sm_90-7be2d051".
+
+    The digits name what is in force, however it came about (a maker's processor, an environment
+    variable, a setting of torch's). On a CPU they digest the libraries' versions, and what they
+    make of fixed inputs; on a GPU the `answers` of a model's kernels, without which they are left
+    out.
+    """
     if device == "cuda":
         major, minor = torch.cuda.get_device_capability()
-        return f"sm_{major}{minor}"
-    libraries = f"{torch.__version__} {blas_version()}"
-    level = torch.backends.cpu.get_cpu_capability().lower().replace(" ", "-")
-    return f"cpu-{level}-{hashlib.sha256(libraries.encode()).hexdigest()[:8]}"
+        named, said = f"sm_{major}{minor}", sorted((answers or {}).items())
+    else:
+        level = torch.backends.cpu.get_cpu_capability().lower().replace(" ", "-")
+        named = f"cpu-{level}"
+        said = [(f"{torch.__version__} {blas_version()}", library_digest())]
+    digits = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:_ARCHITECTURE_SHOWN]
+    return f"{named}-{digits}" if said else named
 
 
 def model_digest(config: ModelConfig, weights: str) -> str:
@@ -78,11 +90,11 @@ def _rotary_numbers(spec: RotarySpec) -> bytes:
     return struct.pack(f"<{len(numbers)}f", *numbers)
 
 
-def system_fingerprint(contract: str, model: str, device: str) -> str:
+def system_fingerprint(contract: str, model: str, architecture: str) -> str:
     """`tpdet-<contract>-<model>-<architecture>`, both digests cut to 12 hex digits.
 
     A word before the contract's digest stays: `tpdet-approximate-<contract>-...`.
     """
     word, dash, digest = contract.rpartition("-")
     shown = f"{word}{dash}{digest[:_SHOWN]}"
-    return f"tpdet-{shown}-{model[:_SHOWN]}-{architecture(device)}"
+    return f"tpdet-{shown}-{model[:_SHOWN]}-{architecture}"

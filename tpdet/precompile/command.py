@@ -14,6 +14,7 @@ import torch
 
 from tpdet.arguments.suggestions import did_you_mean
 from tpdet.client.engine_settings import engine_config
+from tpdet.comm.arithmetic_environment import check_environment
 from tpdet.config import EngineConfig
 from tpdet.errors import TpdetError, UsageError
 from tpdet.kernels.cuda.hardware import KNOWN, Gpu
@@ -41,6 +42,7 @@ def compile_command(options: argparse.Namespace) -> int:
     config = engine_config(options, os.environ)
     if triton_version() == "none":
         raise UsageError("tpdet compile needs Triton: install it")
+    check_environment("cuda")
     model = load_model_config(resolve_model(config.model, config.revision), config.dtype)
     context = context_length(config.max_model_len, model)
     for size in sizes:

@@ -70,7 +70,7 @@ class Runner:
     def fingerprint(self, approximate: bool) -> str:
         """The system fingerprint of answers by one arithmetic: what may change their bits."""
         contract = self.contracts.of(approximate)
-        return system_fingerprint(contract, self.model_digest, self.device.type)
+        return system_fingerprint(contract, self.model_digest, self.loaded.architecture)
 
     def check_poison(self) -> None:
         """The poison check over this rank's pages, none of which may be in use; collective."""

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import torch
 
+from tpdet.audit.receipt import architecture
 from tpdet.comm.agreement import agree, collect_facts
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
@@ -66,15 +67,20 @@ def compare_answers(
     device: torch.device,
     limits: dict[str, int] | None,
     ahead: CompilingAhead,
-) -> None:
+) -> str:
     """Compare the known answers of every family of kernels, which are compiled first; as `agree`.
+
+    Returns the name of the arithmetic that gave them, which all ranks have (`architecture`).
 
     limits: of `admit_products`, whose kernels are compiled at once with these; None without it.
     """
     dtype = getattr(torch, partition.config.dtype)
     ahead.compile(lambda: rehearse_checks(partition, device, limits), "checks")
     answers = known_answers(device, dtype, forms_of(partition.config))
-    agree(world, {f"known answer {name}": digest for name, digest in answers.items()})
+    named = architecture(device.type, answers)
+    facts = {f"known answer {name}": digest for name, digest in answers.items()}
+    agree(world, facts | {"architecture": named})
+    return named
 
 
 def product_limits(step_rows: int, logit_rows: int) -> dict[str, int]:

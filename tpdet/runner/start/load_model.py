@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from tpdet.comm.arithmetic_environment import check_environment
 from tpdet.comm.device import current_device, gpu_bytes, resolve_device
 from tpdet.comm.exchange.fold import RankExchange
 from tpdet.comm.world.world import World
@@ -52,23 +53,22 @@ def load_model(config: EngineConfig, world: World, times: StartTimes) -> LoadedM
 
     Flags, the checkpoint, too small a GPU, kernels that break the contract, ranks that differ.
     """
-    kind = resolve_device(config.device)
-    device = current_device(kind)
-    on_gpu = kind == "cuda"
+    device = _device(config.device)
+    on_gpu = device.type == "cuda"
     ahead = _compiling_ahead(config, world, times, on_gpu)
     # 1. What is loaded, and how it is cut.
     directory, model, positions = read_model(config)
     _read_ahead(config, world, directory, on_gpu)
     partition = partition_of(config, model, world)
     check_room(config, partition, world, device)
-    contracts = name_contracts(config, partition, kind)
+    contracts = name_contracts(config, partition, device.type)
     open_kernel_cache(config, contracts.strict, world.size, device)
     chosen = choose_step_tokens(config, partition, gpu_of(device), gpu_bytes(device))
     step_tokens = agreed_step_tokens(chosen, world)
     rows = max(step_tokens.most, config.max_num_seqs)
     # 2. The kernels of this machine keep the contract, and all ranks agree on what they do.
     limits = product_limits(rows, HEAD_ROWS) if on_gpu and not config.approximate else None
-    _check(config, partition, contracts, device, limits, ahead)
+    named = _check(config, partition, contracts, device, limits, ahead)
     times.mark("checks")
     # 3. The exchange, and the arithmetic that uses it.
     times.doing = LOADING
@@ -88,6 +88,7 @@ def load_model(config: EngineConfig, world: World, times: StartTimes) -> LoadedM
             config=config,
             world=world,
             device=device,
+            architecture=named,
             model_config=model,
             max_model_len=positions,
             contracts=contracts,
@@ -107,6 +108,12 @@ def load_model(config: EngineConfig, world: World, times: StartTimes) -> LoadedM
         pages = _warm_and_count_pages(loaded, loading)
     _wait_as_steps_do(loaded)
     return replace(loaded, digest=loading.digest, num_pages=pages)
+
+
+def _device(wanted: str) -> torch.device:
+    kind = resolve_device(wanted)
+    check_environment(kind)
+    return current_device(kind)
 
 
 def _compiling_ahead(
@@ -172,8 +179,8 @@ def _check(
     device: torch.device,
     limits: dict[str, int] | None,
     ahead: CompilingAhead,
-) -> None:
-    """Golden vectors, settings and known answers; limits: as for `compare_answers`."""
+) -> str:
+    """Golden vectors, settings and known answers; as `compare_answers`."""
     world, model = partition.world, partition.config
     if device.type == "cpu":
         threads.configure(threads_per_rank(world.local_size))
@@ -181,4 +188,4 @@ def _check(
     settings = config.model_dump(exclude={*_LOCAL_FACTS})
     settings["contract"] = contracts.of(config.approximate)
     agree_to_start(world, settings, model, device.type)
-    compare_answers(world, partition, device, limits, ahead)
+    return compare_answers(world, partition, device, limits, ahead)

@@ -25,6 +25,8 @@ class LoadedModel:
     config: EngineConfig
     world: World
     device: torch.device
+    architecture: str
+    """The name of this machine's arithmetic, as `audit.receipt.architecture`."""
     model_config: ModelConfig
     max_model_len: int
     contracts: Contracts

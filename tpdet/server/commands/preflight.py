@@ -7,6 +7,7 @@ seconds later. A rank refuses what only a rank can know.
 import importlib.util
 from pathlib import Path
 
+from tpdet.comm.arithmetic_environment import check_environment
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.order import Contract
 from tpdet.launch.host.kernel_directory import check_caches
@@ -34,6 +35,7 @@ def check_start(settings: Settings, ranks: int) -> None:
     """
     contract = _check_model(settings, ranks)
     device = check_device(settings.engine.device, ranks)
+    check_environment(device)
     check_caches(settings.engine.kernel_cache, contract, ranks, device)
     _check_transport(settings.engine.transport, device, ranks)
     server = settings.server
