@@ -227,6 +227,7 @@ def _compiled(
     """
     language = TemplateLanguage()
     try:
+        language.check_size(source)
         tree = language.parse(source)
         inputs = frozenset(meta.find_undeclared_variables(tree))
         return language.make(source), CountedTemplate.make(source), ClockUse.of(tree), inputs

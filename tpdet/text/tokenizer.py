@@ -21,6 +21,7 @@ from tpdet.model_config.json_file import parse_json_object, read_json_object, re
 from tpdet.text.chat_template import ChatTemplate, Segment
 from tpdet.text.declared_tokens import NAMED, DeclaredTokens, check_settings
 from tpdet.text.template_date import check_date_setting
+from tpdet.text.template_language import MOST_BYTES
 from tpdet.text.token_bound import bytes_per_token
 from tpdet.text.token_bytes import DecoderRules, join_tokens, read_rules
 from tpdet.text.token_guard import Guard, checked, ids_of
@@ -29,7 +30,6 @@ from tpdet.text.tokenizer_file import check_description
 
 _MAX_TOKENIZER_BYTES = 512 << 20
 _MAX_CONFIG_BYTES = 64 << 20  # it repeats every added token
-_MAX_TEMPLATE_BYTES = 1 << 20
 _Made = TypeVar("_Made")
 
 
@@ -359,11 +359,11 @@ def _template(directory: Path, config: Mapping[str, Any], chosen: str | Path | N
         return _chosen_template(chosen)
     path = directory / "chat_template.jinja"
     if path.exists():
-        return read_text_file(path, _MAX_TEMPLATE_BYTES)
+        return read_text_file(path, MOST_BYTES)
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
+        named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
+        template = named[-1].get("template") if named else None
     if template is not None and not isinstance(template, str):
         raise CheckpointError(
             f"tokenizer_config.json: chat_template is a {type(template).__name__}: it must be text"
@@ -376,4 +376,4 @@ def _chosen_template(chosen: str | Path | None) -> str | None:
         return None
     if not Path(chosen).exists():
         raise NotFoundError(f"chat template {chosen} does not exist: name a file with one")
-    return read_text_file(Path(chosen), _MAX_TEMPLATE_BYTES)
+    return read_text_file(Path(chosen), MOST_BYTES)
