@@ -72,7 +72,6 @@ def test_the_servers_flags_keep_their_names():
         "--row-layers",
         "--leaves",
         "--run-dir",
-        "--audit-dir",
         "--start-timeout",
         "--step-timeout",
         "--drain-timeout",

@@ -421,3 +421,14 @@ def test_templates_are_shipped():
     if checker := shutil.which("shellcheck"):
         folder = ROOT / "launch" / "start" / "templates"
         assert subprocess.run([checker, *map(str, folder.iterdir())]).returncode == 0
+
+
+def test_help_tells_what_a_job_has_unless_asked(capsys):
+    with pytest.raises(SystemExit):
+        main(["launch", "slurm", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    script = (ROOT / "launch/start/templates/one_node.sbatch").read_text()
+    for flag, value in (("time", "24:00:00"), ("job-name", "tpdet"), ("output", "tpdet-%j.log")):
+        assert f"#SBATCH --{flag}={value}\n" in script
+        assert f"as sbatch takes it (default: {value})" in said
+    assert "0 for a job without GPUs (default 8)" in said

@@ -56,8 +56,9 @@ _RESULTS = (
     ),
     _flag(
         "--json",
-        action="store_true",
-        help="end with the run as one line of JSON, also on a terminal",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="end with the run as one line of JSON (default: where standard output is no terminal)",
     ),
 )
 _FOLD_ORDER = _flag(

@@ -89,7 +89,9 @@ def main() -> int:
     parser = Parser(prog="python -m tpdet.bench.kernels.cpu", description=__doc__)
     parser.add_argument("--size", type=whole_number, default=4096, help="rows and columns")
     parser.add_argument("--output", type=Path, help="results file to append to")
-    parser.add_argument("--json", action="store_true", help="end with the run as JSON")
+    parser.add_argument(
+        "--json", action=argparse.BooleanOptionalAction, help="end with the run as JSON"
+    )
     return kernels_command(parser.parse_args())
 
 

@@ -1,7 +1,7 @@
 """Output of a benchmark: a table, a run in a results file, one JSON line on stdout.
 
-The last line of stdout is the run as the results file holds it, if stdout is no terminal or
-`--json` is given.
+The last line of stdout is the run as the results file holds it, if `--json` is given, or stdout is
+no terminal and `--no-json` is not.
 """
 
 import shlex
@@ -14,6 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from tpdet.launch.host.standard_streams import print_utf8
 from tpdet.verify.report import append_record, run_record
 from tpdet.verify.spec import Machine
 
@@ -51,7 +52,7 @@ def finish(
     rows: Sequence[BenchRow],
     output: Path | None,
     file: str | None = None,
-    as_json: bool = False,
+    as_json: bool | None = None,
 ) -> dict[str, Any]:
     """Print the rows, append the run to `output` (a file, or a directory for `file`), print JSON.
 
@@ -66,12 +67,12 @@ def finish(
     return record
 
 
-def print_line(record: dict[str, Any], as_json: bool = False) -> None:
-    """One line of JSON on stdout; on a terminal only if it is asked for."""
-    if sys.stdout.isatty() and not as_json:
-        return
-    sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
-    sys.stdout.flush()
+def print_line(record: dict[str, Any], as_json: bool | None = None) -> None:
+    """One line of JSON on stdout; None: unless that is a terminal."""
+    if as_json is None:
+        as_json = not sys.stdout.isatty()
+    if as_json:
+        print_utf8([msgspec.json.encode(record)])
 
 
 def print_rows(rows: Sequence[BenchRow]) -> None:

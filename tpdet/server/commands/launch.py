@@ -14,8 +14,9 @@ import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from tpdet.arguments.command_line import Help
 from tpdet.errors import NotFoundError, NotPermittedError, UsageError
 from tpdet.launch.life.run_directory import default_path, new_session
 from tpdet.launch.life.run_secret import SECRET_VARIABLE
@@ -28,9 +29,13 @@ _PATHS = (
 )  # fmt: skip
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+", re.ASCII)
 _SBATCH_OPTIONS = ("time", "partition", "account", "job-name", "output", "qos", "constraint")
+_SBATCH_DEFAULTS = {"time": "24:00:00", "job-name": "tpdet", "output": "tpdet-%%j.log"}
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": Help, **options})
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}: see tpdet launch --help")
 
@@ -58,21 +63,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     kinds = parser.add_subparsers(required=True, metavar="LAUNCHER", dest="launcher")
     job = kinds.add_parser("slurm", help="an sbatch script", allow_abbrev=False)
-    job.add_argument("--nodes", type=int, default=1)
+    job.add_argument("--nodes", type=int, default=1, help="hosts of the job")
     job.add_argument("--gpus-per-node", type=int, default=8, help="0 for a job without GPUs")
-    job.add_argument("--ranks-per-node", type=int, help="as many as GPUs, if not given")
+    job.add_argument("--ranks-per-node", type=int, help="(default: as many as GPUs, at least 1)")
     job.add_argument(
         "--template",
         choices=list(slurm.TEMPLATES),
-        help="one-node, or srun on several nodes, if not given",
+        help="(default: one-node, or srun on several nodes)",
     )
     job.add_argument("--image", help="Apptainer image, for --template container")
     for name in _SBATCH_OPTIONS:
-        job.add_argument(f"--{name}", help="as sbatch takes it")
+        usual = _SBATCH_DEFAULTS.get(name, "the cluster's")
+        job.add_argument(f"--{name}", help=f"as sbatch takes it (default: {usual})")
     job.add_argument("--submit", action="store_true", help="hand it to sbatch, print the job id")
     agents = kinds.add_parser("torchrun", help="the command for each host", allow_abbrev=False)
-    agents.add_argument("--nodes", type=int, default=1)
-    agents.add_argument("--ranks-per-node", type=int, required=True)
+    agents.add_argument("--nodes", type=int, default=1, help="hosts")
+    agents.add_argument("--ranks-per-node", type=int, required=True, help="as many as GPUs")
     agents.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="where several hosts meet")
     agents.add_argument(
         "--node-rank",
@@ -88,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     ranks = kinds.add_parser("mpirun", help="the command, for one host", allow_abbrev=False)
     ranks.add_argument("--ranks", type=int, required=True, help="ranks in all")
-    ranks.add_argument("--ranks-per-node", type=int)
+    ranks.add_argument("--ranks-per-node", type=int, help="(default: all)")
     ranks.add_argument("--hosts", metavar="HOST:N,...", help="hosts, and how many ranks on each")
     ranks.add_argument("--mpi", choices=[mpirun.OPEN_MPI, mpirun.MPICH], help="found if not given")
     ranks.add_argument(

@@ -58,6 +58,7 @@ Each setting may also stand in the environment (--max-model-len as TPDET_MAX_MOD
 true or false; the API key itself as TPDET_API_KEY) and in the file of --config. The command line
 wins, then the environment, then the file. docs/server.md has them all.
 """
+_HIDDEN = ("audit_dir",)  # refused with a reason: no flag that anybody should find
 HABIT = "habit "
 """Before the destination of an argument of vLLM that is no setting here."""
 
@@ -112,7 +113,7 @@ def add_field(group: Any, name: str, field: FieldInfo, default: Any = None) -> N
         usual = field.default
         shown = ("on" if usual else "off") if kind is bool else usual
         text += f" (default {shown:g})" if kind is float else f" (default {shown})"
-    text = text.replace("%", "%%")
+    text = argparse.SUPPRESS if name in _HIDDEN else text.replace("%", "%%")
     if kind is bool:
         action = argparse.BooleanOptionalAction
         group.add_argument(flag, action=action, default=default, help=text)

@@ -102,7 +102,10 @@ class ServerConfig(BaseModel):
     @model_validator(mode="after")
     def _refuse_what_is_missing(self) -> "ServerConfig":
         if self.audit_dir is not None:
-            raise ValueError("{audit_dir} is not supported yet: leave it out")
+            raise ValueError(
+                "{audit_dir} is not supported yet: leave it out, and keep records that tpdet check "
+                "reads, by tpdet run-batch --record"
+            )
         return self
 
 
