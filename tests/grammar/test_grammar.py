@@ -137,7 +137,7 @@ def test_a_dead_end_is_seen(grammars):
         '{"type": "integer", "minimum": 5, "maximum": 3}', '{"enum": []}',
         '{"x-guidance": {"lenient": true}}', '{"x-guidance": {"whitespace_flexible": 1}}',
         '{"x-guidance": 3}', '{"allOf": [{"type": "null"}, {"type": "string"}]}',
-        '{"properties": []}', '{"format": "xyz", "type": "string"}',
+        '{"properties": []}', '{"minLength": 3, "maxLength": 1, "type": "string"}',
     ],
 )  # fmt: skip
 def test_what_is_no_schema_or_not_known_is_refused(grammars, schema):

@@ -9,6 +9,9 @@ from typing import Any
 
 from tpdet.arguments.answer_form import AnswerForm
 from tpdet.errors import RequestError
+from tpdet.grammar.byte_texts import import_library
+from tpdet.grammar.explain import one_line, with_place
+from tpdet.grammar.rewrite import rewritten
 
 FIELD = AnswerForm("json_schema", "").field
 # Blanks between JSON tokens are limited: a model could write them until it runs out of tokens.
@@ -17,7 +20,6 @@ _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator"
 _LIBRARY_KEY = "x-guidance"  # the library's options, of which clients may set one
 _CHOICE = "whitespace_flexible"
 _ESCAPED_OR_MARK = re.compile(r"\\.|[/\n]", re.DOTALL)
-_POSITION = re.compile(r"^at \d+\(\d+\): ")
 # In the library's units: about 20 ms to compile, 15 ms a token and 50 MB, at most.
 _LIMITS = {
     "initial_lexer_fuel": 1_000_000,
@@ -26,18 +28,6 @@ _LIMITS = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-
-
-def import_library() -> Any:
-    """The llguidance module. Raises RequestError where it is not installed."""
-    try:
-        import llguidance
-    except ImportError:
-        raise RequestError(
-            "response_format needs the llguidance package, which this server has not installed",
-            FIELD,
-        ) from None
-    return llguidance
 
 
 def compile_form(form: AnswerForm, vocabulary: Any) -> Any:
@@ -57,7 +47,9 @@ def compile_form(form: AnswerForm, vocabulary: Any) -> Any:
     if not matcher.is_error():
         matcher.compute_bitmask()  # some faults show only here
     if matcher.is_error():
-        reason = _reason(matcher.get_error())
+        reason = one_line(matcher.get_error())
+        if form.kind == "json_schema":
+            reason = with_place(reason, json.loads(form.text))
         raise RequestError(f"the {form.noun} cannot be used: {reason}", form.field)
     return matcher
 
@@ -71,6 +63,10 @@ def _schema(schema: str) -> str:
     if not isinstance(value, dict):
         raise RequestError("the schema must be a JSON object", FIELD)
     flexible = _flexible(value.pop(_LIBRARY_KEY, {}))
+    try:
+        value = rewritten(value)
+    except RecursionError:
+        raise RequestError("the schema is nested too deep: flatten it", FIELD) from None
     options: dict[str, object] = {"lenient": False}
     options |= {"whitespace_pattern": _WHITESPACE} if flexible else _COMPACT
     return json.dumps(value | {_LIBRARY_KEY: options})
@@ -96,18 +92,3 @@ def _flexible(options: object) -> bool:
     if not isinstance(flexible, bool):
         raise RequestError(f"{_LIBRARY_KEY}.{_CHOICE} must be true or false", FIELD)
     return flexible
-
-
-def _reason(error: str) -> str:
-    """The library's message in one line, without its position and its listing."""
-    first, *more = error.rpartition("failed to compile JSON schema: ")[2].splitlines() or [""]
-    first = _POSITION.sub("", first)
-    if first.endswith("regex parse error:") and more:  # the expression follows, and then the error
-        why = [line.removeprefix("error: ") for line in more if line.startswith("error: ")]
-        first = ": ".join(["regex parse error", _short(more[0].strip(), 80), *why])
-    return _short(first, 240)
-
-
-def _short(text: str, most: int) -> str:
-    """A long text without its middle."""
-    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from tpdet.arguments.answer_form import AnswerForm
 from tpdet.errors import RequestError
-from tpdet.grammar.compile import compile_form, import_library
+from tpdet.grammar.byte_texts import import_library
+from tpdet.grammar.compile import compile_form
 from tpdet.text.tokenizer import Tokenizer
 
 _KEPT = 32  # compiled forms; each takes up to about 50 MB

@@ -13,7 +13,8 @@ import sys
 
 from tpdet.arguments.answer_form import AnswerForm
 from tpdet.errors import RequestError
-from tpdet.grammar.compile import compile_form, import_library
+from tpdet.grammar.byte_texts import byte_vocabulary, import_library
+from tpdet.grammar.compile import compile_form
 from tpdet.interpreter import python_command, python_environment
 from tpdet.launch.host.processes import die_with_parent
 
@@ -56,20 +57,6 @@ def _too_complex(form: AnswerForm) -> str:
     )
 
 
-class _Bytes:
-    """The vocabulary of a trial: id b is byte b, 256 is the end."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-    eos_token_id = 256
-    tokens = (*(bytes([byte]) for byte in range(256)), b"")
-    special_token_ids = (256,)
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        """Ids of a text."""
-        return list(text.encode() if isinstance(text, str) else text)
-
-
 def main() -> None:
     """Try the form on standard input."""
     die_with_parent()
@@ -78,9 +65,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     kind, _, text = sys.stdin.buffer.read().decode().partition("\n")
     form = AnswerForm("regex" if kind == "regex" else "json_schema", text)
-    library = import_library()
     try:
-        compile_form(form, library.LLTokenizer(_Bytes(), slices=[]))
+        compile_form(form, byte_vocabulary())
     except RequestError as error:
         sys.stdout.write(str(error))
 

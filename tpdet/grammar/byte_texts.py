@@ -1,0 +1,79 @@
+"""The library with the 256 bytes as its vocabulary: what a pattern matches, without a model."""
+
+import functools
+import json
+from typing import Any
+
+from tpdet.errors import RequestError
+
+_STEPS = 400
+
+
+class _Bytes:
+    """Id b is byte b, 256 is the end."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+    eos_token_id = 256
+    tokens = (*(bytes([byte]) for byte in range(256)), b"")
+    special_token_ids = (256,)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Ids of a text."""
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+def import_library() -> Any:
+    """The llguidance module. Raises RequestError where it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        raise RequestError(
+            "response_format needs the llguidance package, which this server has not installed",
+            "response_format",
+        ) from None
+    return llguidance
+
+
+@functools.cache
+def byte_vocabulary() -> Any:
+    """The bytes as an LLTokenizer."""
+    return import_library().LLTokenizer(_Bytes(), slices=[])
+
+
+def pattern_error(pattern: str) -> str | None:
+    """What the library says of a pattern of a schema that it cannot follow."""
+    return _matcher(pattern).get_error() or None
+
+
+def texts_of(pattern: str, most: int) -> set[str] | None:
+    """The texts that a schema's pattern matches; None for more than `most`, or too long ones."""
+    start, found, steps = _matcher(pattern), set[str](), 0
+    if start.is_error():
+        return None
+    stack = [(start, b"")]
+    while stack:
+        matcher, text = stack.pop()
+        steps += 1
+        mask = matcher.compute_bitmask()
+        if matcher.is_error() or steps > _STEPS:
+            return None
+        if mask[32] & 1:
+            found.add(json.loads(text))
+        following = [byte for byte in range(256) if mask[byte >> 3] >> (byte & 7) & 1]
+        if len(found) > most or len(stack) + len(following) > _STEPS:
+            return None
+        for byte in following:
+            after = matcher.deep_copy()
+            after.consume_token(byte)
+            stack.append((after, text + bytes([byte])))
+    return found
+
+
+def _matcher(pattern: str) -> Any:
+    schema = json.dumps({"type": "string", "pattern": pattern})
+    library = import_library()
+    limits = library.LLParserLimits(verbose_errors=False)
+    return library.LLMatcher(
+        byte_vocabulary(), f"start: %json {schema}", log_level=0, limits=limits
+    )
