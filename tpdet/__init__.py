@@ -1,29 +1,35 @@
 """tpdet: tensor-parallel, bitwise-deterministic inference for large language models.
 
 Nothing heavy is imported here: public names are loaded on first use, so the scheduler, the page
-tables and the command line start without torch.
+tables and the command line start without torch. Names of vLLM's that are not here, and its modules,
+say what replaces them (`vllm_names`).
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tpdet.vllm_names import finder as _finder
+from tpdet.vllm_names.table import TOP as _TOP
+
 if TYPE_CHECKING:
+    from tpdet.arguments.output_kind import RequestOutputKind
     from tpdet.arguments.sampling_params import SamplingParams
     from tpdet.arguments.structured_outputs import StructuredOutputsParams
-    from tpdet.llm import LLM, AsyncLLM, CompletionOutput, Logprob, RequestOutput
+    from tpdet.llm import LLM, AsyncLLM, CompletionOutput, LLMEngine, Logprob, RequestOutput
+    from tpdet.llm.prompts import TextPrompt, TokensPrompt
+    from tpdet.vllm_names.engine_args import AsyncEngineArgs, EngineArgs
 
 __version__ = "0.1.0"
 __all__ = [
-    "LLM", "AsyncLLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams",
-    "StructuredOutputsParams", "__version__",
+    "LLM", "AsyncEngineArgs", "AsyncLLM", "AsyncLLMEngine", "CompletionOutput", "EngineArgs",
+    "LLMEngine", "Logprob", "PromptType", "RequestOutput", "RequestOutputKind", "SamplingParams",
+    "StructuredOutputsParams", "TextPrompt", "TokensPrompt", "__version__",
 ]  # fmt: skip
+_finder.install()
 
 
 def __getattr__(name: str) -> Any:
-    if name == "SamplingParams":
-        return import_module("tpdet.arguments.sampling_params").SamplingParams
-    if name == "StructuredOutputsParams":
-        return import_module("tpdet.arguments.structured_outputs").StructuredOutputsParams
-    if name in __all__:
-        return getattr(import_module("tpdet.llm"), name)
-    raise AttributeError(f"module 'tpdet' has no attribute {name!r}")
+    return _finder.find_name("tpdet", _TOP, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,5 +1,6 @@
 """Sampling parameters as users write them: what is taken, what is refused."""
 
+import copy
 import inspect
 import math
 
@@ -85,6 +86,76 @@ def test_the_rest_is_refused_by_name(given, message):
         SamplingParams(**given)
     assert refused.value.__cause__ is None
     assert refused.value.param
+
+
+def test_a_temperature_below_the_smallest_is_greedy_and_the_log_says_so_once(caplog):
+    for temperature in (1e-5, 0.00099, 5e-324, numpy.float32(1e-4)):
+        params = SamplingParams(temperature=temperature, top_p=0)
+        assert params == SamplingParams(temperature=0) and params.temperature == 0.0
+    assert SamplingParams(temperature=0.001).temperature == 0.001
+    params.temperature = 1e-5
+    assert params.temperature == 0.0
+    notes = [record.getMessage() for record in caplog.records]
+    assert len(notes) == 4
+    assert notes[0].startswith("temperature 1e-05 is below 0.001 and counts as 0: the likeliest")
+    for wrong in (-1e-5, math.nan, -math.inf):
+        with pytest.raises(RequestError, match=r"temperature .* is out of range"):
+            SamplingParams(temperature=wrong)
+
+
+def test_a_parameter_may_be_set_later_and_is_checked_and_kept_alike():
+    params = SamplingParams(logit_bias={3: 1.0})
+    params.max_tokens, params.stop, params.bad_words = 12, ["a", "b"], []
+    params.stop_token_ids = numpy.array([3, 4])
+    assert params == SamplingParams(
+        max_tokens=12, stop=("a", "b"), stop_token_ids=(3, 4), logit_bias={3: 1.0}
+    )
+    before = params.clone()
+    for name, value, message in (
+        ("temperature", -1, r"temperature -1 is out of range"),
+        ("max_token", 3, "no parameter 'max_token': did you mean 'max_tokens'"),
+        ("bad_words", ["x"], "bad_words .* is not supported"),
+        ("stop", 5, "stop must be text"),
+        ("n", True, "n must be an integer"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            setattr(params, name, value)
+        assert params == before
+
+
+def test_what_two_parameters_say_together_counts_once_both_are_set():
+    params = SamplingParams()
+    params.min_tokens = 20
+    with pytest.raises(RequestError, match="min_tokens 20 is larger than max_tokens 16"):
+        params.clone()
+    params.max_tokens = 30
+    assert params.clone() == SamplingParams(min_tokens=20, max_tokens=30)
+    params.json_schema_after = [7]
+    with pytest.raises(RequestError, match="json_schema_after is for answers with a schema"):
+        params.clone()
+    params.json_schema = "{}"
+    params.clone()
+    params.regex = "a+"
+    with pytest.raises(RequestError, match="an answer has one form"):
+        params.clone()
+    params.structured_outputs = {"choice": ["a", "b"]}
+    assert (params.clone().json_schema, params.regex) == (None, "a|b")
+    params.structured_outputs = None
+    params.json_schema_after = None
+    params.stop, params.detokenize = "x", False
+    with pytest.raises(RequestError, match="stop needs the text"):
+        params.clone()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, SamplingParams.clone])
+def test_a_copy_shares_nothing(copied):
+    given = {3: 1.0}
+    params = SamplingParams(logit_bias=given, stop="x")
+    other = copied(params)
+    assert other == params
+    other.n = 2
+    other.logit_bias[4] = given[5] = 2.0
+    assert params == SamplingParams(logit_bias={3: 1.0}, stop="x")
 
 
 def test_values_have_names():

@@ -1,6 +1,7 @@
 """AsyncLLM: many requests at a time in an event loop, alone and over two ranks."""
 
 import asyncio
+import dataclasses
 import json
 import re
 import subprocess
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 
 from tests.llm.test_llm import GREEDY
-from tpdet import LLM, AsyncLLM, SamplingParams
+from tpdet import LLM, AsyncLLM, RequestOutputKind, SamplingParams
 from tpdet.engine.fault_points import FaultPoints
 from tpdet.errors import (
     DisagreementError,
@@ -55,7 +56,7 @@ async def whole(generator):
 
 
 def named(output, request_id=""):
-    return msgspec.structs.replace(output, request_id=request_id)
+    return dataclasses.replace(output, request_id=request_id)
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +98,32 @@ def test_answers_are_those_of_llm_whatever_else_runs(model, expected, settings):
     assert found == expected * 2
     bits = [[choice.logprob_bits for choice in output.outputs] for output in found]
     assert bits == [[c.logprob_bits for c in output.outputs] for output in expected * 2]
+
+
+def test_deltas_in_a_row_are_the_whole_and_the_whole_may_come_alone(model, expected):
+    async def body(llm):
+        found = {}
+        for kind in RequestOutputKind:
+            params = mixed_requests()[1][1].clone()
+            params.output_kind = kind
+            found[kind] = [output async for output in llm.generate([5, 6, 7], params)]
+        return found
+
+    found = run(model, body)
+    (alone,) = found.pop(RequestOutputKind.FINAL_ONLY)
+    whole = found.pop(RequestOutputKind.CUMULATIVE)[-1]
+    (deltas,) = found.values()
+    assert named(alone) == named(whole) == expected[1]
+    assert deltas[-1].finished and deltas[-1].replay_digest == whole.replay_digest
+    assert len(deltas) > 2 and {len(output.outputs) for output in deltas} <= {1, 2}
+    for choice in whole.outputs:
+        parts = [c for output in deltas for c in output.outputs if c.index == choice.index]
+        assert "".join(part.text for part in parts) == choice.text
+        assert [t for part in parts for t in part.token_ids] == [*choice.token_ids]
+        assert [e for part in parts for e in part.logprobs] == choice.logprobs
+        assert [b for part in parts for b in part.logprob_bits] == [*choice.logprob_bits]
+        assert all(part.token_ids for part in parts)
+        assert parts[-1].cumulative_logprob == choice.cumulative_logprob
 
 
 def test_outputs_come_while_it_runs_and_two_loops_may_share_it(model, expected):

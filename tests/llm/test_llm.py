@@ -1,6 +1,7 @@
 """The offline API, alone and as every rank of a torchrun job."""
 
 import asyncio
+import dataclasses
 import inspect
 import json
 import math
@@ -188,7 +189,7 @@ def test_its_signature_lists_every_setting_with_its_default():
     assert inspect.signature(AsyncLLM) == inspect.signature(LLM)
 
 
-def test_settings_of_vllm_that_ask_for_nothing_are_accepted(tiny_model):
+def test_settings_of_vllm_that_ask_for_nothing_are_accepted(tiny_model, caplog):
     import torch
 
     with LLM(
@@ -207,12 +208,23 @@ def test_settings_of_vllm_that_ask_for_nothing_are_accepted(tiny_model):
         hf_overrides=None,
         distributed_executor_backend="external_launcher",
         pipeline_parallel_size=1,
+        num_gpu_blocks_override=None,
+        block_size=16,
+        max_num_seqs=None,
+        quantization=None,
+        compilation_config={"level": 3},
     ) as llm:
         assert llm.config.max_model_len == 1000 and llm.config.seed == 3
+        assert llm.config.max_num_seqs == 256
         text = repr(llm)
         assert "tensor_parallel_size=1" in text and "dtype='float32'" in text
         assert "max_model_len=1000" in text and not text.endswith("[closed]")
     assert repr(llm).endswith("[closed]")
+    notes = {record.getMessage() for record in caplog.records if record.name == "tpdet.llm"}
+    assert "block_size changes nothing: a page of KV cache holds 256 tokens" in notes
+    assert not any("quantization" in note or "seqs" in note for note in notes)
+    with LLM(tiny_model("qwen3", kv_heads=2), kv_pages=8, seed=None) as other:
+        assert other.config.seed == 0
 
 
 @pytest.mark.parametrize(
@@ -274,6 +286,20 @@ def test_every_way_to_write_ids_is_one_prompt(llm, prompt):
     assert found[0].outputs == llm.generate([[5, 6, 7]], GREEDY)[0].outputs
 
 
+def test_ids_may_stand_in_their_older_place(llm):
+    digests = [output.replay_digest for output in llm.generate([[5, 6], [7]], GREEDY)]
+    for texts in (None, ["a", "b"]):
+        given = {"prompt_token_ids": [[5, 6], numpy.array([7])], "lora_request": None}
+        found = llm.generate(texts, GREEDY, **given, priority=[0, 0])
+        assert [output.replay_digest for output in found] == digests
+        assert [output.prompt for output in found] == (texts or [None, None])
+    assert llm.generate("a", GREEDY, prompt_token_ids=[5, 6])[0].replay_digest == digests[0]
+    with pytest.raises(RequestError, match="with 1 prompt_token_ids: give each its text"):
+        llm.generate(["a", "b"], GREEDY, prompt_token_ids=[[5]])
+    with pytest.raises(RequestError, match="lora_request 3 is not supported: adapters"):
+        llm.chat(HELLO, GREEDY, lora_request=3)
+
+
 def test_prompts_of_every_kind_go_together(llm):
     import torch
 
@@ -324,6 +350,36 @@ def test_parameters_must_be_made(llm, params, message):
         llm.generate([[1]], params)
 
 
+def test_parameters_set_later_count_in_later_calls_only(llm):
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+
+    class Changes(Bar):
+        def __enter__(self):
+            params.max_tokens = 9
+            return self
+
+    (output,) = llm.generate([[5, 6]], params, use_tqdm=lambda **_: Changes(lambda: None))
+    assert len(output.outputs[0].token_ids) == 3
+    assert len(llm.generate([[5, 6]], params)[0].outputs[0].token_ids) == 9
+    params.min_tokens = 10
+    with pytest.raises(RequestError, match="min_tokens 10 is larger than max_tokens 9"):
+        llm.generate([[5, 6]], params)
+
+
+def test_outputs_are_plain_data(llm):
+    (output,) = llm.generate(["A list"], SamplingParams(max_tokens=2, logprobs=1, seed=2))
+    told = dataclasses.asdict(output)
+    assert told == msgspec.to_builtins(output) | {"prompt_token_ids": output.prompt_token_ids} | {
+        "outputs": [dataclasses.asdict(choice) for choice in output.outputs]
+    }
+    first = output.outputs[0].logprobs[0]
+    assert told["outputs"][0]["logprobs"][0] == {
+        token: {"logprob": e.logprob, "rank": e.rank, "decoded_token": e.decoded_token}
+        for token, e in first.items()
+    }
+    assert msgspec.json.decode(msgspec.json.encode(output), type=type(output)) == output
+
+
 def test_outputs_have_the_shape_that_users_of_vllm_know(llm):
     params = SamplingParams(temperature=1, seed=7, max_tokens=5, logprobs=2, prompt_logprobs=1)
     answer = llm.generate("The for statement", params)[0]
@@ -371,7 +427,7 @@ HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content":
 
 
 def test_a_conversation_is_answered_as_its_rendered_prompt_is(llm):
-    ids = llm.get_tokenizer().apply_chat_template(HELLO)
+    ids = llm.get_tokenizer().apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
     one = llm.chat(HELLO, GREEDY)
     assert one[0].outputs == llm.generate([ids], GREEDY)[0].outputs
     two = llm.chat([HELLO, HELLO[1:]], [GREEDY, SamplingParams(temperature=0, max_tokens=2)])

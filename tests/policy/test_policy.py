@@ -34,7 +34,7 @@ FLOORS = (
     ("runner",),
     ("engine",),
     ("llm", "verify", "server/leader"),
-    ("serve", "bench/report", "check", "score", "server/commands"),
+    ("serve", "vllm_names", "bench/report", "check", "score", "server/commands"),
     ("bench/kernels",),
     ("bench",),
     ("tune", "planner", "precompile"),

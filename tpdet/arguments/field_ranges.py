@@ -11,7 +11,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
 MAX_LOGIT_BIAS_IDS = 1024
 MAX_SCHEMA_BYTES = 64 << 10
-MIN_TEMPERATURE = 1e-3  # the smallest above 0
+MIN_TEMPERATURE = 1e-3  # what is below counts as 0
 _MAX_INT32 = 2**31 - 1
 _MAX_INT64 = 2**63 - 1
 

@@ -1,6 +1,8 @@
 """Checks of single sampling parameters; a RequestError names the parameter and its value."""
 
+import logging
 import sys
+from functools import lru_cache
 
 from tpdet.arguments.answer_form import AnswerForm
 from tpdet.arguments.field_ranges import (
@@ -9,12 +11,15 @@ from tpdet.arguments.field_ranges import (
     MAX_LOGIT_BIAS_IDS,
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
+    MIN_TEMPERATURE,
     RANGES,
     SEED,
     TOKEN_ID,
     Range,
 )
 from tpdet.errors import RequestError
+
+_log = logging.getLogger("tpdet.arguments")
 
 
 def check_seed(seed: object) -> None:
@@ -29,13 +34,19 @@ def check_seed(seed: object) -> None:
         check_field("seed", seed)
 
 
+@lru_cache(maxsize=16)
+def note_small_temperature(temperature: float) -> None:
+    """Say in the log, once for each value, that a temperature below the smallest counts as 0."""
+    _log.warning(
+        "temperature %g is below %g and counts as 0: the likeliest token is taken, nothing drawn",
+        temperature,
+        MIN_TEMPERATURE,
+    )
+
+
 def check_lengths(min_tokens: int, max_tokens: int | None) -> None:
     """The least and the largest number of tokens; `max_tokens` may be None."""
-    check_field("min_tokens", min_tokens)
-    if max_tokens is None:
-        return
-    check_field("max_tokens", max_tokens)
-    if min_tokens > max_tokens:
+    if max_tokens is not None and min_tokens > max_tokens:
         raise RequestError(
             f"min_tokens {min_tokens} is larger than max_tokens {max_tokens}: "
             "lower min_tokens or raise max_tokens",
@@ -94,11 +105,8 @@ def check_stops(stop: tuple[str, ...]) -> None:
 
 
 def check_schema_after(ids: tuple[int, ...] | None, form: AnswerForm | None) -> None:
-    """The ids behind which a form holds, or None."""
-    if ids is None:
-        return
-    check_ids("json_schema_after", ids)
-    if form is None:
+    """That there is a form where ids are named behind which it holds."""
+    if ids is not None and form is None:
         raise RequestError(
             "json_schema_after is for answers with a schema or regex: leave it out",
             "json_schema_after",

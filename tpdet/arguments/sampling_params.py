@@ -8,6 +8,7 @@ import msgspec
 
 from tpdet.arguments.answer_form import AnswerForm, check_form
 from tpdet.arguments.field_ranges import MIN_TEMPERATURE
+from tpdet.arguments.output_kind import RequestOutputKind, read_output_kind
 from tpdet.arguments.parameter_checks import (
     check_bias,
     check_field,
@@ -17,8 +18,9 @@ from tpdet.arguments.parameter_checks import (
     check_schema_after,
     check_seed,
     check_stops,
+    note_small_temperature,
 )
-from tpdet.arguments.structured_outputs import FIELD, StructuredOutputsParams, take_form
+from tpdet.arguments.structured_outputs import FIELD, StructuredOutputsParams, form_of, take_form
 from tpdet.arguments.vllm_parameters import asks_for_nothing
 from tpdet.errors import RequestError
 
@@ -42,11 +44,12 @@ class _Parameters(msgspec.StructMeta):
         return super().__call__(**given)
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Parameters):
+class SamplingParams(msgspec.Struct, kw_only=True, metaclass=_Parameters):
     """How tokens are sampled and when to stop. Names, meanings and defaults are vLLM's.
 
     n: choices of the prompt, 1 to 128. Choice i is the same whatever n is.
-    temperature: 0 takes the likeliest token (of equals the lowest id); else 0.001 to 2.
+    temperature: 0 takes the likeliest token (of equals the lowest id); else up to 2. Below 0.001
+        it counts as 0, which the log says once.
     top_p: sample from the likeliest tokens whose probabilities reach this sum, above 0, to 1.
     top_k: sample from this many of the likeliest tokens; -1 or 0 for all.
     min_p: sample from tokens with at least this share of the largest probability, 0 to 1.
@@ -73,6 +76,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Param
         (c,): behind the first token c. (o, ..., c): an answer that begins with o follows it behind
         the first c after o, ...; any other from its first token. () or None: each does so.
     detokenize: False makes no text of the answer: ids only.
+    output_kind: which outputs `AsyncLLM` yields; `LLM` gives whole answers.
+
+    A parameter may be set later (`params.max_tokens = 12`); it counts in calls that begin after.
+    Requests have copies of their own.
 
     `structured_outputs`, a `StructuredOutputsParams` or an object with its names, is kept as
     `json_schema` or `regex`; and so is `guided_decoding`, an older name of it.
@@ -105,6 +112,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Param
     regex: str | None = None
     json_schema_after: tuple[int, ...] | None = None
     detokenize: bool = True
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     if TYPE_CHECKING:
         # What may be given is more than what is kept: __post_init__ makes tuples.
@@ -134,6 +142,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Param
             regex: str | None = None,
             json_schema_after: Iterable[int] | None = None,
             detokenize: bool = True,
+            output_kind: int = 0,
             **of_vllm: Any,
         ) -> None: ...
 
@@ -165,23 +174,61 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Param
             or self.presence_penalty != 0.0
         )
 
+    def clone(self) -> "SamplingParams":
+        """A copy that shares nothing with this one. Raises RequestError as the first one did.
+
+        It also compares parameters that were set one after the other, such as two lengths.
+        """
+        return msgspec.structs.replace(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = self.__struct_fields__
+        if name in (FIELD, "guided_decoding"):
+            form = None if value is None else form_of(value)
+            given: dict[str, Any] = {"json_schema": None, "regex": None}
+            given |= {} if form is None else {form.kind: form.text}
+        elif name in known or not asks_for_nothing(name, value, known):
+            given = {name: value}
+        else:
+            return
+        before = msgspec.structs.asdict(self)
+        try:
+            for field, value in given.items():
+                msgspec.structs.force_setattr(self, field, value)
+            self._check_each()
+        except RequestError:
+            for field, kept in before.items():
+                msgspec.structs.force_setattr(self, field, kept)
+            raise
+
     def __post_init__(self) -> None:
+        self._check_each()
+        check_lengths(self.min_tokens, self.max_tokens)
+        if self.json_schema is not None and self.regex is not None:
+            raise RequestError("an answer has one form: give json_schema or regex", FIELD)
+        check_schema_after(self.json_schema_after, self.form)
+        if not self.detokenize and self.stop:
+            raise RequestError("stop needs the text: leave detokenize out", "detokenize")
+
+    def _check_each(self) -> None:
+        """Check each parameter by itself, and keep it in its one form."""
         _take_what_users_write(self)
         check_field("n", self.n)
         check_field("temperature", self.temperature)
         if 0.0 < self.temperature < MIN_TEMPERATURE:
-            raise RequestError(
-                f"temperature {self.temperature} is too small: use 0 (greedy) or at least "
-                f"{MIN_TEMPERATURE}",
-                "temperature",
-            )
+            note_small_temperature(self.temperature)
+            msgspec.structs.force_setattr(self, "temperature", 0.0)
+        if self.temperature == self.top_p == 0:
+            msgspec.structs.force_setattr(self, "top_p", 1.0)  # greedy choice has no filter
         check_field("top_p", self.top_p)
         if self.top_p == 0.0:
             raise RequestError("top_p 0 keeps nothing: use a value in (0, 1]", "top_p")
         check_field("top_k", self.top_k)
         check_field("min_p", self.min_p)
         check_seed(self.seed)
-        check_lengths(self.min_tokens, self.max_tokens)
+        check_field("min_tokens", self.min_tokens)
+        if self.max_tokens is not None:
+            check_field("max_tokens", self.max_tokens)
         check_field("presence_penalty", self.presence_penalty)
         check_field("frequency_penalty", self.frequency_penalty)
         check_field("repetition_penalty", self.repetition_penalty)
@@ -194,16 +241,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Param
                 raise RequestError(
                     f"{name} must be True or False, not {getattr(self, name)!r}", name
                 )
+        msgspec.structs.force_setattr(self, "output_kind", read_output_kind(self.output_kind))
         check_stops(self.stop)
         check_ids("stop_token_ids", self.stop_token_ids)
         check_bias(self.logit_bias)
         check_form("json_schema", self.json_schema)
         check_form("regex", self.regex)
-        if self.json_schema is not None and self.regex is not None:
-            raise RequestError("an answer has one form: give json_schema or regex", FIELD)
-        check_schema_after(self.json_schema_after, self.form)
-        if not self.detokenize and self.stop:
-            raise RequestError("stop needs the text: leave detokenize out", "detokenize")
+        if self.json_schema_after is not None:
+            check_ids("json_schema_after", self.json_schema_after)
 
 
 def _parameters() -> Any:
@@ -225,7 +270,7 @@ SamplingParams.__init__ = _parameters()  # type: ignore[method-assign]
 
 
 def _take_what_users_write(params: SamplingParams) -> None:
-    """Tuples of lists, Python's numbers of numpy's, and no filter for greedy choice."""
+    """Tuples of lists, and Python's numbers of numpy's."""
     for name in params.__struct_fields__:
         value = getattr(params, name)
         if type(value) not in _PLAIN:
@@ -238,10 +283,10 @@ def _take_what_users_write(params: SamplingParams) -> None:
             msgspec.structs.force_setattr(params, name, (value,))
         elif name != "logit_bias" and isinstance(value, list | set | frozenset):
             msgspec.structs.force_setattr(params, name, tuple(value))
+    if isinstance(params.logit_bias, dict):
+        msgspec.structs.force_setattr(params, "logit_bias", {**params.logit_bias})
     if isinstance(params.json_schema_after, list):
         msgspec.structs.force_setattr(params, "json_schema_after", tuple(params.json_schema_after))
-    if params.temperature == 0 and params.top_p == 0:
-        msgspec.structs.force_setattr(params, "top_p", 1.0)
 
 
 _PLAIN = (int, float, str, bool, tuple, dict, type(None))

@@ -15,7 +15,6 @@ PARAMETERS: dict[str, tuple[tuple[object, ...], str]] = {
     "flat_logprobs": ((False,), "logprobs have one {token_id: Logprob} a position"),
     "length_penalty": ((1.0,), _BEAMS),
     "logits_processors": (([], ()), "give logit_bias"),
-    "output_kind": ((), "AsyncLLM gives everything so far, LLM the whole"),
     "repetition_detection": ((), "give repetition_penalty or stop"),
     "skip_reading_prefix_cache": ((False,), "no answer depends on the cache"),
     "spaces_between_special_tokens": ((True,), "texts are as the tokenizer decodes them"),

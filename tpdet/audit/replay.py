@@ -32,7 +32,7 @@ seed that was used and the ids that end the text."""
 SCHEMA, REGEX, SCHEMA_AFTER = "json_schema", "regex", "json_schema_after"
 """In the canonical request only where one was given; `SCHEMA_AFTER` only where it has ids."""
 
-LEFT_OUT = ("logprobs", "prompt_logprobs", "detokenize")
+LEFT_OUT = ("logprobs", "prompt_logprobs", "detokenize", "output_kind")
 """Parameters that choose what is shown of an answer, never what it is."""
 
 _IDS = 4096  # of a prompt that are written together

@@ -29,7 +29,8 @@ def talk_offline(model: str, sampling: Mapping[str, Any], converse: Callable[[As
     llm = AsyncLLM(**config.model_dump(include=config.model_fields_set))
 
     def ask(messages: list[Message]) -> Iterator[dict[str, Any]]:
-        ids = llm.get_tokenizer().apply_chat_template(messages)
+        talk = llm.get_tokenizer().apply_chat_template(messages, add_generation_prompt=True)
+        ids = talk["input_ids"]
         return _events(runner, llm.generate({"prompt_token_ids": ids}, params))
 
     with asyncio.Runner() as runner:

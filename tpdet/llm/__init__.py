@@ -2,6 +2,7 @@
 
 from tpdet.llm.async_llm import AsyncLLM
 from tpdet.llm.llm import LLM
+from tpdet.llm.llm_engine import LLMEngine
 from tpdet.llm.results import CompletionOutput, Logprob, RequestOutput
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "Logprob", "RequestOutput"]
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "LLMEngine", "Logprob", "RequestOutput"]

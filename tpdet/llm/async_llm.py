@@ -7,15 +7,17 @@ import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from tpdet.arguments.vllm_keywords import refuse_what_asks
 from tpdet.errors import RequestError, UsageError
 from tpdet.grammar import trial
 from tpdet.llm.engine_thread import EngineThread
 from tpdet.llm.guesses import read_drafts, read_resume
 from tpdet.llm.model import OfflineModel, open_engine
+from tpdet.llm.output_kinds import of_kind
 from tpdet.llm.prompts import Guesses, Prompt, read_params
 from tpdet.llm.recorded import (
     CHECKED_AT_ONCE,
@@ -30,6 +32,14 @@ from tpdet.request import Request, SamplingParams
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
+
+
+class AsyncRequest(NamedTuple):
+    """A request by its user's name; `text` is the prompt's, if it was text."""
+
+    name: str
+    text: str | None
+    request: Request
 
 
 class AsyncLLM(OfflineModel):
@@ -70,8 +80,12 @@ class AsyncLLM(OfflineModel):
         drafts: Sequence[Any] | None = None,
         prediction: str | Sequence[int] | None = None,
         resume: RequestOutput | Mapping[str, Any] | None = None,
+        **of_vllm: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields the answer so far each time it has grown; `finished` is True on the last one.
+
+        With `SamplingParams(output_kind=RequestOutputKind.DELTA)` an output has only what is new,
+        with FINAL_ONLY there is the last one alone.
 
         prompt: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}.
         sampling_params: None for vLLM's defaults: temperature 1, at most 16 tokens.
@@ -89,17 +103,9 @@ class AsyncLLM(OfflineModel):
         that is not this model's, UsageError when closed or not on rank 0, and PeerLostError when
         the engine has ended.
         """
-        self._refuse_asking()
-        params = read_params(sampling_params, 1)[0]
-        number = next(self._numbers)
-        name = f"async-{number}" if request_id is None else request_id
-        if not isinstance(name, str):
-            raise RequestError(f"request_id must be text, not {name!r}", "request_id")
-        read = self._reader.prompt(prompt)
-        params, guesses = self._guessed(params, drafts, prediction, resume)
-        # The engine gets another id: users may repeat theirs before the engine has dropped it.
-        request = self._request(read, params, guesses, f"async-{number}")
-        async with aclosing(self._answer(name, read.text, request)) as outputs:
+        refuse_what_asks("generate", of_vllm, ("drafts", "prediction", "resume"))
+        asked = self._asked(prompt, sampling_params, request_id, drafts, prediction, resume)
+        async with aclosing(self._answers(asked)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -158,10 +164,7 @@ class AsyncLLM(OfflineModel):
 
         A second time is harmless. A rank above 0 waits for rank 0 to close.
         """
-        if self.rank == 0:
-            self._thread.stop()
-        await asyncio.to_thread(self._thread.join)
-        self._finalizer.detach()
+        await asyncio.to_thread(self.shutdown)
 
     async def __aenter__(self) -> "AsyncLLM":
         return self
@@ -173,6 +176,45 @@ class AsyncLLM(OfflineModel):
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+    def shutdown(self) -> None:
+        """As `close`, without an event loop; waits for the engine's end."""
+        if self.rank == 0:
+            self._thread.stop()
+        self._thread.join()
+        self._finalizer.detach()
+
+    def _asked(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None,
+        request_id: str | None,
+        drafts: Sequence[Any] | None = None,
+        prediction: str | Sequence[int] | None = None,
+        resume: RequestOutput | Mapping[str, Any] | None = None,
+    ) -> "AsyncRequest":
+        """The checked request of `generate`; raises as that."""
+        self._refuse_asking()
+        params = read_params(sampling_params, 1)[0]
+        number = next(self._numbers)
+        name = f"async-{number}" if request_id is None else request_id
+        if not isinstance(name, str):
+            raise RequestError(f"request_id must be text, not {name!r}", "request_id")
+        read = self._reader.prompt(prompt)
+        params, guesses = self._guessed(params, drafts, prediction, resume)
+        # The engine gets another id: users may repeat theirs before the engine has dropped it.
+        request = self._request(read, params, guesses, f"async-{number}")
+        return AsyncRequest(name, read.text, request)
+
+    async def _answers(self, asked: "AsyncRequest") -> AsyncGenerator[RequestOutput, None]:
+        """The outputs of a request, of the kind that it asks for."""
+        kind = asked.request.params.output_kind
+        async with (
+            aclosing(self._answer(*asked)) as outputs,
+            aclosing(of_kind(kind, outputs)) as wanted,
+        ):
+            async for output in wanted:
+                yield output
 
     def _refuse_asking(self) -> None:
         if self.rank > 0:

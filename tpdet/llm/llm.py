@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from tpdet.arguments.vllm_keywords import refuse_what_asks
 from tpdet.errors import RequestError, UsageError
 from tpdet.grammar import trial
 from tpdet.llm.call import Call, Progress
@@ -63,16 +64,19 @@ class LLM(OfflineModel):
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: Params = None,
         use_tqdm: bool | Callable[..., Progress] = True,
         *,
+        prompt_token_ids: Sequence[Any] | None = None,
         drafts: Sequence[Any] | None = None,
         predictions: Sequence[Any] | None = None,
+        **of_vllm: Any,
     ) -> list[RequestOutput]:
         """Answer every prompt; results come in the prompts' order.
 
         prompts: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a list of those.
+        prompt_token_ids: an older place of the ids; `prompts` are then their texts, if given.
         sampling_params: one for all prompts, or one each. None: vLLM's defaults, which are
             temperature 1 and at most 16 tokens.
         use_tqdm: whether a terminal shows a progress bar; or a function to call in tqdm's place.
@@ -84,8 +88,10 @@ class LLM(OfflineModel):
         Every prompt is checked before the first one runs. Raises RequestError naming the prompt or
         the parameter, NumericalError when the model gave NaN for a prompt (no answer is returned
         then), UsageError when closed, DisagreementError when ranks call with different prompts.
+        Keywords of vLLM's that ask for nothing (`lora_request=None`) are accepted.
         """
-        read = partial(self._reader.prompts, prompts)
+        refuse_what_asks("generate", of_vllm, ("prompt_token_ids", "drafts", "predictions"))
+        read = partial(self._reader.prompts, prompts, prompt_token_ids)
         make = partial(self._requests, read, sampling_params, drafts, predictions)
         return self._answer(make, use_tqdm)
 
@@ -100,6 +106,7 @@ class LLM(OfflineModel):
         continue_final_message: bool = False,
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        **of_vllm: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them; results come in the same order.
 
@@ -113,6 +120,7 @@ class LLM(OfflineModel):
 
         tools is vLLM's and must keep its default. Raises as `generate`.
         """
+        refuse_what_asks("chat", of_vllm, ("chat_template", "chat_template_kwargs"))
         if tools:
             raise RequestError(
                 f"tools {tools!r:.60} is not supported: describe them in a message", "tools"

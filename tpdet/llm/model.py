@@ -1,10 +1,12 @@
 """The common base of LLM and AsyncLLM: settings, tokenizer, engine."""
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+from tpdet.arguments.vllm_keywords import METHODS, refuse_what_asks
 from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
@@ -26,6 +28,7 @@ from tpdet.llm.results import RequestOutput, ResultWriter
 from tpdet.llm.settings import read_settings
 from tpdet.request import Request, SamplingParams
 from tpdet.scheduler.limits import check_drafts
+from tpdet.text.hugging_face import HuggingFaceTokenizer
 from tpdet.text.outputs import RequestAssembler
 from tpdet.text.tokenizer import Tokenizer
 from tpdet.text.tokenizer_ahead import TokenizerAhead
@@ -151,6 +154,7 @@ class OfflineModel(ABC):
             except BaseException:
                 self._stop()
                 raise
+            self._shaped = HuggingFaceTokenizer(self.tokenizer)
         model = self.engine.model_config
         more = self.tokenizer.eos_token_ids if self.tokenizer is not None else ()
         self._reader = PromptReader(
@@ -160,6 +164,19 @@ class OfflineModel(ABC):
             tuple(sorted({*model.eos_token_ids, *more})),
         )
         self._writer = ResultWriter(self.engine, self.tokenizer)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: Any, **of_vllm: Any) -> Self:
+        """The model of an `EngineArgs`; other keywords are vLLM's and must ask for nothing."""
+        return cls(**keywords_of(engine_args, of_vllm))
+
+    def __getattr__(self, name: str) -> Any:
+        remedy = METHODS.get(name)
+        raise AttributeError(
+            f"{type(self).__name__} has no {name}" + (f": {remedy}" if remedy else ""),
+            name=name,
+            obj=self,
+        )
 
     @property
     def rank(self) -> int:
@@ -171,8 +188,8 @@ class OfflineModel(ABC):
         """Names the contract, the weights and the architecture."""
         return self.engine.system_fingerprint
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer: `encode(text)`, `decode(ids)`, `apply_chat_template(messages)` and more.
+    def get_tokenizer(self) -> HuggingFaceTokenizer:
+        """The tokenizer, in the shape of Hugging Face's: `encode(text)`, `decode(ids)` and more.
 
         Raises UsageError if there is none (`skip_tokenizer_init`).
         """
@@ -180,7 +197,11 @@ class OfflineModel(ABC):
             raise UsageError(
                 "there is no tokenizer: make the model without skip_tokenizer_init=True"
             )
-        return self.tokenizer
+        return self._shaped
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """New parameters with their defaults; those of generation_config.json are not read."""
+        return SamplingParams()
 
     def record(
         self, outputs: Sequence[RequestOutput], sampling_params: Params = None
@@ -288,6 +309,16 @@ def open_ranks(
         start_timeout=config.start_timeout,
         watch=watch,
     )
+
+
+def keywords_of(engine_args: Any, of_vllm: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in an `EngineArgs`. Raises UsageError for another object, RequestError for a
+    keyword that asks for something.
+    """
+    if not dataclasses.is_dataclass(engine_args) or isinstance(engine_args, type):
+        raise UsageError(f"engine_args is a {type(engine_args).__name__}: give EngineArgs(...)")
+    refuse_what_asks("from_engine_args", of_vllm, ("engine_args",))
+    return dataclasses.asdict(engine_args)
 
 
 def use_device(engine: "Engine") -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, NamedTuple, TypedDict
 
+import msgspec
+
 from tpdet.audit.resumed import check_resumed_counts
 from tpdet.errors import RequestError, UsageError
 from tpdet.request import Request, SamplingParams, check_against_model
@@ -16,7 +18,14 @@ MAX_SALT_BYTES = 256
 _EXAMPLES = 'text, a list of token ids, {"prompt": TEXT} or {"prompt_token_ids": IDS}'
 
 
-class PromptDictionary(TypedDict, total=False):
+class TextPrompt(TypedDict, total=False):
+    """A prompt's text as a dictionary with vLLM's keys."""
+
+    prompt: str
+    cache_salt: str
+
+
+class TokensPrompt(TypedDict, total=False):
     """A prompt as a dictionary with vLLM's keys; `prompt_token_ids` override `prompt`."""
 
     prompt: str
@@ -24,7 +33,7 @@ class PromptDictionary(TypedDict, total=False):
     cache_salt: str
 
 
-Prompt = str | Sequence[int] | PromptDictionary
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 Drafts = tuple[tuple[int, ...], ...]
 """A guess of the output of each choice of a request."""
 
@@ -69,9 +78,14 @@ class PromptReader:
     eos_token_ids: tuple[int, ...]
     _templates: dict[str, Tokenizer] = field(default_factory=dict)
 
-    def prompts(self, given: object) -> list[ReadPrompt]:
-        """The prompts of one call, which is given one prompt or a list."""
+    def prompts(self, given: object, ids: object = None) -> list[ReadPrompt]:
+        """The prompts of one call, which is given one prompt or a list.
+
+        ids: the token ids of each, where `given` are at most their texts.
+        """
         given = listed(given)
+        if ids is not None:
+            given = _joined(given, listed(ids))
         if isinstance(given, str | Mapping) or are_ids(given):
             return [self.prompt(given)]
         if not isinstance(given, list | tuple):
@@ -160,11 +174,11 @@ class PromptReader:
         """The parameters of a prompt of `length` tokens, with the `max_tokens` that they mean."""
         if params.max_tokens is not None:
             return params
-        return _with_max_tokens(params, max(1, self.max_model_len - length))
+        return msgspec.structs.replace(params, max_tokens=max(1, self.max_model_len - length))
 
     def _of_dictionary(self, given: Mapping[Any, Any], place: str) -> ReadPrompt:
         for name, value in given.items():
-            if name not in PromptDictionary.__annotations__ and value not in (None, {}, []):
+            if name not in TokensPrompt.__annotations__ and value not in (None, {}, []):
                 raise RequestError(
                     f"{place} has {name!r}, which is not supported: give {_EXAMPLES}", "prompts"
                 )
@@ -205,14 +219,33 @@ class PromptReader:
         return self._templates[template]
 
 
+def _joined(texts: Any, ids: Any) -> list[dict[str, Any]]:
+    """Prompts with ids and, where `texts` is not None, a text each. Raises RequestError."""
+    if are_ids(ids):
+        texts, ids = None if texts is None else [texts], [ids]
+    if not isinstance(ids, list | tuple):
+        raise RequestError(f"prompt_token_ids is {shown(ids)}: give a list of ids", "prompts")
+    if texts is None:
+        texts = [None] * len(ids)
+    if not isinstance(texts, list | tuple) or len(texts) != len(ids):
+        raise RequestError(
+            f"prompts is {shown(texts)}, with {len(ids)} prompt_token_ids: give each its text, or "
+            "leave prompts out",
+            "prompts",
+        )
+    return [
+        {"prompt": text, "prompt_token_ids": each} for text, each in zip(texts, ids, strict=True)
+    ]
+
+
 def read_params(given: object, count: int) -> list[SamplingParams]:
-    """The sampling parameters of each of `count` prompts. None: the defaults.
+    """Copies of the sampling parameters of each of `count` prompts. None: the defaults.
 
     Raises UsageError for other types, RequestError if there are not as many as prompts.
     """
     given = SamplingParams() if given is None else given
     if isinstance(given, SamplingParams):
-        return [given] * count
+        return [given.clone()] * count
     if isinstance(given, Mapping):
         raise UsageError(
             f"sampling_params is a dictionary: use SamplingParams(**{dict(given)!r:.200})"
@@ -227,12 +260,7 @@ def read_params(given: object, count: int) -> list[SamplingParams]:
             f"{count} prompts but {len(given)} sampling_params: give one for all, or one each",
             "sampling_params",
         )
-    return list(given)
-
-
-def _with_max_tokens(params: SamplingParams, most: int) -> SamplingParams:
-    given = {name: getattr(params, name) for name in params.__struct_fields__}
-    return SamplingParams(**(given | {"max_tokens": most}))
+    return [params.clone() for params in given]
 
 
 def listed(value: Any) -> Any:

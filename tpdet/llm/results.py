@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from tpdet.audit.replay import VERSION, replay_digest
 from tpdet.control.row_messages import SampledToken
@@ -21,7 +20,8 @@ ABORTED = "abort"
 """The finish reason of a choice that was aborted."""
 
 
-class Logprob(msgspec.Struct, frozen=True, gc=False):
+@dataclass(frozen=True, slots=True)
+class Logprob:
     """A token's log-probability at its position; `float()` of it is `logprob`.
 
     logprob: fp32, of the model's own distribution, before bias, penalties, temperature and filters.
@@ -37,7 +37,8 @@ class Logprob(msgspec.Struct, frozen=True, gc=False):
         return self.logprob
 
 
-class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
     """One choice of one prompt; AsyncLLM also gives it while it is still growing.
 
     index: which of the `n` choices, from 0.
@@ -69,7 +70,8 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
         return self.finish_reason is not None
 
 
-class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
     """The answer to one prompt; AsyncLLM also gives it while it is still growing.
 
     request_id: the id given to AsyncLLM, or a generated one.

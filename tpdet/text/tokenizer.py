@@ -89,7 +89,9 @@ class Tokenizer:
         # Those that a conversation's texts cannot have: also named ones that answers show.
         named = (*self._named.values(), *map(str, declared.extra))
         self._kept_apart = frozenset((*self._special.values(), *named))
+        self.declared_special = tuple(dict.fromkeys(named))  # what transformers calls special
         self._class = str(config.get("tokenizer_class") or "PreTrainedTokenizerFast")
+        self.model_vocab_size = backend.get_vocab_size(with_added_tokens=False)
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.chat_template = (
             ChatTemplate(template, self._named, sorted(self._kept_apart), counted, date)

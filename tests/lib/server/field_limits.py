@@ -156,8 +156,8 @@ def temperature(limit: list[float]) -> list[Attempt]:
 
 
 def smallest_temperature(limit: float) -> list[Attempt]:
-    """Nothing between greedy and this."""
-    return values("temperature", (limit,), (math.nextafter(limit, 0.0), 5e-324))
+    """What is between greedy and this is greedy too."""
+    return values("temperature", (limit, math.nextafter(limit, 0.0), 5e-324), ())
 
 
 def above(field: str) -> Callable[[float], list[Attempt]]:

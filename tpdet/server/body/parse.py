@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from tpdet.arguments.field_ranges import MAX_LOGIT_BIAS_IDS
+from tpdet.arguments.field_ranges import MAX_LOGIT_BIAS_IDS, MIN_TEMPERATURE
 from tpdet.arguments.suggestions import did_you_mean
 from tpdet.errors import RequestError
 from tpdet.server.body.schema import (
@@ -82,7 +82,7 @@ def parse_body(model: type[Parsed], body: dict[str, Any]) -> Parsed:
     for name, options in (("stream_options", StreamOptions), ("response_format", ResponseFormat)):
         if isinstance(given.get(name), dict):
             given[name] = _known(options, given[name], name)
-    if _is_zero(given.get("temperature")) and _is_zero(given.get("top_p")):
+    if _is_greedy(given.get("temperature")) and _is_zero(given.get("top_p")):
         del given["top_p"]  # greedy choice has no filter
     try:
         return model.model_validate(given)
@@ -162,6 +162,11 @@ def _refuse_other_format(wanted: object) -> None:
         "response_format",
         "not_supported",
     )
+
+
+def _is_greedy(temperature: Any) -> bool:
+    number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    return number and 0 <= temperature < MIN_TEMPERATURE
 
 
 def _is_zero(value: object) -> bool:

@@ -103,8 +103,8 @@ def _add(group: Any, name: str, fields: dict[str, FieldInfo]) -> None:
         add_field(group, name, fields[name], argparse.SUPPRESS)
 
 
-def add_field(group: Any, name: str, field: FieldInfo, default: Any = None) -> None:
-    """Add the flag of one setting. `default` is what argparse makes of its absence."""
+def add_field(group: Any, name: str, field: FieldInfo, default: Any = None) -> Any:
+    """Add the flag of one setting; its action. `default` is what argparse makes of its absence."""
     flag = "--" + name.replace("_", "-")
     flags = ["--tensor-parallel-size", "-tp", "--tp"] if name == "tp" else [flag]
     kind = plain_type(field.annotation)
@@ -115,13 +115,12 @@ def add_field(group: Any, name: str, field: FieldInfo, default: Any = None) -> N
         text += f" (default {shown:g})" if kind is float else f" (default {shown})"
     text = argparse.SUPPRESS if name in _HIDDEN else text.replace("%", "%%")
     if kind is bool:
-        action = argparse.BooleanOptionalAction
-        group.add_argument(flag, action=action, default=default, help=text)
-        return
+        kind = argparse.BooleanOptionalAction
+        return group.add_argument(flag, action=kind, default=default, help=text)
     word = _WORDS.get(name, _KINDS.get(kind, "TEXT"))
     if get_origin(kind) is Literal:
         word = "{" + ",".join(get_args(kind)) + "}"
-    group.add_argument(*flags, dest=name, metavar=word, default=default, help=text)
+    return group.add_argument(*flags, dest=name, metavar=word, default=default, help=text)
 
 
 def _add_habits(parser: argparse.ArgumentParser, fields: dict[str, FieldInfo]) -> None:

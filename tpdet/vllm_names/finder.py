@@ -1,0 +1,63 @@
+"""Makes vLLM's module names importable below `tpdet`, from the table of names alone."""
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from tpdet.arguments.suggestions import did_you_mean
+from tpdet.vllm_names.table import FOUND, MODULES, NO_MODULES, REPLACED
+
+_PREFIX = "tpdet."
+
+
+def find_name(module: str, names: Sequence[str], name: str) -> Any:
+    """The object that `module` has under one of its `names`.
+
+    Raises ImportError with what replaces a name of vLLM's that is not here, so that an import of it
+    says so too; AttributeError for any other name.
+    """
+    if name in names and name in FOUND:
+        place, _, attribute = FOUND[name].partition(":")
+        return getattr(import_module(place), attribute)
+    if name in REPLACED:
+        raise ImportError(f"{module} has no {name}: {REPLACED[name]}", name=module)
+    hint = "" if name.startswith("_") else did_you_mean(name, [n for n in names if n in FOUND])
+    raise AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
+
+
+class VllmModules(MetaPathFinder, Loader):
+    """Finds the modules of the table, after all that are files."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's spec; None where nobody knows it. Raises ModuleNotFoundError with a hint."""
+        name = fullname.removeprefix(_PREFIX)
+        if name == fullname:
+            return None
+        package = any(other.startswith(f"{name}.") for other in MODULES)
+        if name in MODULES or package:
+            return ModuleSpec(fullname, self, is_package=package)
+        reason = NO_MODULES.get(name.partition(".")[0])
+        if reason is not None:
+            raise ModuleNotFoundError(f"there is no {fullname}: {reason}", name=fullname)
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its names, each looked up when it is asked for."""
+        names = MODULES.get(module.__name__.removeprefix(_PREFIX), ())
+        here = [name for name in names if name in FOUND]
+        look_up = partial(find_name, module.__name__, names)
+        more = {"__getattr__": look_up, "__dir__": lambda: here, "__all__": here}
+        vars(module).update(more, __doc__="Names of vLLM's module, which are tpdet's.")
+
+
+def install() -> None:
+    """Let `import` find the modules."""
+    if not any(type(finder).__name__ == VllmModules.__name__ for finder in sys.meta_path):
+        sys.meta_path.append(VllmModules())
