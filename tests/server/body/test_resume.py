@@ -99,6 +99,9 @@ def test_a_wrong_cursor_is_refused_by_name(ask):
         cursor + "-",
         cursor.replace("1.", "2.", 1),
         cursor.replace(".3.", ".9" * 20),
+        cursor.replace(".3.", ".03."),
+        cursor.rpartition(".")[0] + ".01-1",
+        cursor.replace(contract, contract + "0"),
     ):
         assert "is no cursor of a stream: send the id of" in refusal(400, wrong)["message"]
     other = "0123456789ab"
@@ -118,6 +121,8 @@ def test_a_wrong_cursor_is_refused_by_name(ask):
         (409, "not those that the stream delivered", {"prompt": "other"}),
     ):
         assert said in refusal(status, cursor, **fields)["message"]
+    unsent = f"1.{contract}.{weights}.3.{checksum}.0-0"
+    assert f"its checksum of no tokens is {checksum}" in refusal(400, unsent)["message"]
     damaged = cursor.replace(checksum, f"{int(checksum, 16) ^ 1:08x}")
     assert "not those that the stream delivered" in refusal(409, damaged)["message"]
 
@@ -179,6 +184,8 @@ def test_a_resume_that_cannot_apply_is_refused_by_name(ask):
         (409, "the weights of the answer", {"weights": "0" * 12}, {}),
         (400, "seed 3 is not the seed of the answer to resume, 4", {"seed": 4}, {}),
         (400, "tpdet.resume.contract", {"contract": "C0" * 32}, {}),
+        (400, "tpdet.resume.contract", {"contract": CONTRACT[:13]}, {}),
+        (400, "tpdet.resume.weights", {"weights": WEIGHTS[:63]}, {}),
         (400, "tpdet.resume.seed", {"seed": -1}, {}),
         (400, "tpdet.resume.words", {"words": 1}, {}),
         (400, "'tpdet.resume.choice': did you mean 'choices'?", {"choice": 1}, {}),

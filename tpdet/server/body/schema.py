@@ -168,7 +168,7 @@ StructuredOutputs = Annotated[
         }
     ),
 ]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{12,64}$")]
+Digest = Annotated[str, Field(pattern=r"^([0-9a-f]{12}|[0-9a-f]{64})$")]
 ChoicesIds = Annotated[list[TokenIds], Field(fail_fast=True)]
 
 

@@ -19,9 +19,10 @@ MOST_CHOICES = 128  # of a stream whose events have cursors, which would grow to
 
 _TOKEN = struct.Struct("<IIIf")  # choice, position, token id, log-probability
 _MASK = 0xFFFFFFFF
+_SEED, _COUNT = "(?:0|[1-9][0-9]{0,18})", "(?:0|[1-9][0-9]{0,9})"  # as written, each in one way
 _FORM = re.compile(
-    rf"{VERSION}\.([0-9a-f]{{{DIGITS}}})\.([0-9a-f]{{{DIGITS}}})\.([0-9]{{1,19}})\.([0-9a-f]{{8}})"
-    r"\.([0-9]{1,10}(?:-[0-9]{1,10})*)"
+    rf"{VERSION}\.([0-9a-f]{{{DIGITS}}})\.([0-9a-f]{{{DIGITS}}})\.({_SEED})\.([0-9a-f]{{8}})"
+    rf"\.({_COUNT}(?:-{_COUNT})*)"
 )
 
 
@@ -44,6 +45,8 @@ def read_cursor(text: str) -> Cursor:
     if int(seed) > RANGES["seed"].high:
         raise ValueError(f"its seed is {seed}")
     numbers = tuple(map(int, counts.split("-")))
+    if int(checksum, 16) and not any(numbers):
+        raise ValueError(f"its checksum of no tokens is {checksum}")
     return Cursor(contract, weights, int(seed), int(checksum, 16), numbers)
 
 

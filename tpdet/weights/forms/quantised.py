@@ -39,6 +39,11 @@ class QuantisedFile:
                     )
             if len(views[name]().get_shape()) != 2:
                 raise CheckpointError(f"{holder[name]}: tensor {name} is no matrix")
+            if f"{stem}.weight" in views and self._kind.marker != ".weight":
+                raise CheckpointError(
+                    f"{holder[f'{stem}.weight']}: tensor {stem}.weight is stored as {name}, too: "
+                    "keep one of them"
+                )
             parts = {suffix: views[f"{stem}{suffix}"]() for suffix in (*suffixes, *more)}
             self._stems[f"{stem}.weight"] = Stored(stem, holder[name], parts, form)
             for suffix in parts:

@@ -82,9 +82,9 @@ class Stored:
             )
 
     def groups(self, columns: int) -> int:
-        """The number of groups along K. Refuses groups that do not fill it."""
-        size = self.form.group or columns
-        if columns % size:
+        """The number of groups along K. Refuses groups that do not fill it, and a K of 0."""
+        size = self.form.group or max(1, columns)
+        if columns < 1 or columns % size:
             raise CheckpointError(
                 f"{self.file}: tensor {self.name}: {columns} columns are no groups of {size}"
             )
