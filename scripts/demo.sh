@@ -2,6 +2,7 @@
 # demo.sh BIN: serves SmolLM2-135M-Instruct, fetched once, and prints its address and a request to try.
 # Where it cannot be fetched, a small model of random weights serves. TPDET_MODEL names another model.
 set -euo pipefail
+trap 'exit 0' INT TERM # a stop, which make would call an error
 bin=$1
 run=run/demo
 python=${PYTHON:-$bin/python}

@@ -113,6 +113,7 @@ def _serve(arguments: list[str]) -> int:
     try:
         from tpdet.server.commands.supervised import main as serve
     except KeyboardInterrupt:
+        print("tpdet: the start was stopped", file=sys.stderr)
         return 0
     return serve(arguments)
 

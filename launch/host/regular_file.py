@@ -1,4 +1,7 @@
-"""Opens regular files only: opening a named pipe by mistake would wait for ever."""
+"""Opens regular files only: opening a named pipe by mistake would wait for ever.
+
+A pointer of git-lfs, a few lines in the place of the file, is none either.
+"""
 
 import errno
 import os
@@ -7,7 +10,7 @@ from typing import BinaryIO
 
 
 class NotRegularError(OSError):
-    """A pipe, socket, device or directory where a file is wanted; `strerror` says which."""
+    """No file where one is wanted: a pipe, device, directory, pointer; `strerror` says which."""
 
 
 _KINDS = (
@@ -17,6 +20,9 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+
+_POINTER = b"version https://git-lfs.github.com/spec/"
+"""What a clone without git-lfs holds in the place of each large file begins so."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
@@ -28,10 +34,13 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
             raise
         raise _irregular("a socket", path) from None
     mode = os.fstat(descriptor).st_mode
+    kind = next((text for of, text in _KINDS if of(mode)), "no regular file")
     if stat.S_ISREG(mode):
-        return os.fdopen(descriptor, "rb")
+        if os.pread(descriptor, len(_POINTER), 0) != _POINTER:
+            return os.fdopen(descriptor, "rb")
+        kind = "a git-lfs pointer (git lfs pull fetches the file)"
     os.close(descriptor)
-    raise _irregular(next((text for of, text in _KINDS if of(mode)), "no regular file"), path)
+    raise _irregular(kind, path)
 
 
 def _irregular(kind: str, path: str | os.PathLike[str]) -> NotRegularError:

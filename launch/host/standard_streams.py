@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TextIO
 
 from tpdet.errors import ResourceError, TpdetError, UsageError
+from tpdet.launch.host.resources import resource_error
 
 READER_LEFT = 128 + signal.SIGPIPE
 """The exit code of a command whose reader left before the end, as shells give it."""
@@ -32,6 +33,11 @@ def run_command(command: Callable[[], int]) -> int:
             return error.exit_code
         except KeyboardInterrupt:
             return 130
+        except Exception as error:
+            if (found := resource_error(error)) is None or _of_a_stream(error):
+                raise
+            print(f"tpdet: {found}", file=sys.stderr)
+            return found.exit_code
         finally:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
@@ -40,13 +46,17 @@ def run_command(command: Callable[[], int]) -> int:
             raise
         return READER_LEFT
     except OSError as error:
-        # A file that a command opens itself is named in its error; a standard stream is not.
-        if error.errno not in _NO_ROOM or error.filename is not None:
+        if not _of_a_stream(error):
             raise
         message = f"tpdet: standard output cannot be written: {error.strerror}"
         _to_nowhere(sys.stdout)
         print(message, file=sys.stderr, flush=True)
         return ResourceError.exit_code
+
+
+def _of_a_stream(error: Exception) -> bool:
+    """Whether no room is left for a standard stream: a file that a command opens has a name."""
+    return isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None
 
 
 def print_utf8(lines: Iterable[str | bytes]) -> None:

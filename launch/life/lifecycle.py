@@ -1,6 +1,5 @@
 """How a rank ends: looks for lost peers, decides the exit code once, ends the other ranks."""
 
-import errno
 import json
 import os
 import signal
@@ -13,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from tpdet.errors import PeerLostError, ResourceError, TpdetError
+from tpdet.errors import PeerLostError, TpdetError
 from tpdet.launch.host.processes import process_status, send_signal
+from tpdet.launch.host.resources import resource_error
 from tpdet.launch.life.log_lines import flush_log
 from tpdet.launch.life.run_directory import ExitDecision, RankRecord, RunDirectory, supervised
 from tpdet.launch.ranks.node_name import this_node
@@ -24,7 +24,6 @@ _MESSAGE_CHARACTERS = 2000
 _WRITE_SECONDS = 1.0
 _RANK_0_SECONDS = 2.0
 """How long rank 0 may take to learn why this rank ends, and to tell its clients."""
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -93,6 +92,7 @@ def end_process(
     within which it may tell clients) and ends with the decided code. Without its run directory
     (`run` is None) a rank ends alone.
     """
+    error = resource_error(error) or error
     exit_code, code = exit_of(error)
     message = str(error)[:_MESSAGE_CHARACTERS] or type(error).__name__
     decision, owned = ExitDecision(exit_code, code, rank, message), supervised()
@@ -141,10 +141,9 @@ def _let_rank_0_speak(run: RunDirectory) -> None:
 
 def exit_of(error: BaseException) -> tuple[int, str]:
     """Exit code and name for an error; an error of no class of ours is internal."""
-    if isinstance(error, TpdetError):
-        return error.exit_code, error.code
-    if isinstance(error, MemoryError) or getattr(error, "errno", None) in _DISK_FULL:
-        return ResourceError.exit_code, ResourceError.code
+    found = resource_error(error) or error
+    if isinstance(found, TpdetError):
+        return found.exit_code, found.code
     return TpdetError.exit_code, TpdetError.code
 
 

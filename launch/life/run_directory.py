@@ -44,7 +44,7 @@ CHANNEL_FILES = ("ready.json", "secret", "keys", "engine.sock", STORE_FILE)
 JOIN_TIMEOUT = 30.0
 _POLL_SECONDS = 0.02
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CHARACTERS = 2000
 """Of the message in exit.json, at most."""
 
@@ -98,18 +98,26 @@ class RunDirectory:
         """
         run = cls(path.absolute(), session)
         _make_private(run.path)
-        run._take_lock()
+        try:
+            run._begin(secret)
+        except OSError as error:
+            run.release()
+            raise _unusable(run.path, "written", error) from error
+        return run
+
+    def _begin(self, secret: bytes | None) -> None:
+        """Take the lock, and put this start's files in the place of an earlier one's."""
+        self._take_lock()
         stale = ("exit.json", "session.json", "reload.json", "reload-done.json")
         for name in stale:
-            (run.path / name).unlink(missing_ok=True)
-        ranks = run.path / "ranks"
+            (self.path / name).unlink(missing_ok=True)
+        ranks = self.path / "ranks"
         ranks.mkdir(mode=0o700, exist_ok=True)
         for record in sorted(ranks.iterdir()):
             record.unlink()
-        run.clear_channels()
-        write_text(run.path / "secret", (secret or new_secret()).hex() + "\n")
-        write_json(run.path / "session.json", {"session": session})
-        return run
+        self.clear_channels()
+        write_text(self.path / "secret", (secret or new_secret()).hex() + "\n")
+        write_json(self.path / "session.json", {"session": self.session})
 
     @classmethod
     def join(cls, path: Path, session: str, timeout: float = JOIN_TIMEOUT) -> "RunDirectory":
@@ -147,9 +155,9 @@ class RunDirectory:
                 f"run directory {self.path} is in use by process {holder}: stop that server "
                 f"(tpdet stop {self.path}) or choose another --run-dir"
             ) from error
+        self._lock = descriptor
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        self._lock = descriptor
 
     def release(self) -> None:
         """Give the lock back (the end of the process does it too)."""
@@ -268,6 +276,15 @@ def default_path(session: str) -> Path:
     return folder / session
 
 
+def _unusable(path: Path, what: str, error: OSError) -> TpdetError:
+    """What to raise for a run directory that cannot be made or written."""
+    kind: type[TpdetError] = UsageError
+    if error.errno in _FORBIDDEN or error.errno in _NO_ROOM:
+        kind = NotPermittedError if error.errno in _FORBIDDEN else ResourceError
+    why = os.strerror(error.errno or 0)
+    return kind(f"--run-dir {path} cannot be {what} ({why}): choose another")
+
+
 def _make_private(path: Path) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -276,11 +293,7 @@ def _make_private(path: Path) -> None:
     except (FileExistsError, NotADirectoryError) as error:
         raise UsageError(f"--run-dir {path} is not a directory: choose another") from error
     except OSError as error:
-        kind: type[TpdetError] = UsageError
-        if error.errno in _FORBIDDEN or error.errno in _NO_ROOM:
-            kind = NotPermittedError if error.errno in _FORBIDDEN else ResourceError
-        why = os.strerror(error.errno or 0)
-        raise kind(f"--run-dir {path} cannot be made ({why}): choose another") from error
+        raise _unusable(path, "made", error) from error
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise NotPermittedError(
             f"--run-dir {path} belongs to user {status.st_uid} with mode {status.st_mode & 0o777:o}"

@@ -113,6 +113,8 @@ class _Supervisor:
             adopt_orphans(False)
             decision = self._decision(ranks)
             self._run.clear_channels()
+        if self._stopped_at is not None and not self._was_ready and decision.exit == 0:
+            _log.info("the start was stopped")
         if decision.exit != 0:
             said = {"rank": decision.rank} if decision.rank >= 0 else {}
             print_fatal(decision.code, decision.exit, **said, message=decision.message)
@@ -134,7 +136,8 @@ class _Supervisor:
             if self._stopped_at is None:
                 self._stopped_at = time.monotonic()
             if not records:
-                ranks.send(number)
+                # To a rank that still imports SIGINT would be an exception, with its traceback.
+                ranks.send(signal.SIGTERM if number == signal.SIGINT else number)
         for record in records:
             for number in self._stop_signals[self._sent.get(record.rank, 0) :]:
                 send_signal(record.pid, record.start_time, number)

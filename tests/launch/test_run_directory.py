@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import stat
 
 import pytest
@@ -91,3 +92,17 @@ def test_local_rank_0_owns_and_the_others_join(tmp_path, monkeypatch):
     owner = open_run_directory(tmp_path, RankEnvironment(0, 2, 0, 2, launched=True))
     other = open_run_directory(tmp_path, RankEnvironment(1, 2, 1, 2, launched=True))
     assert owner.session == other.session and other.current
+
+
+def test_a_disk_that_takes_no_byte_is_no_resource(tmp_path):
+    """What an earlier start left there may fit still; what this one writes does not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # Python ignores the signal
+    try:
+        with pytest.raises(
+            ResourceError, match=r"run cannot be written \(File too large\): choose"
+        ):
+            RunDirectory.own(tmp_path / "run", "a")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    RunDirectory.own(tmp_path / "run", "a").release()

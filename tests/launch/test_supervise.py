@@ -145,6 +145,15 @@ def test_a_stop_signal_before_any_rank_registered_ends_everything_with_0(tmp_pat
         assert it.end()[0] == 0
 
 
+def test_ctrl_c_while_ranks_import_is_no_traceback_of_theirs(tmp_path):
+    with server(tmp_path, ranks=2, case="slow start") as it:
+        wait_for(lambda: (it.run.path / "store").exists())
+        time.sleep(0.3)  # until Python turns SIGINT into an exception
+        it.process.send_signal(signal.SIGINT)
+        assert it.end()[0] == 0
+        assert "Traceback" not in it.errors and "KeyboardInterrupt" not in it.errors
+
+
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_killed_rank_ends_the_server_with_75_and_nothing_is_left(tmp_path, rank):
     with server(tmp_path, ranks=4, case="child") as it:

@@ -306,3 +306,11 @@ def test_experts_that_are_cut_over_ranks_are_rehearsed_with_their_gathers(tiny_m
             asked = kernels_of(config, load_model_config(folder, "bfloat16"), 2048, 0, 2)
         names = {kernel.name for kernel in asked.values()}
         assert ("gather_columns" in names and "copy_from_slots" in names) == gathered
+
+
+@pytest.mark.parametrize("output", ["/proc/out", "/proc/none/out", "/dev/null/out"])
+def test_an_output_that_cannot_be_made_is_refused_before_any_work(output, capsys):
+    """Before the model is looked for: there is none."""
+    assert main(["compile", "none", "--gpu", "h200", "--output", output]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"--output {output} cannot be made (" in line and "name another folder" in line

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -9,12 +10,14 @@ from collections import Counter
 import pytest
 
 from tests.lib.models.damaged_models import SECONDS
+from tpdet.config import EngineConfig
 from tpdet.errors import CheckpointError, NotFoundError, UsageError
 from tpdet.launch.host.private_file import read_private_file
 from tpdet.launch.host.regular_file import NotRegularError, open_regular
 from tpdet.server.settings.settings import load_settings
-from tpdet.text.tokenizer import Tokenizer
+from tpdet.text.tokenizer import Tokenizer, read_files
 from tpdet.weights.checkpoint import open_checkpoint
+from tpdet.weights.checks import check_checkpoint
 from tpdet.weights.resolve import resolve_tokenizer
 
 
@@ -105,3 +108,23 @@ def test_a_tokenizer_that_is_nowhere_is_called_one():
         resolve_tokenizer("./nothere", ".")
     with pytest.raises(NotFoundError, match=r"model '\./nothere' is not a directory"):
         resolve_tokenizer(None, "./nothere")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_pointer_of_git_lfs_is_named_with_the_remedy(tiny_model, tmp_path, name):
+    """What a clone without git-lfs holds: 130 bytes in the place of each large file."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model("llama"), model)
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "5" * 64 + "\nsize 9\n"
+    (model / name).write_text(text)
+    with pytest.raises(CheckpointError, match=f"{name}.*git-lfs pointer .git lfs pull"):
+        check_checkpoint(EngineConfig(model=str(model)), 1)
+        read_files(model)
+        open_checkpoint(model)
+
+
+def test_columns_of_experts_that_ranks_do_not_cut_are_refused_before_they_start(tiny_model):
+    model = str(tiny_model("qwen3_moe"))
+    check_checkpoint(EngineConfig(model=model, experts="lanes"), 8)
+    with pytest.raises(UsageError, match="experts columns: 8 ranks do not cut"):
+        check_checkpoint(EngineConfig(model=model, experts="columns"), 8)

@@ -32,6 +32,7 @@ from tpdet.weights.load_progress import LoadProgress
 from tpdet.weights.resolve import resolve_model
 
 _CACHE = "TRITON_CACHE_DIR"
+_UNFINISHED = ".compiling-"
 _KEPT = (".cubin", ".json")
 
 
@@ -119,6 +120,8 @@ def _check_output(output: Path) -> None:
         raise UsageError(f"--output {output} is there and not empty: name a new or empty folder")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=output.parent):
+            pass
     except OSError as error:
         raise UsageError(
             f"--output {output} cannot be made ({error.strerror}): name another folder"
@@ -129,7 +132,7 @@ def _check_output(output: Path) -> None:
 def _compiling_into_a_new_cache(output: Path) -> Iterator[Path]:
     """A new cache of Triton beside the output; gone, as the setting is, afterwards."""
     before = os.environ.get(_CACHE)
-    with tempfile.TemporaryDirectory(prefix=".compiling-", dir=output.parent) as name:
+    with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=output.parent) as name:
         os.environ[_CACHE] = name
         try:
             yield Path(name)

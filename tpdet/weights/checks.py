@@ -2,7 +2,7 @@
 
 from tpdet.config import EngineConfig
 from tpdet.model_config import ModelConfig, load_model_config
-from tpdet.model_config.fit import ModelLeaves, check_experts, check_ranks
+from tpdet.model_config.fit import ModelLeaves, check_experts, check_ranks, place_experts
 from tpdet.weights.resolve import resolve_model
 from tpdet.weights.weight_files import find_weights
 
@@ -16,6 +16,7 @@ def check_checkpoint(config: EngineConfig, ranks: int) -> tuple[ModelConfig, Mod
     directory = resolve_model(config.model, config.revision)
     model = load_model_config(directory, config.dtype)
     leaves = check_ranks(model, ranks, config.leaves)
+    place_experts(model, ranks, config.experts)
     check_experts(model, config.row_layers, config.may_be_approximate)
     if config.load_format != "dummy":
         find_weights(directory)

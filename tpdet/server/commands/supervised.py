@@ -7,12 +7,14 @@ their environment.
 
 import logging
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tpdet.errors import TpdetError, UsageError
+from tpdet.launch.host.resources import resource_error
 from tpdet.launch.life.faults import read_faults
 from tpdet.launch.life.lifecycle import print_fatal
 from tpdet.launch.life.log_lines import open_log
@@ -34,11 +36,15 @@ def main(arguments: Sequence[str]) -> int:
     interrupt_at_stop()
     try:
         return serve_command(arguments)
-    except TpdetError as error:
-        print_fatal(error.code, error.exit_code, message=str(error))
-        return error.exit_code
     except KeyboardInterrupt:
+        print("tpdet: the start was stopped", file=sys.stderr)
         return 0
+    except Exception as error:
+        found = resource_error(error) or error
+        if not isinstance(found, TpdetError):
+            raise
+        print_fatal(found.code, found.exit_code, message=str(found))
+        return found.exit_code
 
 
 def serve_command(arguments: Sequence[str]) -> int:
