@@ -76,7 +76,8 @@ def main(arguments: list[str] | None = None) -> int:
                 tell(_line(row))
     if options.output is not None:
         command = shlex.join(["python", "-m", "tests.fuzz", *(arguments or sys.argv[1:])])
-        append_run(options.output, "fuzz", machine("cpu", 1), command, rows)
+        where = machine("auto", max(row["tp"] for row in rows))
+        append_run(options.output, "fuzz", where, command, rows)
     different = sum(row["different"] for row in rows)
     print(f"{sum(row['compared'] for row in rows)} compared, {different or 'none'} different")
     return 1 if different else 0
