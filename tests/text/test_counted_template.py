@@ -45,8 +45,8 @@ ORDINARY = [
     LLAMA_LIKE,
     *TOOL_TEMPLATES,
     "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
-    "{% for m in messages if m.role != 'system' %}{% if loop.index > 2 %}{% break %}{% endif %}"
-    "{{ loop.index }}{{ m.content | length }}{{ m.items() | list | length }}"
+    "{% for m in messages if m.role != 'tool' %}{% if loop.index > 2 %}{% break %}{% endif %}"
+    "{{ loop.index }}{{ m.content }}{{ m.content | length }}{{ m.items() | list | length }}"
     "{% else %}x{% endfor %}",
 ]
 
@@ -166,12 +166,12 @@ def test_what_has_one_text_is_printed():
     source = (
         "{% macro m() %}{% endmacro %}{% for a in [1] %}{{ loop }}{% endfor %}{{ m }}{{ [1, 'a'] }}"
         "{{ namespace(a=1) }}{{ nothing }}{{ none }}{{ 1.5 }}{{ range(3) }}{{ {'a': 1}.items() }}"
-        "{{ '{:.2f} {}'.format(1.234, 'x') }}{{ '%s' % 'a' }}"
+        "{{ '{:.2f} {}'.format(1.234, 'x') }}{{ '%s' % 'a' }}{{ messages[0].content }}"
     )
     found = ChatTemplate(source, {}, ()).render([{"role": "user", "content": "x"}], True)
     assert "".join(s.text for s in found) == (
         "<LoopContext 1/1><Macro 'm'>[1, 'a']<Namespace {'a': 1}>None1.5range(0, 3)"
-        "dict_items([('a', 1)])1.23 xa"
+        "dict_items([('a', 1)])1.23 xax"
     )
 
 

@@ -22,7 +22,8 @@ _TEXT_FIELDS = ("content", "name", "tool_call_id", "reasoning_content")
 
 Message = dict[str, Any]
 """`role`, some of _TEXT_FIELDS (text), and `tool_calls`: [{id, type, function: {name, arguments}}]
-where `arguments` is an object. `content` may be absent only beside tool calls."""
+where `arguments` is an object. `content` may be absent only beside tool calls, and a list of parts,
+[{type: text, text}]."""
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -101,6 +102,12 @@ def as_templates_read(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
+def parts_of(message: Message) -> list[Message]:
+    """The content of a message as text parts."""
+    content = message["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
 def each_text(messages: Sequence[Message], change: Callable[[str], str]) -> list[Message]:
     """The messages with `change` applied to every text of the client, not to roles and types."""
     return [_changed_message(message, change) for message in messages]
@@ -139,10 +146,10 @@ def _check_message(place: str, message: object) -> Message:
             raise RequestError(f"{place}.{field} is not supported", f"{place}.{field}")
         if field == "content":
             refuse_other_parts(f"{place}.content", value)
-        text = _joined_parts(value) if field == "content" else value
-        if not isinstance(text, str):
+            value = _checked_parts(f"{place}.content", value)
+        elif not isinstance(value, str):
             raise RequestError(f"{place}.{field} must be text", f"{place}.{field}")
-        checked[field] = text
+        checked[field] = value
     if "content" not in checked and not calls:
         raise RequestError(f"{place}.content is missing", f"{place}.content")
     return checked
@@ -212,15 +219,15 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _joined_parts(content: object) -> object:
-    """Text parts joined to one string; anything else unchanged, for the caller to refuse."""
-    if not isinstance(content, list):
+def _checked_parts(place: str, content: object) -> str | list[Message]:
+    """A content that is text or a list of text parts, with nothing else in these."""
+    if isinstance(content, str):
         return content
-    texts = [
-        part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
-        for part in content
-    ]
-    return "".join(texts) if all(isinstance(text, str) for text in texts) else None  # type: ignore[arg-type]
+    parts = content if isinstance(content, list) else [None]
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise RequestError(f"{place} must be text", place)
+    return [{"type": "text", "text": text} for text in texts]
 
 
 def _changed_message(message: Message, change: Callable[[str], str]) -> Message:
@@ -228,6 +235,8 @@ def _changed_message(message: Message, change: Callable[[str], str]) -> Message:
     for field in _TEXT_FIELDS:
         if isinstance(message.get(field), str):
             changed[field] = change(message[field])
+        elif field in message:
+            changed[field] = [{**part, "text": change(part["text"])} for part in message[field]]
     if "tool_calls" in message:
         changed["tool_calls"] = [_changed_call(call, change) for call in message["tool_calls"]]
     return changed

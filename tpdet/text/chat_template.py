@@ -34,9 +34,11 @@ from tpdet.text.chat_messages import (
     check_messages,
     check_variables,
     each_text,
+    parts_of,
     texts_in,
     texts_of,
 )
+from tpdet.text.content_forms import ContentForms, check_words
 from tpdet.text.counted_template import CountedTemplate
 from tpdet.text.template_date import DATE, ClockUse
 from tpdet.text.template_language import TemplateLanguage
@@ -83,6 +85,7 @@ class ChatTemplate:
         self._characters = [c for c in characters if not c.isspace()]
         self._counted = counted
         self._template, self._counting, self._clock, self._inputs = _compiled(source)
+        self._forms = ContentForms(self._probe)
 
     @property
     def lacks_date(self) -> bool:
@@ -109,15 +112,26 @@ class ChatTemplate:
         where users' text cannot be told from special tokens. Raises BeyondCount where work is
         counted and this conversation needs too much.
         """
-        plain = check_messages(messages)
         settings = self._settings(add_generation_prompt, continue_final_message, variables)
+        plain = self._forms.applied(check_messages(messages))
 
         def rendered(changed: list[Message]) -> str:
             if continue_final_message:
                 return self._up_to_final(changed, settings)
             return self._render(changed, settings)
 
-        expected = rendered(plain)
+        try:
+            expected = rendered(plain)
+        except RequestError as refusal:
+            # `message.content + ...`, where an assistant's message only calls tools.
+            filled = [{"content": "", **message} for message in plain]
+            if continue_final_message and "content" not in plain[-1]:
+                raise
+            plain = self._forms.applied(filled)
+            try:
+                expected = rendered(plain)
+            except RequestError:
+                raise refusal from None
         twins = self._twins([*texts_of(plain), *texts_in(settings)])
         back = {ord(twin): character for character, twin in twins.items()}
         table = str.maketrans(twins)
@@ -135,7 +149,13 @@ class ChatTemplate:
                     "remove such text from the messages",
                     "messages",
                 )
+        check_words(plain, expected)
         return self._segments(marked, back)
+
+    def _probe(self, messages: list[Message]) -> str:
+        """The text of messages on some day."""
+        day = self._clock.variables(None, self.date or "2026-01-31")
+        return self._render(messages, {**day, "add_generation_prompt": False})
 
     def _settings(
         self,
@@ -163,11 +183,15 @@ class ChatTemplate:
 
     def _up_to_final(self, messages: list[Message], settings: Mapping[str, Any]) -> str:
         """The text up to the end of the last message's content."""
-        final: str | None = messages[-1].get("content")
-        text = ""
-        if final is not None and "content" in self.source:
-            tagged = {**messages[-1], "content": final + _END}
-            text = self._render([*messages[:-1], tagged], settings)
+        final, text = None, ""
+        parts = parts_of(messages[-1]) if "content" in messages[-1] else []
+        if parts and "content" in self.source:
+            *earlier, part = parts
+            final = part["text"]
+            tagged: Any = [*earlier, {**part, "text": final + _END}]
+            if isinstance(messages[-1]["content"], str):
+                tagged = final + _END
+            text = self._render([*messages[:-1], {**messages[-1], "content": tagged}], settings)
         place = text.rfind(_END.strip())
         if final is None or place < 0 or final.strip() not in text:
             raise RequestError(

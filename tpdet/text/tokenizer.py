@@ -356,19 +356,25 @@ def _optional_object(path: Path) -> dict[str, Any]:
 
 
 def _template(directory: Path, config: Mapping[str, Any], chosen: str | Path | None) -> str | None:
-    """The template: the chosen file, else chat_template.jinja, else tokenizer_config.json's."""
+    """The template: the chosen file, else the directory's own, else tokenizer_config.json's.
+
+    Its own is chat_template.jinja, or chat_template.json, where older image models keep it.
+    """
     if chosen is not None:
         return _chosen_template(chosen)
     path = directory / "chat_template.jinja"
     if path.exists():
         return read_text_file(path, MOST_BYTES)
-    template = config.get("chat_template")
+    older = directory / "chat_template.json"
+    source = "chat_template.json" if older.exists() else "tokenizer_config.json"
+    described = read_json_object(older, _MAX_CONFIG_BYTES) if older.exists() else config
+    template = described.get("chat_template")
     if isinstance(template, list):
         named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
         template = named[-1].get("template") if named else None
     if template is not None and not isinstance(template, str):
         raise CheckpointError(
-            f"tokenizer_config.json: chat_template is a {type(template).__name__}: it must be text"
+            f"{source}: chat_template is a {type(template).__name__}: it must be text"
         )
     return template
 
