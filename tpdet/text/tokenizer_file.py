@@ -5,7 +5,7 @@ billion makes an array of that length; nine steps that each write ten letters fo
 letters), and others at a request.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
 from tpdet.errors import CheckpointError
@@ -16,6 +16,13 @@ MAX_TOKEN_ID = (1 << 24) - 1
 MAX_GROWTH = 64
 """How many times longer a file's replacements may make a text; real files reach 3 times."""
 
+_MOST_STEPS = 1_000  # of a part, and items of a template of tokens; published files have under 100
+_LONGEST_PATTERN = 1 << 14  # characters; published expressions have up to some 2,000
+_ITEMS = ("single", "pair")
+_INNER = {
+    "normalizer": "normalizers", "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors", "decoder": "decoders",
+}  # fmt: skip
 _LISTS = {"normalizer": "normalizers", "decoder": "decoders"}
 
 
@@ -31,6 +38,8 @@ def check_description(description: Mapping[str, Any], file: str) -> None:
     for token in added if isinstance(added, list) else ():
         if isinstance(token, dict):
             _check_id(token.get("content"), token.get("id"), file)
+    for part, inner in _INNER.items():
+        _check_work(description.get(part), inner, f"{file}: the {part}")
     for part, inner in _LISTS.items():
         growth = _growth(description.get(part), inner)
         if growth > MAX_GROWTH:
@@ -48,6 +57,22 @@ def token_texts(description: Mapping[str, Any]) -> set[str]:
         if isinstance(token, dict) and isinstance(text := token.get("content"), str):
             found.add(text)
     return found
+
+
+def _check_work(part: object, inner: str, about: str) -> None:
+    """Refuse a part whose steps or expressions the library would prepare for seconds."""
+    for number, step in enumerate(steps(part, inner)):
+        listed = [step.get(name) for name in _ITEMS]
+        items = max(len(each) if isinstance(each, Sized) else 0 for each in listed)
+        if number >= _MOST_STEPS or items > _MOST_STEPS:
+            raise CheckpointError(f"{about} has over {_MOST_STEPS} steps: download it again")
+        pattern = step.get("pattern")
+        expression = pattern.get("Regex") if isinstance(pattern, dict) else None
+        if isinstance(expression, str) and len(expression) > _LONGEST_PATTERN:
+            raise CheckpointError(
+                f"{about} has an expression of {len(expression)} characters, {_LONGEST_PATTERN} is "
+                "the limit: download it again"
+            )
 
 
 def _check_ids(vocabulary: object, file: str) -> None:
