@@ -186,7 +186,11 @@ def _add_make_model(commands: argparse._SubParsersAction) -> None:
         ("layers", 4, "decoder layers"),
         ("heads", 8, "attention heads"),
         ("kv-heads", None, "key heads, which divide the heads (default: half of them)"),
-        ("head-dim", 64, f"width of a head: one of {', '.join(map(str, HEAD_SIZES))}"),
+        (
+            "head-dim",
+            64,
+            f"width of a head: {', '.join(map(str, HEAD_SIZES))}, or on a CPU any even one",
+        ),
         ("intermediate", None, "a multiple of 128 (default: near 3 times --hidden)"),
         ("vocab", 2048, "tokens, at least 1024"),
         ("context", 4096, "positions"),

@@ -256,7 +256,7 @@ def test_an_expert_that_two_files_hold_is_refused_by_name(copy):
     ("settings", "said"),
     [
         ({"num_experts_per_tok": 17}, "there are 16 experts"),
-        ({"moe_intermediate_size": 40}, "multiple of 16"),
+        ({"moe_intermediate_size": 42}, "multiple of 8"),
         ({"mlp_only_layers": [9]}, "mlp_only_layers"),
         ({"scoring_func": "sigmoid"}, "scoring_func"),
     ],

@@ -137,8 +137,8 @@ def test_options_are_written_as_transformers_reads_them(tmp_path, like, options)
     [
         ({"like": "gpt2"}, "gpt2.*use one of llama"),
         ({"heads": 6, "kv_heads": 4}, "4 key heads do not divide 6"),
-        ({"head_dim": 80}, "head_dim 80.*64"),
-        ({"intermediate": 200}, "multiple of 16"),
+        ({"head_dim": 81}, "head_dim 81: use an even number up to 256"),
+        ({"head_dim": 512}, "head_dim 512: use an even number up to 256"),
         ({"vocab": 1000}, "at least 1024"),
         ({"shards": 0}, "shards 0"),
         ({"shards": 1000}, "use fewer"),

@@ -7,7 +7,7 @@ import torch
 
 from tpdet.comm.exchange.fold import Done, Exchange, Pending, RankExchange
 from tpdet.comm.exchange.open import open_exchange
-from tpdet.kernels.inputs.gated import interleaved
+from tpdet.kernels.inputs.gated import GROUP, interleaved
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.kernels.order import Leaves
@@ -117,12 +117,18 @@ class GatedLinear:
         gate, up = (
             source.read(f"{name}.weight", self._shape, self._pieces) for name in self._names
         )
-        self.weight = place(self.weight, interleaved(gate, up))
+        self._width = len(gate)
+        zeros = -self._width % GROUP, *gate.shape[1:]  # none but of small models
+        padded = (
+            torch.cat([rows, rows.new_zeros(zeros)]) if zeros[0] else rows for rows in (gate, up)
+        )
+        self.weight = place(self.weight, interleaved(*padded))
 
     def __call__(self, x_MK: torch.Tensor) -> torch.Tensor:
         """x [M, K] -> this rank's columns of the activation [M, I], rounded to x's dtype."""
         assert self.weight is not None
-        return self._arithmetic.gated(x_MK, self.weight, self._activation)
+        found = self._arithmetic.gated(x_MK, self.weight, self._activation)
+        return found if found.shape[1] == self._width else found[:, : self._width]
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Multiply by this from now on."""

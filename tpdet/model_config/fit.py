@@ -1,12 +1,13 @@
 """Checks that flags fit a model: tensor-parallel size, leaves, context. Needs no torch."""
 
 from dataclasses import dataclass
+from math import gcd
 
 from tpdet.errors import UsageError
 from tpdet.kernels.exact.rotary_frequencies import MAX_POSITION
 from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, Leaves, cut_leaves
 from tpdet.model_config.expert_load import fullest_rank
-from tpdet.model_config.model import Mixture, ModelConfig
+from tpdet.model_config.model import HEAD_SIZES, Mixture, ModelConfig
 
 EIGHTS = 8
 """Rows of gates, then of ups, that experts hold in turn, as in `kernels/inputs/gated.py`."""
@@ -57,11 +58,36 @@ def model_leaves(config: ModelConfig, leaves: int | None) -> ModelLeaves:
     return ModelLeaves(
         count,
         cut_leaves(config.num_heads, config.head_dim, count),
-        cut_leaves(config.intermediate_size // K_GROUP, K_GROUP, count),
-        cut_leaves(config.hidden_size // K_GROUP, K_GROUP, count),
+        _in_blocks(config.intermediate_size, count),
+        _in_blocks(config.hidden_size, count),
         config.has_dense_layers,
-        _NO_LEAVES if not shared else cut_leaves(shared // K_GROUP, K_GROUP, count),
+        _NO_LEAVES if not shared else _in_blocks(shared, count),
     )
+
+
+def _in_blocks(width: int, leaves: int) -> Leaves:
+    """Leaves of whole blocks of 16, of fewer where 16 does not divide the width."""
+    block = gcd(width, K_GROUP)
+    return cut_leaves(width // block, block, leaves)
+
+
+def check_widths(config: ModelConfig, device: str) -> None:
+    """Raises UsageError on a GPU for widths that its kernels do not have; a CPU has them all."""
+    widths = {"hidden size": config.hidden_size, "intermediate size": config.intermediate_size}
+    if config.mixture is not None:
+        widths["experts' width"] = config.mixture.width
+    if device == "cpu":
+        return
+    if config.head_dim not in HEAD_SIZES:
+        raise UsageError(
+            f"heads of {config.head_dim}: a GPU has kernels for {', '.join(map(str, HEAD_SIZES))}, "
+            "use --device cpu"
+        )
+    for name, width in widths.items():
+        if width % K_GROUP:
+            raise UsageError(
+                f"{name} {width}: a GPU's kernels need a multiple of {K_GROUP}, use --device cpu"
+            )
 
 
 def check_ranks(config: ModelConfig, ranks: int, leaves: int | None) -> ModelLeaves:

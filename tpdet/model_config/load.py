@@ -23,8 +23,6 @@ MAX_HEADS = 1 << 14
 _KEYS = PARSED.union(NEUTRAL, *(each.parsed.union(each.neutral) for each in FAMILIES.values()))
 """Keys of text models."""
 
-_K_GROUP = 16  # products are added in groups of 16, so a reduced width is a multiple of it
-
 
 def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig:
     """Parse `config.json`, and the EOS ids of `generation_config.json` if there is one.
@@ -57,8 +55,8 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
     return ModelConfig(
         **_of_family(family),
         vocab_size=vocab_size,
-        hidden_size=_reduced(config, "hidden_size"),
-        intermediate_size=_reduced(config, "intermediate_size"),
+        hidden_size=config.integer("hidden_size", high=MAX_WIDTH),
+        intermediate_size=config.integer("intermediate_size", high=MAX_WIDTH),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=key_heads,
@@ -215,19 +213,12 @@ def read_heads(config: Fields, family: Family) -> tuple[int, int, int]:
             config.refuse("hidden_size", f"without head_dim it must be a multiple of {heads} heads")
         default = hidden // heads
     head_dim = config.integer("head_dim", default)
-    if head_dim not in HEAD_SIZES:
-        sizes = ", ".join(map(str, HEAD_SIZES))
+    if head_dim % 2 or head_dim > max(HEAD_SIZES):
+        known = f"only even sizes up to {max(HEAD_SIZES)} are supported"
         if "head_dim" in config:
-            config.refuse("head_dim", f"heads of {sizes} are supported")
-        config.refuse("hidden_size", f"it makes heads of {head_dim}, only {sizes} are supported")
+            config.refuse("head_dim", known)
+        config.refuse("hidden_size", f"it makes heads of {head_dim}, {known}")
     return heads, key_heads, head_dim
-
-
-def _reduced(config: Fields, key: str) -> int:
-    value = config.integer(key, high=MAX_WIDTH)
-    if value % _K_GROUP:
-        config.refuse(key, f"it must be a multiple of {_K_GROUP}")
-    return value
 
 
 def _dtype(config: Fields, wanted: str, unnamed: str) -> str:

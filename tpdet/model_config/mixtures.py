@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from tpdet.kernels.inputs.activations import CLAMPED
 from tpdet.kernels.inputs.experts import Routing
-from tpdet.kernels.order import K_GROUP
 from tpdet.model_config.fields import Fields
+from tpdet.model_config.fit import EIGHTS
 from tpdet.model_config.model import Mixture
 
 MAX_EXPERTS = 1 << 12
@@ -92,6 +92,6 @@ def _routing(config: Fields, key: str, over_chosen: bool) -> Routing:
 
 def _width(config: Fields, key: str) -> int:
     width = config.integer(key)
-    if width % K_GROUP:
-        config.refuse(key, f"it must be a multiple of {K_GROUP}")
+    if width % EIGHTS:
+        config.refuse(key, f"the width of experts must be a multiple of {EIGHTS}")
     return width

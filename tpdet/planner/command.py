@@ -12,6 +12,7 @@ from tpdet.arguments.counts import check_counts
 from tpdet.bench.report.find_model import find_model
 from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
+from tpdet.model_config.fit import check_widths
 from tpdet.planner.draft import DraftPlan, draft_request
 from tpdet.planner.hardware import GIB, Network
 from tpdet.planner.plan import Choice, Plan, PlanRequest, choose_size, plan_size
@@ -126,6 +127,7 @@ def checked(request: PlanRequest) -> PlanRequest:
     longest = request.config.max_position
     if request.context > longest:
         raise UsageError(f"--context {request.context} is over the model's {longest}: lower it")
+    check_widths(request.config, "cuda")
     return request
 
 

@@ -26,7 +26,7 @@ from tpdet.launch.host.kernel_directory import (
     write_manifest,
 )
 from tpdet.model_config import ModelConfig, load_model_config
-from tpdet.model_config.fit import check_ranks, context_length
+from tpdet.model_config.fit import check_ranks, check_widths, context_length
 from tpdet.runner.start.compile_ahead import helping
 from tpdet.weights.load_progress import LoadProgress
 from tpdet.weights.resolve import resolve_model
@@ -46,6 +46,7 @@ def compile_command(options: argparse.Namespace) -> int:
     check_environment("cuda")
     model = load_model_config(resolve_model(config.model, config.revision), config.dtype)
     context = context_length(config.max_model_len, model)
+    check_widths(model, "cuda")
     for size in sizes:
         check_ranks(model, size, config.leaves)
     compile_to(options.output, config, model, context, gpu, sizes)

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import save_file
 
 from tpdet.errors import UsageError
-from tpdet.kernels.order import K_GROUP
 from tpdet.model_config import FAMILIES, HEAD_SIZES, load_model_config
 from tpdet.model_config.fields import Fields
 from tpdet.model_config.model import Mixture
@@ -175,11 +174,10 @@ class Shape:
             raise UsageError(
                 f"{self.key_heads} key heads do not divide {self.heads} attention heads"
             )
-        if self.head_dim not in HEAD_SIZES:
-            sizes = ", ".join(map(str, HEAD_SIZES))
-            raise UsageError(f"head_dim {self.head_dim}: use one of {sizes}")
-        if self.middle % K_GROUP:
-            raise UsageError(f"intermediate {self.middle}: use a multiple of {K_GROUP}")
+        if self.head_dim % 2 or not 2 <= self.head_dim <= max(HEAD_SIZES):
+            raise UsageError(
+                f"head_dim {self.head_dim}: use an even number up to {max(HEAD_SIZES)}"
+            )
         if self.vocab < _MIN_VOCABULARY:
             raise UsageError(f"vocab {self.vocab}: use at least {_MIN_VOCABULARY}")
         if self.dtype not in _DTYPES:

@@ -168,7 +168,7 @@ def cases(model: Path, every: int) -> Iterator[Case]:
 
 def load(folder: Path) -> None:
     """What a server reads before it is ready, but for the weights' values."""
-    read_model(EngineConfig.from_values(model=str(folder)))
+    read_model(EngineConfig.from_values(model=str(folder)), "cpu")
     tokenizer = Tokenizer.load(folder)
     tokenizer.decode(tokenizer.encode("aaaa hello"))
 

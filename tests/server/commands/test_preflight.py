@@ -87,7 +87,7 @@ def test_flags_that_do_not_fit(refuse, model, tmp_path, flags, code, words):
         (lambda m: cut_out(m, "tokenizer.json"), 66, "tokenizer.json does not exist"),
         (lambda m: cut_out(m, "model.safetensors"), 66, "holds neither"),
         (lambda m: set_key(m, "architectures", ["GemmaForCausalLM"]), 65, "architectures is"),
-        (lambda m: set_key(m, "hidden_size", 257), 65, "multiple of 16"),
+        (lambda m: set_key(m, "head_dim", 65), 65, "only even sizes up to 256"),
         (lambda m: (m / "config.json").write_text("{"), 65, "not valid JSON"),
     ],
 )

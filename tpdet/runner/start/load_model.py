@@ -57,7 +57,7 @@ def load_model(config: EngineConfig, world: World, times: StartTimes) -> LoadedM
     on_gpu = device.type == "cuda"
     ahead = _compiling_ahead(config, world, times, on_gpu)
     # 1. What is loaded, and how it is cut.
-    directory, model, positions = read_model(config)
+    directory, model, positions = read_model(config, device.type)
     _read_ahead(config, world, directory, on_gpu)
     partition = partition_of(config, model, world)
     check_room(config, partition, world, device)

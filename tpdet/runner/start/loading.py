@@ -34,7 +34,7 @@ from tpdet.gguf_file.header import is_gguf
 from tpdet.gguf_file.tokenizer import read_gguf_tokenizer
 from tpdet.layers.partition import Partition
 from tpdet.model_config import ModelConfig, load_model_config
-from tpdet.model_config.fit import check_experts, context_length
+from tpdet.model_config.fit import check_experts, check_widths, context_length
 from tpdet.models.decoder import Decoder
 from tpdet.models.products import sized_tensors
 from tpdet.runner.start.kernel_checks import threads_per_rank
@@ -291,7 +291,7 @@ def tokenizer_digests(directory: Path) -> dict[str, str]:
     }
 
 
-def read_model(config: EngineConfig) -> tuple[Path, ModelConfig, int]:
+def read_model(config: EngineConfig, device: str) -> tuple[Path, ModelConfig, int]:
     """Directory, configuration and context length of the model to serve; reads no weights yet.
 
     Raises NotFoundError, CheckpointError (also where the files have other sizes than `config.json`
@@ -300,6 +300,7 @@ def read_model(config: EngineConfig) -> tuple[Path, ModelConfig, int]:
     directory = resolve_model(config.model, config.revision)
     model = load_model_config(directory, config.dtype)
     check_experts(model, config.row_layers, config.may_be_approximate)
+    check_widths(model, device)
     if config.enable_return_routed_experts and not model.experts:
         raise UsageError(
             f"{model.family} has no experts to return: leave enable_return_routed_experts out"

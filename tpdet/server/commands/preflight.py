@@ -13,7 +13,7 @@ from tpdet.kernels.order import Contract
 from tpdet.launch.host.kernel_directory import check_caches
 from tpdet.model_config import ModelConfig
 from tpdet.model_config.expert_load import route_shape
-from tpdet.model_config.fit import context_length
+from tpdet.model_config.fit import check_widths, context_length
 from tpdet.models.draft_pair import read_draft_model
 from tpdet.server.commands.gpus import count_gpus, torch_build
 from tpdet.server.leader.http_child import bind_port
@@ -33,9 +33,10 @@ def check_start(settings: Settings, ranks: int) -> None:
     A hub name is downloaded here. Raises NotFoundError, CheckpointError, UsageError, ResourceError
     and NotPermittedError, each naming the value and the remedy.
     """
-    contract = _check_model(settings, ranks)
+    model, contract = _check_model(settings, ranks)
     device = check_device(settings.engine.device, ranks)
     check_environment(device)
+    check_widths(model, device)
     check_caches(settings.engine.kernel_cache, contract, ranks, device)
     _check_transport(settings.engine.transport, device, ranks)
     server = settings.server
@@ -46,10 +47,10 @@ def check_start(settings: Settings, ranks: int) -> None:
     bind_port(server.host, server.port).close()
 
 
-def _check_model(settings: Settings, ranks: int) -> str:
+def _check_model(settings: Settings, ranks: int) -> tuple[ModelConfig, str]:
     """The checkpoint's configuration against the flags, and the files that have to be there.
 
-    Returns the contract's id on a GPU.
+    Returns the configuration, and the contract's id on a GPU.
     """
     engine = settings.engine
     model, cut = check_checkpoint(engine, ranks)
@@ -66,7 +67,7 @@ def _check_model(settings: Settings, ranks: int) -> str:
         directory = resolve_tokenizer(*names, engine.revision)
         files = read_files(directory, engine.chat_template, engine.chat_template_date)
     check_marks(settings.server.reasoning_parser, files)
-    return Contract(
+    contract = Contract(
         "cuda",
         model.dtype,
         cut.count,
@@ -74,7 +75,8 @@ def _check_model(settings: Settings, ranks: int) -> str:
         row_layers=engine.row_layers,
         edges=cut.edges,
         experts=model.experts,
-    ).identifier
+    )
+    return model, contract.identifier
 
 
 def check_routed(model: ModelConfig, context: int) -> None:
