@@ -67,6 +67,26 @@ def way_of(row: dict) -> tuple[str, str, str]:
     return row.get("launcher", "self"), row.get("transport", "auto"), str(row.get("nodes", 1))
 
 
+def fuzz_table(path: Path) -> list[str]:
+    """How many answers of the semantics fuzzer were equal, by model and server, and what it met."""
+    counted = {
+        "preemptions": "preemptions",
+        "accepted_tokens": "accepted draft tokens",
+        "cached_tokens": "cached tokens",
+        "given_up": "streams given up",
+    }
+    lines = []
+    for run in json.loads(path.read_text()):
+        names = ["model", "server", "TP", "equal", *counted.values()]
+        lines += [stamp(run), "", "| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+        for row in run["rows"]:
+            equal = f"{row['compared'] - row['different']} of {row['compared']}"
+            cells = [row["model"], row["case"], row["tp"], equal, *(row[name] for name in counted)]
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
+        lines.append("")
+    return lines
+
+
 def value_tables(path: Path) -> list[str]:
     """Figures with their floors and peers: one table for each run."""
     make = summary if path.name.split(".")[0] in SUMMARISED else value_table
@@ -111,6 +131,10 @@ def summary(run: dict, rows: list[dict]) -> list[str]:
     return [*lines, ""]
 
 
+TABLES = {"verify": verify_table, "fuzz": fuzz_table}
+"""Of files that hold no figures with floors and peers."""
+
+
 def render() -> str:
     """Every table, in the order of the files' names."""
     lines: list[str] = []
@@ -118,7 +142,8 @@ def render() -> str:
         if path.name in NOT_SHOWN:
             continue
         lines += [f"**{path.name}**", ""]
-        lines += verify_table(path) if path.name.startswith("verify") else value_tables(path)
+        table = TABLES.get(path.name.split(".")[0], value_tables)
+        lines += table(path)
     return "\n".join(lines).strip()
 
 

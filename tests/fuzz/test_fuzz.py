@@ -94,6 +94,7 @@ def test_a_seed_that_nobody_gave_is_not_compared():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_requests_have_one_answer_in_any_company(tmp_path, family):
     found = Fuzzer(1, family, tmp_path, print).run([0, 1])
@@ -108,6 +109,7 @@ def test_random_requests_have_one_answer_in_any_company(tmp_path, family):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("fault", "where"),
     [("blind-acceptance", "prefix cache"), ("noise-after-preemption", "six pages")],
