@@ -43,6 +43,8 @@ VARIABLES = (
     Variable("TRITON_F32_DEFAULT", "picks how Triton multiplies fp32 where a kernel does not say"),
     Variable("TRITON_DEFAULT_FP_FUSION", "lets Triton contract where a kernel does not say"),
     Variable("TRITON_PTXAS_PATH", "assembles kernels by another assembler"),
+    Variable("TRITON_PTXAS_BLACKWELL_PATH", "assembles kernels by another assembler"),
+    Variable("CUDA_FORCE_PTX_JIT", "has the driver compile the kernels of torch anew"),
     Variable("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "turns fp32 products into TF32", "cuda"),
     Variable("NVIDIA_TF32_OVERRIDE", "turns fp32 products into TF32, below every library", "cuda"),
     Variable("TRITON_KERNEL_OVERRIDE", "runs kernels from files instead of the source", "cuda"),

@@ -1,4 +1,4 @@
-"""`python -m tpdet` is the `tpdet` command."""
+"""The `tpdet` command, also as `python -m tpdet`."""
 
 import sys
 
@@ -6,11 +6,15 @@ from tpdet.interpreter import leave_working_directory
 
 
 def main() -> int:
-    """Run the command; what it imports does not come from the working directory."""
+    """Run the command, none of which is imported from the working directory; its exit code."""
     leave_working_directory()
-    from tpdet.cli import main as command
-
+    try:
+        from tpdet.cli import main as command
+    except KeyboardInterrupt:  # Ctrl-C while it is imported
+        print("tpdet: stopped", file=sys.stderr)
+        return 130
     return command()
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

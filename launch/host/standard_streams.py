@@ -29,14 +29,14 @@ def run_command(command: Callable[[], int]) -> int:
         try:
             return command()
         except TpdetError as error:
-            print(f"tpdet: {error}", file=sys.stderr)
+            _say(str(error))
             return error.exit_code
         except KeyboardInterrupt:
             return 130
         except Exception as error:
             if (found := resource_error(error)) is None or _of_a_stream(error):
                 raise
-            print(f"tpdet: {found}", file=sys.stderr)
+            _say(str(found))
             return found.exit_code
         finally:
             for stream in (sys.stdout, sys.stderr):
@@ -48,10 +48,19 @@ def run_command(command: Callable[[], int]) -> int:
     except OSError as error:
         if not _of_a_stream(error):
             raise
-        message = f"tpdet: standard output cannot be written: {error.strerror}"
         _to_nowhere(sys.stdout)
-        print(message, file=sys.stderr, flush=True)
+        _say(f"standard output cannot be written: {error.strerror}")
         return ResourceError.exit_code
+
+
+def _say(message: str) -> None:
+    """Say on standard error how a command ended, if it takes a line."""
+    try:
+        print(f"tpdet: {message}", file=sys.stderr, flush=True)
+    except OSError as error:
+        if not _of_a_stream(error):
+            raise
+        _to_nowhere(sys.stderr)
 
 
 def _of_a_stream(error: Exception) -> bool:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.lib.tree import ROOT
+from tpdet.audit.fingerprint import read_fingerprint
 from tpdet.audit.receipt import architecture, system_fingerprint
 from tpdet.kernels.known.libraries import library_digest
 
@@ -27,6 +28,7 @@ MORE = (
 )
 CODE = """
 import hashlib, json, torch
+from tpdet.audit.fingerprint import read_fingerprint
 from tpdet.audit.receipt import architecture
 torch.set_num_threads(1)
 draw = torch.Generator().manual_seed(5)
@@ -107,9 +109,13 @@ def test_a_gpus_name_has_the_digest_of_what_its_kernels_answered(monkeypatch):
     assert architecture("cuda", answers | {"fold": "33" * 8}) != name
 
 
-def test_a_fingerprint_ends_in_the_architecture():
-    assert system_fingerprint("ab" * 32, "cd" * 32, "sm_90-01234567") == (
-        "tpdet-abababababab-cdcdcdcdcdcd-sm_90-01234567"
-    )
+@pytest.mark.parametrize("name", ["sm_90-01234567", "cpu-avx512-01234567", "sm_90"])
+def test_a_fingerprint_ends_in_the_architecture_and_is_read_again(name):
+    whole = system_fingerprint("ab" * 32, "cd" * 32, name)
+    assert read_fingerprint(whole) == ("ab" * 6, "cd" * 6, name)
+    assert read_fingerprint(whole + "0") != ("ab" * 6, "cd" * 6, name)
+
+
+def test_a_fingerprint_names_an_approximate_contract():
     approximate = system_fingerprint("approximate-" + "ab" * 32, "cd" * 32, "x")
     assert approximate == "tpdet-approximate-abababababab-cdcdcdcdcdcd-x"

@@ -56,6 +56,12 @@ def test_a_full_disk_is_one_line():
     assert done.stderr == (b"tpdet: standard output cannot be written: No space left on device\n")
 
 
+def test_a_standard_error_without_room_keeps_the_exit_code():
+    """There is no line to read, and the code is still that of the error."""
+    assert run("raise NotFoundError('none')", redirect="2> /dev/full").returncode == 66
+    assert run("print('x')", redirect="> /dev/full 2>&1").returncode == 71
+
+
 def test_a_file_that_a_command_writes_itself_is_no_standard_stream():
     done = run("open('/dev/full', 'w').write('x')")
     assert b"standard output" not in done.stderr

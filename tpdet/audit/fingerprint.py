@@ -3,7 +3,10 @@
 import re
 from typing import NamedTuple
 
-_WHOLE = re.compile(r"tpdet-([0-9a-f]{12})-([0-9a-f]{12})-(cpu-[a-z0-9_.-]+-[0-9a-f]{8}|sm_\d+)")
+_WHOLE = re.compile(
+    r"tpdet-([0-9a-f]{12})-([0-9a-f]{12})-(cpu-[a-z0-9_.-]+-[0-9a-f]{8}|sm_\d+(?:-[0-9a-f]{8})?)"
+)
+"""Earlier versions of tpdet named a GPU by its capability alone."""
 
 
 class Fingerprint(NamedTuple):
