@@ -45,8 +45,9 @@ ORDINARY = [
     LLAMA_LIKE,
     *TOOL_TEMPLATES,
     "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
-    "{% for m in messages if m.role != 'tool' %}{% if loop.index > 2 %}{% break %}{% endif %}"
-    "{{ loop.index }}{{ m.content }}{{ m.content | length }}{{ m.items() | list | length }}"
+    "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m.role }}{% endfor %}"
+    "{% for m in messages if m.role != 'tool' %}{{ m.content }}"
+    "{{ loop.index }}{{ m.content | length }}{{ m.items() | list | length }}"
     "{% else %}x{% endfor %}",
 ]
 
