@@ -10,7 +10,7 @@ import pytest
 from tests.lib.tree import ROOT
 
 FOLDER = ROOT / "tests" / "vllm_names" / "scripts"
-QUICK = ("chat.py", "engine_loop.py", "save_outputs.py", "streaming.py", "structured.py")
+QUICK = ("chat.py", "engine_loop.py", "save_outputs.py", "streaming.py")
 """Those that run at every change: between them they use most of the names."""
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
 

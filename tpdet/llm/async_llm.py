@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -136,14 +136,15 @@ class AsyncLLM(OfflineModel):
             raise errors.exceptions[0] from None
         return [found[name] for name, _ in asked]
 
-    async def abort(self, request_id: str) -> None:
-        """End a request: the last output has the finish reason "abort".
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End a request, or several: the last output has the finish reason "abort".
 
         Ids of ended or unknown requests are ignored.
         """
+        names = [request_id] if isinstance(request_id, str) else list(request_id)
         with self._names:
-            stream = self._streams.get(request_id)
-        if stream is not None:
+            streams = [self._streams[name] for name in names if name in self._streams]
+        for stream in streams:
             stream.request_abort()
 
     async def follow(self) -> None:

@@ -84,9 +84,7 @@ class LLMEngine:
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """End requests; unknown ids are ignored."""
-        names = [request_id] if isinstance(request_id, str) else list(request_id)
-        for name in names:
-            asyncio.run_coroutine_threadsafe(self.model.abort(name), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self.model.abort(request_id), self._loop).result()
 
     def get_tokenizer(self) -> Any:
         """As `LLM.get_tokenizer`."""

@@ -19,7 +19,7 @@ async def ask(engine, prompt, number):
 async def give_up(engine):
     reason = None
     async for output in engine.generate("A list", SamplingParams(max_tokens=900), "long"):
-        await engine.abort("long")
+        await engine.abort(["long", "unknown"])
         reason = output.outputs[0].finish_reason
     return reason
 
