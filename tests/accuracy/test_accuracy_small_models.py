@@ -17,6 +17,7 @@ SHAPES = {
                      (2,)),
     "no multiple of 8": ("llama", LLAMA | {"hidden_size": 36, "intermediate_size": 100, "heads": 6,
                                            "keys": 3}, (2,)),
+    "heads of 10": ("llama", LLAMA | {"hidden_size": 64, "head_dim": 10, "keys": 2}, (2, 4)),
     "heads of 20": ("qwen3", LLAMA | {"hidden_size": 64, "intermediate_size": 48, "head_dim": 20,
                                       "keys": 2}, (2,)),
     "heads of 80": ("llama", LLAMA | {"hidden_size": 64, "intermediate_size": 96, "head_dim": 80},
@@ -35,7 +36,7 @@ SHAPES = {
                                     "num_experts_per_tok": 2, "moe_intermediate_size": 24}, (2,)),
 }  # fmt: skip
 """transformers' kind, sizes, and sizes of more ranks that fit."""
-FIRST = ("tiny-random-Llama", "an odd width")
+FIRST = ("tiny-random-Llama", "an odd width", "heads of 10")
 NAMES = {"heads": "num_attention_heads", "keys": "num_key_value_heads"}
 
 

@@ -53,6 +53,7 @@ def without_theta(config):
         (LLAMA | {"rope_scaling": YARN | {"attention_factor": 1.1, "beta_fast": 64}}, 16384),
         (LLAMA | {"rope_scaling": YARN | {"mscale": 1, "mscale_all_dim": 1}}, 16384),
         (LLAMA | {"rope_scaling": YARN, "max_position_embeddings": 5120}, 16384),
+        (LLAMA | {"rope_scaling": YARN | {"type": "yarn", "finetuned": True}}, 16384),
         (LLAMA | {"rope_scaling": YARN | {"factor": 1e12}}, 2**31 - 1),
         # a context that counts it in, or is longer still, stays
         (LLAMA | {"rope_scaling": YARN, "max_position_embeddings": 16384}, 16384),

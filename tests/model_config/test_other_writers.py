@@ -102,7 +102,8 @@ LEFTOVERS = {
     "neftune_noise_alpha": 5.0, "is_llama_config": True, "rope_interleaved": False,
     "quantization_config": None, "cache_implementation": "hybrid", "classifier_dropout": None,
     "head_dim": None, "rope_scaling": None, "layer_types": ["full_attention"] * 4,
-    "tokenizer_class": "LlamaTokenizer", "max_sequence_length": 4096, "id2label": {"0": "A"},
+    "tokenizer_class": "LlamaTokenizer", "processor_class": "P", "max_sequence_length": 4096,
+    "id2label": {"0": "A"},
     "router_jitter_noise": 0.1, "ep_size": 1, "torch_dtype": "bfloat16", "dtype": "bfloat16",
     "original_max_position_embeddings": 2048, "mlp_bias": False, "model_max_length": 4096,
 }  # fmt: skip

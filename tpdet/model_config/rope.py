@@ -22,7 +22,7 @@ _KINDS = {
     ),
     "yarn": frozenset(
         "factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale "
-        "mscale_all_dim truncate".split()
+        "mscale_all_dim truncate finetuned".split()  # the last is a note
     ),
     "longrope": frozenset(
         "short_factor long_factor factor original_max_position_embeddings attention_factor".split()

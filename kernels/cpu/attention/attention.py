@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import torch
+from torch.nn.functional import pad
 
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.cpu.pointwise.soft_cap import soft_cap
 from tpdet.kernels.inputs.paged_batch import PagedBatch, PagedSequence
-from tpdet.kernels.order import MASKED, PAGE_TOKENS, TILE_TOKENS
+from tpdet.kernels.order import K_GROUP, MASKED, PAGE_TOKENS, TILE_TOKENS
 
 _ROW_GROUP = 16
 _MAX_ROWS = 256  # rows of one prefill block, at most
@@ -178,8 +179,11 @@ def _split_state(
 
     seen [B, R, 256]. Returns largest score and mass [B, Hkv, R] and weighted values [B, Hkv, R, D].
     """
+    scale = torch.tensor(1.0 / math.sqrt(query.shape[3]), dtype=torch.float32)
+    size, zeros = query.shape[3], -query.shape[3] % K_GROUP
+    if zeros:  # for heads of 10 values the BLAS has other bits for other numbers of rows
+        query, keys, values = (pad(x, (0, zeros)) for x in (query, keys, values))
     batch, heads, rows, head = query.shape
-    scale = torch.tensor(1.0 / math.sqrt(head), dtype=torch.float32)
     flat = query.view(batch * heads, rows, head)
     score = torch.bmm(flat, keys.view(batch * heads, PAGE_TOKENS, head).transpose(1, 2)) * scale
     if cap:
@@ -199,7 +203,7 @@ def _split_state(
         total = total * shrink.view(batch * heads, rows, 1) + product
         mass = mass * shrink + _row_sum(weight)
         largest = raised
-    return largest, mass, total.view(batch, heads, rows, head)
+    return largest, mass, total.view(batch, heads, rows, head)[..., :size]
 
 
 def _row_sum(x: torch.Tensor) -> torch.Tensor:

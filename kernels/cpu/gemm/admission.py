@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 
 from tpdet.kernels.cpu.gemm.column import COLUMNS, ROWS, TALL_ROWS
-from tpdet.kernels.order import PAGE_TOKENS, TILE_TOKENS
+from tpdet.kernels.order import K_GROUP, PAGE_TOKENS, TILE_TOKENS
 
 _SEED = 20_240_607
 _PLACES = (0, 1, 16, 40, 99, 128, 200, 255, 256)  # where blocks begin
@@ -57,6 +57,7 @@ def _check_columns(k: int, generator: torch.Generator) -> None:
 
 def _check_attention(head_dim: int, generator: torch.Generator) -> None:
     """Batched products of 16 rows equal those of up to 256 rows, alone or in a batch."""
+    head_dim += -head_dim % K_GROUP  # as attention pads heads
     shapes = ((head_dim, PAGE_TOKENS), (TILE_TOKENS, head_dim))
     for k, n in shapes:
         x = torch.randn(3, 256, k, generator=generator)
@@ -64,7 +65,7 @@ def _check_attention(head_dim: int, generator: torch.Generator) -> None:
         if k == TILE_TOKENS:
             y = y.contiguous()
         whole = torch.bmm(x, y)
-        for rows in (16, 32, 48, 64, 128, 240):
+        for rows in range(ROWS, 256, ROWS):
             for batch in (1, 3):
                 part = torch.bmm(x[:batch, :rows].contiguous(), y[:batch])
                 if not torch.equal(part, whole[:batch, :rows]):
