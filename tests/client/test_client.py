@@ -354,7 +354,7 @@ def test_files_of_a_batch_that_cannot_be_used_are_named(keyed, tmp_path, capsys)
     for read, written, code, said in (
         (source, source, 2, "in.jsonl holds the requests: name another file"),
         (source, tmp_path / "no" / "out", 66, "there is no such directory: make it first"),
-        (other, tmp_path / "out", 2, "latin is no UTF-8"),
+        (other, tmp_path / "out", 65, "latin, line 1 is no UTF-8"),
         (tmp_path / "none", tmp_path / "out", 66, "none does not exist: give a file of requests"),
     ):
         assert main(["run-batch", "-i", str(read), "-o", str(written)]) == code

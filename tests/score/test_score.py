@@ -203,8 +203,6 @@ def test_what_cannot_be_scored_is_refused_by_name(
         (["m", "--tokens", "a", "--prompt", "b"], "not --prompt and --tokens"),
         (["m", "--prompt", ""], "--prompt is empty: give a text"),
         (["m", "--tokens", "a", "--no-add-special-tokens"], "leave it out beside --tokens"),
-        (["m", "."], "'.' cannot be read (Is a directory): give a text file"),
-        (["m", "a\0b"], "cannot be read ("),
         (["m", "--prompt", "a", "--top", "21"], "--top 21"),
         (["m", "--prompt", "a", "--top", "-1"], "--top -1"),
         (["m", "--prompt", "a", "--max-model-len", "2x"], "--max-model-len: '2x'"),

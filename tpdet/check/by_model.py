@@ -21,7 +21,7 @@ from tpdet.check.answers import (
 )
 from tpdet.check.computed import Compared, batch_line, compare_line, offline_line
 from tpdet.check.report import Checked
-from tpdet.client.engine_settings import engine_config
+from tpdet.client.engine_settings import engine_config, ranks_asked
 from tpdet.errors import CheckpointError, DisagreementError, RequestError, UsageError
 from tpdet.grammar import trial
 from tpdet.llm.llm import LLM
@@ -67,11 +67,12 @@ def check_by_model(
     Raises what `LLM` raises, DisagreementError for an answer of another contract or other weights,
     CheckpointError for one whose request this model reads in another way.
     """
-    config = engine_config(options, os.environ)
+    config, ranks = engine_config(options, os.environ), ranks_asked(options)
     refuse_unverified(config.fixed_batch, config.approximate)
     if any(choice.get(_ROUTED) for line in lines for choice in line.shown_choices):
         config = config.model_copy(update={f"enable_return_{_ROUTED}": True})
-    with LLM(**config.model_dump(include=config.model_fields_set)) as llm:
+    given = config.model_dump(include=config.model_fields_set)
+    with LLM(**given, tensor_parallel_size=ranks) as llm:
         reader = ModelCheck(llm)
         again = [reader.read(line) for line in lines]
         begin = time.monotonic()

@@ -5,6 +5,7 @@ import argparse
 from tpdet.check.answers import read_lines
 from tpdet.check.report import json_lines, table_lines
 from tpdet.client.commands import refuse_server
+from tpdet.errors import UsageError
 from tpdet.launch.host.standard_streams import print_utf8
 
 
@@ -15,6 +16,8 @@ def check(options: argparse.Namespace) -> int:
     """
     if options.model is not None:
         refuse_server(options, options.model)
+    elif options.tp is not None:
+        raise UsageError("--tp is for a model that is loaded here: leave it out beside a server")
     lines = read_lines(options.answers)
     if options.model is None:
         from tpdet.check.by_server import check_by_server

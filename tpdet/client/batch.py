@@ -21,6 +21,7 @@ from typing import IO, Any
 from tpdet.arguments.counts import check_counts
 from tpdet.client.commands import connect
 from tpdet.client.connection import Connection, HttpError
+from tpdet.client.input_file import STDIN, numbered_lines, read_input, text_of
 from tpdet.client.retries import ask
 from tpdet.errors import NotFoundError, NotPermittedError, TpdetError, UsageError
 
@@ -36,14 +37,9 @@ def batch_command(options: argparse.Namespace) -> int:
     model = options.model or connection.model()
     begin, done, failed = time.monotonic(), 0, 0
     with ExitStack() as stack:
-        lines = _open(stack, options.input_file, "r", sys.stdin)
-        try:
-            numbered = [*_numbered(lines)]
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{options.input_file} is no UTF-8: {error.reason}") from None
-        requests = [_request(line, number, options.input_file) for number, line in numbered]
+        requests = _requests(options.input_file)
         _refuse_same_file(options.input_file, options.output_file)
-        output = _open(stack, options.output_file, "w", sys.stdout)
+        output = _open(stack, options.output_file)
         pool = stack.enter_context(ThreadPoolExecutor(options.concurrency))
         if options.record:
             chats = any(request["url"] == CHATS for request in requests)
@@ -113,11 +109,23 @@ def _recorded(request: dict[str, Any], model: str, date: str | None) -> dict[str
     return {**request, "body": body}
 
 
+def _requests(path: str) -> list[dict[str, Any]]:
+    """The requests of a file. Raises what `read_input` and `_request` raise."""
+    remedy = "give a file of requests"
+    data = read_input(path, remedy)
+    return [
+        _request(text_of(line, f"{path}, line {number}", remedy), number, path)
+        for number, line in numbered_lines(data)
+    ]
+
+
 def _request(line: str, number: int, name: str) -> dict[str, Any]:
     """A line of the input, checked. Raises UsageError naming file and line."""
     where = f"{name}, line {number}"
     try:
         found = json.loads(line)
+    except RecursionError:
+        raise UsageError(f"{where} is nested too deeply: no request is") from None
     except ValueError as error:
         raise UsageError(f"{where} is no JSON: {error}") from None
     if (
@@ -135,26 +143,19 @@ def _request(line: str, number: int, name: str) -> dict[str, Any]:
     return found
 
 
-def _numbered(lines: IO[str]) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield number, line
-
-
 def _refuse_same_file(source: str, target: str) -> None:
     """Refuse (UsageError) to write over the requests."""
     if "-" not in (source, target) and Path(target).exists() and Path(target).samefile(source):
         raise UsageError(f"{target} holds the requests: name another file by --output-file")
 
 
-def _open(stack: ExitStack, path: str, mode: str, standard: IO[str]) -> IO[str]:
-    if path == "-":
-        return standard
+def _open(stack: ExitStack, path: str) -> IO[str]:
+    """Where answers are written."""
+    if path == STDIN:
+        return sys.stdout
     try:
-        return stack.enter_context(open(path, mode, encoding="utf-8"))
+        return stack.enter_context(open(path, "w", encoding="utf-8"))
     except FileNotFoundError as error:
-        if mode == "w":
-            raise NotFoundError(f"{path}: there is no such directory: make it first") from error
-        raise NotFoundError(f"{path} does not exist: give a file of requests") from error
+        raise NotFoundError(f"{path}: there is no such directory: make it first") from error
     except OSError as error:
         raise UsageError(f"{path} cannot be used: {error.strerror}") from error

@@ -5,8 +5,10 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from tpdet.arguments.command_line import whole_number
 from tpdet.config import EngineConfig, validated
 from tpdet.errors import UsageError
+from tpdet.launch.ranks.environment import read_environment
 from tpdet.server.settings.flags import add_field
 from tpdet.server.settings.settings import SETTINGS
 from tpdet.server.settings.sources import Source, parse_text, read_toml, read_variables
@@ -38,6 +40,38 @@ def add_engine_settings(command: argparse.ArgumentParser, leave_out: Collection[
         for name in names:
             if name not in leave_out:
                 add_field(group, name, EngineConfig.model_fields[name])
+
+
+def add_tp(command: argparse.ArgumentParser) -> None:
+    """Add `--tp` with serve's other names."""
+    command.add_argument(
+        "--tp",
+        "-tp",
+        "--tensor-parallel-size",
+        type=whole_number,
+        metavar="N",
+        help="ranks that share the model, which the command starts itself on this machine "
+        "(default 1; under a launcher those that it started)",
+    )
+
+
+def ranks_asked(options: argparse.Namespace) -> int | None:
+    """The `tensor_parallel_size` that `--tp` asks for; None for the ranks there are.
+
+    Raises UsageError for no number of ranks, and for another than a launcher started.
+    """
+    asked: int | None = options.tp
+    if asked is None:
+        return None
+    if asked < 1:
+        raise UsageError(f"--tp {asked}: give a number of ranks, 1 or more")
+    found = read_environment()
+    if found.size != asked and (found.size > 1 or found.launcher == "torchrun"):
+        raise UsageError(
+            f"--tp {asked} and {found.launcher}, which started {found.size}: leave --tp out, or "
+            "run the command without a launcher"
+        )
+    return asked
 
 
 def engine_config(options: argparse.Namespace, environ: Mapping[str, str]) -> EngineConfig:

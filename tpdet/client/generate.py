@@ -5,7 +5,7 @@ import os
 from itertools import zip_longest
 
 from tpdet.arguments.command_line import number, whole_number
-from tpdet.client.engine_settings import add_engine_settings, engine_config
+from tpdet.client.engine_settings import add_engine_settings, add_tp, engine_config, ranks_asked
 from tpdet.errors import RequestError, UsageError
 from tpdet.launch.host.standard_streams import argument_text, print_utf8
 
@@ -51,6 +51,7 @@ def add_generate(commands: argparse._SubParsersAction) -> None:
     )
     sampling.add_argument("--ignore-eos", action="store_true", help="go on past the end of text")
     command.add_argument("--json", action="store_true", help="one JSON object a prompt")
+    add_tp(command)
     add_engine_settings(command, leave_out=("skip_tokenizer_init",))
     command.set_defaults(run=generate)
 
@@ -60,7 +61,7 @@ def generate(options: argparse.Namespace) -> int:
     for name in ("system", "chat_template", "chat_template_date"):
         if getattr(options, name) is not None and not options.chat:
             raise UsageError(f"--{name.replace('_', '-')} counts with --chat only: give both")
-    config = engine_config(options, os.environ)
+    config, ranks = engine_config(options, os.environ), ranks_asked(options)
 
     import msgspec
 
@@ -74,7 +75,7 @@ def generate(options: argparse.Namespace) -> int:
         raise UsageError(flag + str(error).removeprefix(name)) from None
     given = config.model_dump(include=config.model_fields_set)
     begin = [] if options.system is None else [{"role": "system", "content": options.system}]
-    with LLM(**given) as llm:
+    with LLM(**given, tensor_parallel_size=ranks) as llm:
         if options.chat:
             talks = [[*begin, {"role": "user", "content": text}] for text in options.prompt]
             outputs = llm.chat(talks, params)

@@ -3,6 +3,8 @@
 A pipe may have no writer and a device no end, so neither is opened by its name.
 """
 
+import os
+import stat
 import sys
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -33,6 +35,8 @@ def read_input(path: str, remedy: str, max_bytes: int = MAX_BYTES) -> bytes:
     except NotRegularError as error:
         through = f", or send it: tpdet ... - < {path}" if "pipe" in str(error) else ""
         raise CheckpointError(f"{path}: {error.strerror}: {remedy}{through}") from None
+    except CheckpointError:
+        raise
     except PermissionError as error:
         raise NotPermittedError(f"{name} cannot be read ({error.strerror}): {remedy}") from None
     except (FileNotFoundError, NotADirectoryError):
@@ -58,7 +62,9 @@ def numbered_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _bounded(file: BinaryIO, name: str, max_bytes: int) -> bytes:
-    data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
+    is_known = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    too_long = is_known and os.fstat(file.fileno()).st_size > max_bytes
+    data = b"" if too_long else file.read(max_bytes + 1)
+    if too_long or len(data) > max_bytes:
         raise CheckpointError(f"{name} is over the limit of {max_bytes} bytes: split it")
     return data

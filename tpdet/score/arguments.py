@@ -4,7 +4,7 @@ import argparse
 
 from tpdet.arguments.command_line import whole_number
 from tpdet.arguments.field_ranges import RANGES
-from tpdet.client.engine_settings import add_engine_settings
+from tpdet.client.engine_settings import add_engine_settings, add_tp
 
 _TOP = RANGES["prompt_logprobs"].high
 
@@ -17,9 +17,8 @@ def add_score(commands: argparse._SubParsersAction) -> None:
         description="Print the tokens of a text and the log-probability of each, given all before "
         "it: the same fp32\nbits at every tensor-parallel size and --max-num-batched-tokens. The "
         "first token has none.",
-        epilog="As N ranks: torchrun --nproc-per-node N -m tpdet score ... (rank 0 prints).\n"
-        "Settings may also stand in TPDET_ variables (TPDET_MAX_MODEL_LEN) and in the file of "
-        "--config,\nas for tpdet serve.\n\n"
+        epilog="Settings may also stand in TPDET_ variables (TPDET_MAX_MODEL_LEN) and in the file "
+        "of --config,\nas for tpdet serve.\n\n"
         '  tpdet score models/smollm2 --prompt "The for statement"\n'
         "  tpdet score models/smollm2 README.md --top 3 --json | head",
     )
@@ -51,6 +50,7 @@ def add_score(commands: argparse._SubParsersAction) -> None:
         action="store_true",
         help="JSON lines: what was computed, each token with its fp32 bits, the totals",
     )
+    add_tp(command)
     add_engine_settings(command, leave_out=("chat_template", "chat_template_date", "share_draws"))
     command.set_defaults(run=_score)
 

@@ -4,7 +4,7 @@ import argparse
 import os
 
 from tpdet.arguments.sampling_params import SamplingParams
-from tpdet.client.engine_settings import engine_config
+from tpdet.client.engine_settings import engine_config, ranks_asked
 from tpdet.config import EngineConfig
 from tpdet.errors import RequestError, UsageError
 from tpdet.launch.host.standard_streams import print_utf8
@@ -35,7 +35,7 @@ def score(options: argparse.Namespace) -> int:
     """
     params = _params(options.top)
     source = read_source(options)
-    config = engine_config(options, os.environ)
+    config, ranks = engine_config(options, os.environ), ranks_asked(options)
     tokenizer = None
     if not config.skip_tokenizer_init:
         directory = resolve_tokenizer(config.tokenizer, config.model, config.revision)
@@ -43,7 +43,7 @@ def score(options: argparse.Namespace) -> int:
     special = options.add_special_tokens is not False
     token_ids = _checked_ids(source, config, tokenizer, special, params)
     given = config.model_dump(include=config.model_fields_set) | {"skip_tokenizer_init": True}
-    with LLM(**given) as llm:
+    with LLM(**given, tensor_parallel_size=ranks) as llm:
         (answer,) = llm.generate([token_ids], params, use_tqdm=False)
         what = Score(
             llm.engine.arithmetic.contract,

@@ -1,16 +1,16 @@
 """Reads what is to be scored: a file, standard input, a text or a list of token ids."""
 
 import argparse
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from tpdet.errors import NotFoundError, UsageError
+from tpdet.client.input_file import STDIN, read_input
+from tpdet.errors import UsageError
 from tpdet.launch.ranks.environment import read_environment
 
-STDIN = "-"
+_MAX_BYTES = 64 << 20
+"""Of a text: far more than any context holds."""
 
 
 class Source(NamedTuple):
@@ -25,7 +25,7 @@ def read_source(options: argparse.Namespace) -> Source:
     """The one source that the flags name.
 
     Raises UsageError for none or several, for an empty text and for what is no UTF-8 or no list of
-    ids; NotFoundError for a file that does not exist.
+    ids; and what `read_input` raises.
     """
     given = [
         *(("FILE", path) for path in [options.file] if path is not None),
@@ -49,18 +49,10 @@ def read_source(options: argparse.Namespace) -> Source:
 
 
 def _read(path: str) -> bytes:
-    try:
-        if path != STDIN:
-            return Path(path).read_bytes()
-    except FileNotFoundError:
-        raise NotFoundError(f"{path} does not exist: give a file, or --prompt TEXT") from None
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{path!r} cannot be read ({why}): give a text file") from None
     ranks = read_environment().size
-    if ranks > 1:
+    if path == STDIN and ranks > 1:
         raise UsageError(f"- reaches one process only, not all {ranks} ranks: give a file")
-    return sys.stdin.buffer.read()
+    return read_input(path, "give a file, or --prompt TEXT", _MAX_BYTES)
 
 
 def _decoded(data: bytes, name: str) -> str:
@@ -76,7 +68,7 @@ def _decoded(data: bytes, name: str) -> str:
 def _ids(data: bytes, name: str) -> tuple[int, ...]:
     try:
         return tuple(msgspec.json.decode(data, type=list[int]))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{name}: {error}: give a JSON list of ids, such as [5, 6, 7]") from None
 
 
