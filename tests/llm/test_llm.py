@@ -434,16 +434,16 @@ def test_a_conversation_is_answered_as_its_rendered_prompt_is(llm):
     assert two[0].outputs == one[0].outputs and len(two[1].outputs[0].token_ids) == 2
     open_end = llm.chat(HELLO, GREEDY, add_generation_prompt=False)[0].prompt_token_ids
     assert open_end == tuple(ids[: len(open_end)]) and len(open_end) < len(ids)
-    mine = llm.chat(HELLO, GREEDY, chat_template="{{ messages[1]['content'] }}")[0]
+    mine = llm.chat(HELLO[1:], GREEDY, chat_template="{{ messages[0]['content'] }}")[0]
     assert mine.prompt_token_ids == tuple(
         llm.get_tokenizer().encode("Hello", add_special_tokens=False)
     )
     settings = {"add_generation_prompt": False, "continue_final_message": True}
     goes_on = llm.chat(HELLO, GREEDY, **settings)[0].prompt_token_ids
     assert goes_on == open_end[: len(goes_on)] and len(goes_on) < len(open_end)
-    spoken = llm.chat(
-        HELLO, GREEDY, chat_template="{{ word }}", chat_template_kwargs={"word": "Hello"}
-    )
+    template = "{% if not word %}unset {% endif %}{{ messages[0]['content'] }}"
+    words = {"chat_template": template, "chat_template_kwargs": {"word": "Hello"}}
+    spoken = llm.chat(HELLO[1:], GREEDY, **words)
     assert spoken[0].prompt_token_ids == mine.prompt_token_ids
     assert llm.chat(HELLO, GREEDY)[0].outputs == one[0].outputs  # the model's own again
 
