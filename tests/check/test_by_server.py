@@ -30,7 +30,10 @@ ASKED = {
 }
 SLOW = ("completion", "chat", "chat of no limit")
 NAMES = {"id", "custom_id", "response.body.created", "request.body.user"}
-SILENT = {"greedy": {"response.body.tpdet.seed"}, "offline": {"request_id", "seed"}}
+SILENT = {
+    "greedy": {"response.body.tpdet.seed"},
+    "offline": {"request_id", "params.output_kind", "seed"},
+}
 """The fields that a change of may leave unseen, beside NAMES: no function of the request."""
 
 

@@ -23,6 +23,8 @@ from tpdet.llm.recorded import RecordedAnswer, digest_of
 
 TALK = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 
+OFFLINE = {"request_id", "params.output_kind"}
+"""The name of an answer, and in which pieces it was handed over."""
 NAMES = {"id", "custom_id", "response.body.created"}
 """Of answers over HTTP, no function of the request."""
 NO_NOISE = {"response.body.tpdet.seed"}
@@ -37,17 +39,17 @@ LOAD = {
 LINES = {
     "generate, sampled": (
         lambda llm: offline_line(llm, "The", SamplingParams(n=2, max_tokens=3, seed=4, top_p=0.9)),
-        {"request_id"},
+        OFFLINE,
     ),
     "generate, greedy": (
         lambda llm: offline_line(llm, "A", SamplingParams(temperature=0, max_tokens=2)),
-        {"request_id", "seed"},
+        OFFLINE | {"seed"},
     ),
     "generate, with scores": (
         lambda llm: offline_line(
             llm, [5, 6], SamplingParams(max_tokens=2, logprobs=1, prompt_logprobs=1)
         ),
-        {"request_id"},
+        OFFLINE,
     ),
     "a completion": (
         lambda llm: batch_line(
