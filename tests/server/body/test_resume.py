@@ -134,7 +134,12 @@ def resume(choices) -> dict:
 def test_an_answer_goes_on_behind_its_token_ids(ask):
     fields = ASKED | {"return_token_ids": True}
     whole = events_of(ask(fields))
-    origin = {"contract": CONTRACT, "weights": WEIGHTS, "seed": 3}
+    origin = {
+        "contract": CONTRACT,
+        "weights": WEIGHTS,
+        "seed": 3,
+        "max_tokens": ASKED["max_tokens"],
+    }
     assert whole[0][1]["tpdet"] == origin and whole[-1][1]["tpdet"].keys() > origin.keys()
     (first, ids, _), (second, others, _) = joined(whole)
     asked = {key: value for key, value in fields.items() if key != "seed"}
