@@ -558,9 +558,11 @@ def test_a_closed_one_holds_no_weights(tiny_model):
     runners = llm.engine.runner, llm.engine.draft_model.runner
     weights = [weakref.ref(runner.model) for runner in runners]
     assert None not in [held() for held in weights]
+    named = llm.system_fingerprint
     llm.close()
     assert [held() for held in weights] == [None, None]
     assert llm.closed and llm.engine.runner.model_config.vocab_size
+    assert llm.system_fingerprint == named
 
 
 def test_what_breaks_off_inside_a_step_closes_it_and_says_why(tiny_model, monkeypatch):

@@ -53,6 +53,7 @@ class Runner:
         self.model, self.model_digest = loaded.decoder, loaded.digest
         self.contracts, self.sharing, self.times = loaded.contracts, loaded.sharing, loaded.times
         self.sampled, self.step_tokens = loaded.sampled, loaded.step_tokens
+        self._architecture = loaded.architecture
         self.reset_pages(loaded.num_pages)
 
     @classmethod
@@ -68,9 +69,12 @@ class Runner:
         return runner
 
     def fingerprint(self, approximate: bool) -> str:
-        """The system fingerprint of answers by one arithmetic: what may change their bits."""
+        """The system fingerprint of answers by one arithmetic: what may change their bits.
+
+        A closed runner names it too.
+        """
         contract = self.contracts.of(approximate)
-        return system_fingerprint(contract, self.model_digest, self.loaded.architecture)
+        return system_fingerprint(contract, self.model_digest, self._architecture)
 
     def check_poison(self) -> None:
         """The poison check over this rank's pages, none of which may be in use; collective."""
