@@ -1,11 +1,17 @@
 """Schemas as people and pydantic write them: followed, or refused at once with place and remedy."""
 
 import json
+import time
+from contextlib import suppress
 
 import pytest
 
 from tests.lib.grammar_walks import allows, compiled, walk
+from tpdet.arguments.answer_form import AnswerForm
 from tpdet.errors import RequestError
+from tpdet.grammar.byte_texts import byte_vocabulary
+from tpdet.grammar.compile import compile_form
+from tpdet.grammar.rewrite import rewritten
 
 jsonschema = pytest.importorskip("jsonschema")
 ID = 653247040368672769
@@ -193,3 +199,84 @@ def test_deep_schemas_are_refused():
         schema = {"not": schema}
     with pytest.raises(RequestError):
         compiled(schema)
+
+
+BRANCH = {"type": "object", "properties": {"k": {"const": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"type":"integer","minimum":1e400}', "the number 1e400, which is not finite"),
+        ('{"type":"integer","exclusiveMaximum":-1e400}', "the number -1e400, which is not"),
+        ('{"type":"number","maximum":NaN}', "the number NaN, which is not finite"),
+        ('{"const":%s}' % ("9" * 4000), "#/const has 99999999999999999999 ... 999"),
+        ('{"type":"integer","minimum":%s}' % ("9" * 4000), "... 99999999999999999999: integers"),
+        ('{"type":null,"format":"x"}', "type must be a string or array of strings"),
+        ('{"propertyNames":{"format":[]}}', "#/propertyNames is not supported"),
+        (json.dumps({"oneOf": [BRANCH, BRANCH | {"required": None}]}), "'required', got null"),
+        (
+            json.dumps({"oneOf": [BRANCH | {"required": 5}, union(**kinds("a"))["$defs"]["a"]]}),
+            "Expected array for 'required', got 5",
+        ),
+        (
+            '{"type":"string","pattern":"^(?!^[-+.]*$)[+-]?0*\\\\d*\\\\.?\\\\d{0,%s}0*$"}'
+            % ("9" * 4400),
+            "look-around",
+        ),
+    ],
+)
+def test_malformed_schemas_are_refused_in_one_short_line(text, message):
+    with pytest.raises(RequestError) as refused:
+        compile_form(AnswerForm("json_schema", text), byte_vocabulary())
+    assert message in str(refused.value)
+    assert len(str(refused.value)) < 300 and "\n" not in str(refused.value)
+
+
+def seconds(schema: dict) -> float:
+    """Processor seconds of `rewritten`, which are the model's too; a refusal counts."""
+    before = time.process_time()
+    with suppress(RequestError):
+        rewritten(schema)
+    return time.process_time() - before
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": [{"enum": [*range(4000)]}, {"enum": [*range(4000, 8000)]}]},
+        {"oneOf": [{"enum": [f"{j}-{i}" for i in range(25)]} for j in range(256)]},
+        {
+            "$defs": {
+                f"d{i}": BRANCH | {"properties": {key: {"enum": ["x", i]} for key in "abcdefgh"}}
+                for i in range(250)
+            },
+            "properties": {
+                f"p{j}": {"oneOf": [{"$ref": f"#/$defs/d{i}"} for i in range(250)]}
+                for j in range(6)
+            },
+        },
+        {
+            "properties": {
+                f"o{j}": CLOSED
+                | {
+                    "properties": {f"{a}{b}": {} for a in "abcdefghij" for b in "abcdefgh"},
+                    "patternProperties": {f"^[a-j][a-h]?{i}?$": {} for i in range(30)},
+                }
+                for j in range(30)
+            }
+        },
+    ],
+    ids=["two long lists", "256 lists", "unions of the same", "patterns of keys"],
+)
+def test_no_schema_takes_the_model_long_to_rewrite(schema):
+    assert len(json.dumps(schema)) < 1 << 17
+    assert seconds(schema) < 1.0
+
+
+def test_equal_values_of_json_tell_no_branches_apart():
+    one = {"oneOf": [{"enum": [1, [True]]}, {"enum": [1.0]}]}
+    assert "oneOf" in rewritten(one)
+    other = {"oneOf": [{"enum": [1, [True], {"a": 0}]}, {"enum": [True, [1], {"a": False}]}]}
+    assert "anyOf" in rewritten(other)

@@ -2,6 +2,8 @@
 
 import functools
 import json
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from tpdet.errors import RequestError
@@ -46,17 +48,20 @@ def pattern_error(pattern: str) -> str | None:
     return _matcher(pattern).get_error() or None
 
 
-def texts_of(pattern: str, most: int) -> set[str] | None:
-    """The texts that a schema's pattern matches; None for more than `most`, or too long ones."""
-    start, found, steps = _matcher(pattern), set[str](), 0
+def texts_of(pattern: str, most: int, steps: Iterator[int]) -> set[str] | None:
+    """The texts that a schema's pattern matches; None for more than `most`, or too long ones.
+
+    It takes one of `steps` for each byte, and gives up at their end.
+    """
+    start, found = _matcher(pattern), set[str]()
     if start.is_error():
         return None
     stack = [(start, b"")]
+    few = islice(steps, _STEPS)
     while stack:
         matcher, text = stack.pop()
-        steps += 1
         mask = matcher.compute_bitmask()
-        if matcher.is_error() or steps > _STEPS:
+        if matcher.is_error() or next(few, None) is None:
             return None
         if mask[32] & 1:
             found.add(json.loads(text))

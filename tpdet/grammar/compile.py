@@ -4,6 +4,7 @@ The library is imported for the first form; who asks for none does not need it.
 """
 
 import json
+import math
 import re
 from typing import Any
 
@@ -11,6 +12,7 @@ from tpdet.arguments.answer_form import AnswerForm
 from tpdet.errors import RequestError
 from tpdet.grammar.byte_texts import import_library
 from tpdet.grammar.explain import one_line, with_place
+from tpdet.grammar.places import shortened
 from tpdet.grammar.rewrite import rewritten
 
 FIELD = AnswerForm("json_schema", "").field
@@ -57,7 +59,7 @@ def compile_form(form: AnswerForm, vocabulary: Any) -> Any:
 def _schema(schema: str) -> str:
     """The schema with the library's options."""
     try:
-        value = json.loads(schema)
+        value = json.loads(schema, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the schema is not JSON: {error}", FIELD) from None
     if not isinstance(value, dict):
@@ -70,6 +72,14 @@ def _schema(schema: str) -> str:
     options: dict[str, object] = {"lenient": False}
     options |= {"whitespace_pattern": _WHITESPACE} if flexible else _COMPACT
     return json.dumps(value | {_LIBRARY_KEY: options})
+
+
+def _finite(literal: str) -> float:
+    number = float(literal)
+    if not math.isfinite(number):
+        shown = shortened(literal, 40)
+        raise RequestError(f"the schema has the number {shown}, which is not finite", FIELD)
+    return number
 
 
 def _regex(regex: str) -> str:

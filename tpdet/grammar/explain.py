@@ -3,7 +3,7 @@
 import re
 
 from tpdet.grammar.byte_texts import pattern_error
-from tpdet.grammar.places import Schema, below, every
+from tpdet.grammar.places import Schema, below, every, shortened
 
 _POSITION = re.compile(r"^at \d+\(\d+\): ")
 _UNKNOWN = re.compile(r'Unimplemented keys: \["([^"]+)"')
@@ -37,8 +37,8 @@ def one_line(error: str) -> str:
     first = _POSITION.sub("", first)
     if first.endswith("regex parse error:") and more:  # the expression follows, and then the error
         why = [line.removeprefix("error: ") for line in more if line.startswith("error: ")]
-        first = ": ".join(["regex parse error", _short(more[0].strip(), 80), *why])
-    return _short(first, 240)
+        first = ": ".join(["regex parse error", shortened(more[0].strip(), 80), *why])
+    return shortened(first, 240)
 
 
 def with_place(reason: str, schema: Schema) -> str:
@@ -60,7 +60,7 @@ def with_place(reason: str, schema: Schema) -> str:
             error = pattern_error(pattern) if isinstance(pattern, str) else None
             if error is not None:
                 why = one_line(error).rpartition(": ")[2]
-                shown = f"{_short(below(place, keyword), 120)} {_short(repr(pattern), 80)}"
+                shown = f"{shortened(below(place, keyword), 120)} {shortened(repr(pattern), 80)}"
                 return f"{shown} is not supported: {why}"
     return reason
 
@@ -70,10 +70,5 @@ def _at(schema: Schema, keywords: tuple[str, ...], what: str) -> str | None:
     for place, one in every(schema):
         for keyword in keywords:
             if keyword in one:
-                return f"{_short(below(place, keyword), 120)} {what}"
+                return f"{shortened(below(place, keyword), 120)} {what}"
     return None
-
-
-def _short(text: str, most: int) -> str:
-    """A long text without its middle."""
-    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"

@@ -1,12 +1,11 @@
 """`oneOf` as `anyOf`, where no value can follow two of its branches."""
 
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpdet.grammar.places import Schema, resolved
 
 _NOTES = {"$ref", "title", "description", "$comment", "examples", "deprecated", "default"}
-_MOST = 256  # branches: they are compared in pairs
 _TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
 
 
@@ -18,14 +17,15 @@ def as_any_of(root: Schema, schema: Schema) -> bool:
     answer follows one branch, as `oneOf` asks.
     """
     branches = [_branch(root, one) for one in schema["oneOf"]]
-    if "anyOf" in schema or len(branches) > _MOST or any(branch is None for branch in branches):
+    if "anyOf" in schema or any(branch is None for branch in branches):
         return False
     found = [branch for branch in branches if branch is not None]
+    looks = [_Look.at(root, branch) for branch in found]
     required: list[set[str]] = [set() for _ in found]
-    for (i, one), (j, other) in combinations(enumerate(found), 2):
-        if _types(one).isdisjoint(_types(other)) or _values_differ(one, other):
+    for (i, one), (j, other) in combinations(enumerate(looks), 2):
+        if one.types.isdisjoint(other.types) or _differ(one.values, other.values):
             continue
-        name = _telling(root, schema, one, other)
+        name = _telling(_named(schema), one, other)
         if name is None:
             return False
         required[i].add(name)
@@ -38,6 +38,28 @@ def as_any_of(root: Schema, schema: Schema) -> bool:
     return True
 
 
+class _Look(NamedTuple):
+    """What tells a branch from others: types, values, what is required, and values by property."""
+
+    types: frozenset[str]
+    values: frozenset[Any] | None
+    required: frozenset[str]
+    listed: dict[str, frozenset[Any]]
+
+    @classmethod
+    def at(cls, root: Schema, branch: Schema) -> "_Look":
+        """Look at a branch."""
+        given = branch.get("properties")
+        properties = given if isinstance(given, dict) else {}
+        values = {name: _values(resolved(root, one)) for name, one in properties.items()}
+        return cls(
+            _types(branch),
+            _values(branch),
+            frozenset(_texts(branch.get("required")) or ()),
+            {name: found for name, found in values.items() if found is not None},
+        )
+
+
 def _branch(root: Schema, schema: Any) -> Schema | None:
     """A branch with its references followed; None where more than notes stands beside one."""
     if isinstance(schema, dict) and "$ref" in schema and not schema.keys() <= _NOTES:
@@ -48,9 +70,18 @@ def _branch(root: Schema, schema: Any) -> Schema | None:
 
 def _requiring(given: Schema, branch: Schema, names: set[str]) -> Schema:
     """The branch with these properties required; as it was given where they are."""
-    have = branch.get("required", [])
-    more = sorted(names - {*have})
-    return {**branch, "required": [*have, *more]} if more else given
+    have = _texts(branch.get("required", []))
+    more = sorted(names.difference(have or ()))
+    if not more or have is None:  # what is no list of texts, the library refuses
+        return given
+    return {**branch, "required": [*have, *more]}
+
+
+def _texts(value: Any) -> list[str] | None:
+    """A list of texts; None for any other value."""
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return value
+    return None
 
 
 def _types(schema: Schema) -> frozenset[str]:
@@ -73,36 +104,41 @@ def _type_of(value: Any) -> str:
     return kinds.get(type(value), "null")
 
 
-def _values(schema: Any) -> list[Any] | None:
+def _values(schema: Any) -> frozenset[Any] | None:
     """The values that a schema lists."""
     if not isinstance(schema, dict):
         return None
     if "const" in schema:
-        return [schema["const"]]
+        return frozenset((_frozen(schema["const"]),))
     found = schema.get("enum")
-    return found if isinstance(found, list) else None
+    return frozenset(map(_frozen, found)) if isinstance(found, list) else None
 
 
-def _values_differ(one: Any, other: Any) -> bool:
-    """Whether both list their values and have none in common; 1 and true are two values."""
-    first, second = _values(one), _values(other)
-    if first is None or second is None:
-        return False
-    return not any(_type_of(a) == _type_of(b) and a == b for a in first for b in second)
+def _frozen(value: Any) -> Any:
+    """A JSON value as one to look up; 1 and 1.0 are equal, 1 and true are not."""
+    if isinstance(value, dict):
+        value = frozenset((key, _frozen(one)) for key, one in value.items())
+    elif isinstance(value, list):
+        value = tuple(map(_frozen, value))
+    return type(value) is bool, value
 
 
-def _telling(root: Schema, around: Schema, one: Schema, other: Schema) -> str | None:
-    """A property whose values tell two objects apart; that of `discriminator` first."""
-    if _types(one) != {"object"} or _types(other) != {"object"}:
+def _differ(one: frozenset[Any] | None, other: frozenset[Any] | None) -> bool:
+    """Whether both have values listed and none in common."""
+    return one is not None and other is not None and one.isdisjoint(other)
+
+
+def _named(schema: Schema) -> Any:
+    """The property that `discriminator` names."""
+    given = schema.get("discriminator")
+    return given.get("propertyName") if isinstance(given, dict) else None
+
+
+def _telling(named: Any, one: _Look, other: _Look) -> str | None:
+    """A property whose values tell two objects apart; `named` first, then those required."""
+    if one.types != {"object"} or other.types != {"object"}:
         return None
-    first, second = one.get("properties"), other.get("properties")
-    if not isinstance(first, dict) or not isinstance(second, dict):
-        return None
-    given = around.get("discriminator")
-    named = given.get("propertyName") if isinstance(given, dict) else None
-    always = {*one.get("required", ())} & {*other.get("required", ())}
-    names = sorted(first.keys() & second.keys(), key=lambda n: (n != named, n not in always, n))
-    for name in names:
-        if _values_differ(resolved(root, first[name]), resolved(root, second[name])):
-            return str(name)
-    return None
+    always = one.required & other.required
+    names = sorted(one.listed.keys() & other.listed.keys())
+    names.sort(key=lambda name: (name != named, name not in always))
+    return next((name for name in names if _differ(one.listed[name], other.listed[name])), None)

@@ -21,10 +21,17 @@ def below(place: str, *keys: object) -> str:
     return "/".join([place, *escaped])
 
 
+def shortened(text: object, most: int) -> str:
+    """A long text without its middle."""
+    shown = str(text)
+    return shown if len(shown) <= most else f"{shown[: most // 2]} ... {shown[-most // 2 :]}"
+
+
 def refuse(place: str, what: str) -> RequestError:
     """The error of a keyword at `place`."""
-    shown = place if len(place) <= 120 else f"{place[:60]} ... {place[-60:]}"
-    return RequestError(f"the schema's {shown} {what}", AnswerForm("json_schema", "").field)
+    return RequestError(
+        f"the schema's {shortened(place, 120)} {what}", AnswerForm("json_schema", "").field
+    )
 
 
 def members(schema: Schema, place: str) -> Iterator[tuple[str, Schema, Any, object]]:

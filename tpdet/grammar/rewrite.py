@@ -4,11 +4,13 @@ What it would follow wrongly is refused here, with its place.
 """
 
 import re
+from collections.abc import Iterator
+from math import comb
 from typing import Any
 
 from tpdet.grammar.byte_texts import texts_of
 from tpdet.grammar.one_of import as_any_of
-from tpdet.grammar.places import Schema, below, every, refuse, resolved
+from tpdet.grammar.places import Schema, below, every, refuse, resolved, shortened
 
 _ENFORCED = frozenset(
     ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
@@ -20,23 +22,29 @@ _FORMATS["base64url"] = "^([A-Za-z0-9_-]{4})*([A-Za-z0-9_-]{2}==|[A-Za-z0-9_-]{3
 # The library counts in doubles; it writes whole ones as int64.
 _EXACT, _MOST = 2**53, 2**63
 _LAST = _MOST - 1024  # the largest double below
-_MOST_PATTERNS = 32  # a millisecond each
+_MOST_STEPS = 2000  # in patterns of keys, 50 us each: forms are compiled between steps of the model
+_MOST_PAIRS = 32_640  # of branches that are compared, microseconds each: one oneOf of 256
 _NO_DIGITS = "^(?!^[-+.]*$)"  # of pydantic's decimals: at least one digit
 
 
 def rewritten(schema: Schema) -> Schema:
     """The schema, which is changed. Raises RequestError naming a place that cannot be followed."""
+    steps = iter(range(_MOST_STEPS))
     for place, one in list(every(schema)):
         _check_numbers(one, place)
         _bound_numbers(one, place)
         _name_keys(schema, one)
-        _merge_patterns(one, place)
+        _merge_patterns(one, place, steps)
         _count_keys(one, place)
         _plain_format(one)
         _plain_decimal(one)
     # From the inside out: a branch is looked at when all in it is plain.
-    for _, one in reversed(list(every(schema))):
+    pairs = 0
+    for place, one in reversed(list(every(schema))):
         if isinstance(one.get("oneOf"), list):
+            pairs += comb(len(one["oneOf"]), 2)
+            if pairs > _MOST_PAIRS:
+                raise refuse(below(place, "oneOf"), "is one branch too many to compare: use anyOf")
             as_any_of(schema, one)
     return schema
 
@@ -49,8 +57,8 @@ def _check_numbers(schema: Schema, place: str) -> None:
             if not exact and value != _MOST - 1:
                 raise refuse(
                     below(place, keyword),
-                    f"has {value}, past 2^53, where not every number can be written: "
-                    "make it a string",
+                    f"has {shortened(value, 40)}, past 2^53, where not every number can be "
+                    "written: make it a string",
                 )
 
 
@@ -81,7 +89,10 @@ def _bound_numbers(schema: Schema, place: str) -> None:
             schema.pop(key, None)
         for key, bound in bounds.items():
             if bound * step > _LAST:
-                raise refuse(below(place, key), f"is {bound}: integers past int64 are not written")
+                raise refuse(
+                    below(place, key),
+                    f"is {shortened(bound, 40)}: integers past int64 are not written",
+                )
             schema[key] = bound if bound == _MOST - 1 else _inward(bound, step)
 
 
@@ -101,7 +112,7 @@ def _name_keys(root: Schema, schema: Schema) -> None:
         return
     value = schema.get("additionalProperties", True)
     listed = [names["const"]] if "const" in names else names.get("enum")
-    pattern = names.get("pattern") or _FORMATS.get(names.get("format", ""))
+    pattern = names.get("pattern") or _FORMATS.get(str(names.get("format")))
     if names.get("format") == "uuid":
         pattern = _UUID.format("[0-9a-f]")
     rules = names.keys() - {"type", "title", "description"}
@@ -115,7 +126,7 @@ def _name_keys(root: Schema, schema: Schema) -> None:
         del schema["propertyNames"]
 
 
-def _merge_patterns(schema: Schema, place: str) -> None:
+def _merge_patterns(schema: Schema, place: str, steps: Iterator[int]) -> None:
     """Move patterns of keys into those keys, where all that match are declared and none is else.
 
     The library would offer a comma behind which no key can follow.
@@ -124,13 +135,13 @@ def _merge_patterns(schema: Schema, place: str) -> None:
     closed = schema.get("additionalProperties") is False
     if not closed or not isinstance(patterns, dict) or not isinstance(declared, dict):
         return
-    if len(patterns) > _MOST_PATTERNS:
-        raise refuse(
-            below(place, "patternProperties"),
-            f"has {len(patterns)} patterns beside properties: use {_MOST_PATTERNS} or fewer",
-        )
     for pattern, value in list(patterns.items()):
-        names = texts_of(pattern, len(declared))
+        names = texts_of(pattern, len(declared), steps)
+        if next(steps, None) is None:
+            raise refuse(
+                below(place, "patternProperties"),
+                "is too much to compare with the properties beside it: name all keys",
+            )
         if names is None or not names <= declared.keys():
             continue
         for name in names if value not in ({}, True) else ():
@@ -153,8 +164,8 @@ def _count_keys(schema: Schema, place: str) -> None:
     ):
         raise refuse(
             below(place, "minProperties"),
-            f"is {least}: keys may repeat, so only one more than those required can be counted on: "
-            "name the keys under properties and required",
+            f"is {shortened(least, 40)}: keys may repeat, so only one more than those required can "
+            "be counted on: name the keys under properties and required",
         )
 
 
@@ -163,7 +174,8 @@ def _plain_format(schema: Schema) -> None:
     given = schema.get("format")
     if not isinstance(given, str) or given in _ENFORCED:
         return
-    if schema.get("type", "string") != "string" and "string" not in schema["type"]:
+    types = schema.get("type", "string")
+    if types != "string" and not (isinstance(types, list) and "string" in types):
         return
     del schema["format"]
     if given in _FORMATS and "pattern" not in schema:
@@ -178,11 +190,11 @@ def _plain_decimal(schema: Schema) -> None:
     rest = pattern.removeprefix(_NO_DIGITS + "[+-]?0*")
     if rest == r"\d*\.?\d*$":
         schema["pattern"] = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)$"
-    elif found := re.fullmatch(r"\\d\*\\\.\?\\d\{0,(\d+)\}0\*\$", rest):
+    elif found := re.fullmatch(r"\\d\*\\\.\?\\d\{0,(\d{1,4})\}0\*\$", rest):
         schema["pattern"] = _decimal("+", int(found[1]))
     elif found := re.fullmatch(
-        r"\(\?:\\d\{0,(\d+)\}\|\(\?=\[\\d\.\]\{1,(\d+)\}0\*\$\)"
-        r"\\d\{0,(\d+)\}\\\.\\d\{0,(\d+)\}0\*\$\)",
+        r"\(\?:\\d\{0,(\d{1,4})\}\|\(\?=\[\\d\.\]\{1,(\d{1,4})\}0\*\$\)"
+        r"\\d\{0,(\d{1,4})\}\\\.\\d\{0,(\d{1,4})\}0\*\$\)",
         rest,
     ):
         whole, most, _, places = map(int, found.groups())
