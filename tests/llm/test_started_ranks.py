@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -122,6 +123,28 @@ def test_one_that_is_dropped_ends_its_ranks_and_the_next_one_starts(settings, al
         assert answers(llm) == alone
         del llm
         assert not followers()
+
+
+@pytest.mark.slow
+def test_a_fork_is_refused_and_holds_no_rank(settings, alone):
+    with LLM(**settings, tensor_parallel_size=2) as llm:
+        fork = os.fork()
+        if not fork:
+            signal.alarm(60)
+            with suppress(UsageError):
+                llm.generate(PROMPTS, SAMPLED)
+                os._exit(1)
+            llm.close()  # not this process's: nothing happens
+            signal.pause()
+        try:
+            assert answers(llm) == alone
+            began = time.monotonic()
+            llm.close()
+            assert time.monotonic() - began < 8 and not followers()
+            assert os.waitpid(fork, os.WNOHANG) == (0, 0)
+        finally:
+            os.kill(fork, signal.SIGKILL)
+            os.waitpid(fork, 0)
 
 
 @pytest.mark.slow

@@ -11,12 +11,12 @@ from tpdet.config import EngineConfig
 from tpdet.errors import PeerLostError, TpdetError
 from tpdet.launch.host.processes import die_with_parent
 from tpdet.launch.ranks.environment import read_environment
-from tpdet.llm.followers import FollowerStart
+from tpdet.llm.followers import END, FollowerStart
 from tpdet.llm.model import open_ranks
 
 
 def main() -> int:
-    """Follow rank 0 until standard input ends; an exit code of docs/server.md.
+    """Follow rank 0 until it says END, or standard input ends; an exit code of docs/server.md.
 
     What goes wrong once the ranks have met is reported to rank 0, and nothing is printed here.
     """
@@ -31,7 +31,9 @@ def main() -> int:
         from tpdet.engine import Engine
 
         engine = Engine(config, world, secret=bytes.fromhex(start.secret))
-        for _ in leash:
+        for line in leash:
+            if line == END:
+                break
             engine.worker_loop()
         engine.close()
     except PeerLostError as error:  # rank 0 knows, or has ended

@@ -1,8 +1,8 @@
 """The ranks that an `LLM` starts itself: child processes that follow this process, which is rank 0.
 
 A follower is `python -m tpdet.llm.follower`. Its standard input is its leash: the first line is its
-start, each further line lets it run plans until rank 0 says stop, and the end of the input, which
-also comes when this process ends in any way, closes it. The ranks meet at a file in a private
+start, each further line lets it run plans until rank 0 says stop. `END`, or the end of the input,
+which also comes when this process ends in any way, closes it. The ranks meet at a file in a private
 folder.
 """
 
@@ -31,6 +31,8 @@ from tpdet.weights.checks import check_checkpoint
 if TYPE_CHECKING:
     from tpdet.engine import Engine
 
+END = b"end\n"
+"""Said at the end: forks of this process may hold a follower's input open."""
 _PROGRAM = ("-m", "tpdet.llm.follower")
 _END_SECONDS = 10.0
 """How long followers may take to end once they are let go."""
@@ -137,6 +139,8 @@ class Followers:
         for process in self._processes:
             assert process.stdin is not None
             with suppress(BrokenPipeError):
+                if not process.stdin.closed:
+                    process.stdin.write(END)
                 process.stdin.close()
 
     def end(self) -> None:

@@ -292,6 +292,7 @@ class LLM(OfflineModel):
 
     @contextmanager
     def _one_call(self) -> Iterator[None]:
+        self._refuse_fork()
         with self._lock:
             self._refuse_inside()
             if self._over is not None:
@@ -301,6 +302,13 @@ class LLM(OfflineModel):
                 yield
             finally:
                 self._busy = False
+
+    def _refuse_fork(self) -> None:
+        if self._followers is not None and not self._followers.mine:
+            raise UsageError(
+                "this LLM's ranks follow the process that made it, and this one is a fork of it: "
+                "make an LLM after the fork, or start processes by spawn"
+            )
 
     def _refuse_inside(self) -> None:
         if self._busy:
