@@ -29,8 +29,7 @@ _MOST_VALUES = 1_000_000
 MOST_BYTES = 1 << 20
 """Of a template, whatever file it comes from."""
 MOST_TOKENS = 20_000
-"""Of its statements and expressions, and its blanks there; the largest of 60 published ones has
-4,112. So many are compiled in at most 2 s."""
+"""Of its statements and expressions, and its blanks there, so that it is compiled in seconds."""
 PRINTED = "to be printed"  # a filter's name with blanks, which no template can write
 
 _MAKE_TEXT = frozenset(
