@@ -2,8 +2,8 @@
 
 Templates of image models walk through parts, `[{"type": "text", "text": ...}]`: of a plain text
 they print nothing, or fail. So a sentence is rendered once for each role, as text and, where that
-does not come out, as a part; each message then has the form in which its words reach the prompt.
-What a user says is looked for in each prompt, too.
+does not come out, as two parts, then as one; each message then has the form in which its words
+reach the prompt. What a user says is looked for in each prompt, too.
 """
 
 import re

@@ -1,8 +1,8 @@
 """The tokens that the files beside `tokenizer.json` declare, read as transformers 5 reads them.
 
-`tokenizer_config.json` names tokens (`bos_token`, `image_token`), lists more
-(`extra_special_tokens`, formerly `additional_special_tokens`) and describes some by id
-(`added_tokens_decoder`). Only where it describes none do the older files count:
+`tokenizer_config.json` names tokens (`bos_token`, `image_token`, those that transformers writes in
+`model_specific_special_tokens`), lists more (`extra_special_tokens`, formerly
+`additional_special_tokens`) and describes some by id (`added_tokens_decoder`). Only where it describes none do the older files count:
 `special_tokens_map.json`, which then has the last word, and `added_tokens.json`.
 """
 
@@ -23,6 +23,7 @@ NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 _CONFIG, _MAP, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
+_SPECIFIC = "model_specific_special_tokens"
 _BY_ID, _TYPE = "added_tokens_decoder", "__type"  # the latter marks what is not special by itself
 _PREFIXING = ("GPT2Tokenizer", "Qwen2Tokenizer", "GPTNeoXTokenizer", "CohereTokenizer",
               "RobertaTokenizer")  # fmt: skip
@@ -150,6 +151,9 @@ def _unnamed(
     mine = config.get(current) or config.get(former, config.get(current))
     theirs = older.get(current, mine)
     named = {**(mine if isinstance(mine, dict) else {})}
+    as_text = (name for name, value in config.items() if isinstance(value, str))
+    if not named and not any(_is_named(name, config[name]) for name in as_text):
+        named = _specific(config)
     listed = mine if isinstance(mine, list) else []
     if isinstance(theirs, dict):
         named, listed = named | theirs, []
@@ -157,6 +161,16 @@ def _unnamed(
         listed = [] if theirs is None else [*listed, *theirs]
     late = older.get(former) or []
     return named, listed, [] if isinstance(theirs, list) or isinstance(late, dict) else late
+
+
+def _specific(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens by name that count where `tokenizer_config.json` names none elsewhere."""
+    value = config.get(_SPECIFIC) or {}
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"{_CONFIG}: {_SPECIFIC} is a {type(value).__name__}: it must be an object"
+        )
+    return {**value}
 
 
 def _named(config: Mapping[str, Any], older: Mapping[str, Any]) -> dict[str, Token]:

@@ -136,6 +136,8 @@ def named(draw, texts, ends, file):
     chosen = draw.sample(texts, draw.randint(0, len(texts)))
     if kind == "named":
         found["extra_special_tokens"] = {f"part_{i}": text for i, text in enumerate(chosen)}
+        if typed and draw.random() < 0.5:
+            found["model_specific_special_tokens"] = found.pop("extra_special_tokens")
     elif kind != "none":
         found[kind] = chosen if file == "map" else [form(text) for text in chosen]
     return found
