@@ -87,13 +87,22 @@ def test_words_reach_the_prompt_as_transformers_renders_the_form(name, counted, 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_several_parts_are_given_as_they_are_or_joined(name):
+    """"last" prints but one part, so it gets one."""
     two = [said("user", parts("Where do ", "foxes sleep?"))]
-    if name == "last":
-        with pytest.raises(RequestError, match=r"messages\[0\]\.content: .* leaves out this text"):
-            text(template(BODIES[name]), two, False)
-        return
     between = " " if name == "chosen" else ""
     assert f"Where do {between}foxes sleep?" in text(template(BODIES[name]), two, False)
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+@pytest.mark.parametrize("halves", [("Be brief,", " please"), ("one", "", "two"), ("words",)])
+def test_a_template_that_prints_the_first_part_gets_all_words_in_it(role, halves):
+    first = template("{{ m['content'][0]['text'] }}")
+    given = [said("user", "Look"), said(role, parts(*halves)), said("user", parts("Why?"))]
+    joined = [said(m["role"], parts("".join(p["text"] for p in m["content"]))) for m in given[1:]]
+    expected = [said("user", parts("Look")), *joined]
+    ((rendered,), _) = render_jinja_template([expected], chat_template=first)
+    assert text(first, given, False) == rendered
+    assert "".join(halves) in rendered
 
 
 @pytest.mark.parametrize("content", ["words", parts("words"), parts("a", "b")])

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from tpdet.errors import RequestError
 from tpdet.text.chat_messages import Message, parts_of
 
-_SENTENCE = "Seven grey herons wait here"
-_PRINTED_PART = re.compile(rf"""['"]text['"]: ?['"]{_SENTENCE}""")  # an object, not its text
+_HALVES = ("Seven grey herons", "wait here")
+_PRINTED_PART = re.compile(rf"""['"]text['"]: ?['"]{_HALVES[0]}""")  # an object, not its text
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {}}}
 _USER: Message = {"role": "user", "content": "Look"}
 _AROUND: dict[str, tuple[list[Message], list[Message]]] = {
@@ -55,15 +55,15 @@ class ContentForms:
 
     def _find(self, role: str) -> Callable[[Message], Message]:
         before, behind = _AROUND[role]
-        asked: Message = {"role": role, "content": _SENTENCE}
+        asked: Message = {"role": role, "content": [_part(half) for half in _HALVES]}
         if role == "tool":
             asked |= {"tool_call_id": _CALL["id"], "name": "look"}
         before, behind = ([self._in_form(m) for m in messages] for messages in (before, behind))
         lost = False
-        for form in (as_text, as_parts):
+        for form in (as_text, as_parts, as_one_part):
             try:
                 text = self._render([*before, form(asked), *behind])
-                if _SENTENCE in text and not _PRINTED_PART.search(text):
+                if all(half in text for half in _HALVES) and not _PRINTED_PART.search(text):
                     return form
                 lost = lost or form is as_text
             except RequestError:
@@ -104,6 +104,15 @@ def as_text(message: Message) -> Message:
 def as_parts(message: Message) -> Message:
     """The message with a list of text parts."""
     return {**message, "content": parts_of(message)}
+
+
+def as_one_part(message: Message) -> Message:
+    """The message with its text as a list of one part, of which some templates print the first."""
+    return {**message, "content": [_part(as_text(message)["content"])]}
+
+
+def _part(text: str) -> Message:
+    return {"type": "text", "text": text}
 
 
 def _lost(message: Message) -> Message:
