@@ -120,6 +120,8 @@ def test_every_answer_follows_the_schema_as_it_was_given(name):
         (FOLLOWED["named keys"], ["{}", '{"a":3}'], ['{"b":3}', '{"a":12}']),
         (FOLLOWED["patterned keys"], ["{}", '{"xy":[]}'], ['{"x":[]}', '{"abc":1}']),
         ({"type": "integer", "minimum": 2**53 + 1}, [str(2**53 + 2)], [str(2**53), "7"]),
+        ({"type": "integer", "exclusiveMinimum": 2**53}, [str(2**53 + 2)], [str(2**53), "7"]),
+        ({"type": "integer", "exclusiveMaximum": -(2**53)}, [str(-(2**53) - 2)], [str(-(2**53))]),
         ({"type": "integer", "maximum": 2**63 - 1}, [str(2**63 - 1)], [str(2**63)]),
         (FOLLOWED["int64"], ["-5", "0", str(2**62 + 1)], [str(2**63), str(-(2**63) - 1)]),
         (FOLLOWED["narrow"], [str(ID + 127), str(ID + 200)], [str(ID), str(ID + 301)]),

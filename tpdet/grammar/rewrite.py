@@ -80,7 +80,7 @@ def _bound_numbers(schema: Schema, place: str) -> None:
         ("maximum", "exclusiveMaximum", -1),
     ):
         bounds = {n: schema[n] for n in (name, exclusive) if type(schema.get(n)) in (int, float)}
-        if not any(abs(bound) > _EXACT for bound in bounds.values()):
+        if not any(abs(bound) >= _EXACT for bound in bounds.values()):
             continue
         if whole:
             inside = [int(b) + (step if n == exclusive else 0) for n, b in bounds.items()]
