@@ -2,8 +2,9 @@
 
 `tokenizer_config.json` names tokens (`bos_token`, `image_token`, those that transformers writes in
 `model_specific_special_tokens`), lists more (`extra_special_tokens`, formerly
-`additional_special_tokens`) and describes some by id (`added_tokens_decoder`). Only where it describes none do the older files count:
-`special_tokens_map.json`, which then has the last word, and `added_tokens.json`.
+`additional_special_tokens`) and describes some by id (`added_tokens_decoder`). Only where it
+describes none do the older files count: `special_tokens_map.json`, which then has the last word,
+and `added_tokens.json`.
 """
 
 import json
