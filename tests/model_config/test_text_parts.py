@@ -15,8 +15,8 @@ SMOL = {
     "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "rms_norm_eps": 1e-5,
     "max_position_embeddings": 8192, "rope_theta": 100000, "rope_interleaved": False,
     "is_llama_config": True, "is_composition": True, "use_resampler": False,
-    "qk_layer_norms_perceiver": False, "pixel_shuffle_factor": 4, "neftune_noise_alpha": 0.0, "torch_dtype": "bfloat16",
-    "_flash_attn_2_enabled": True, "perceiver_config": {"model_type": "vllama3"},
+    "qk_layer_norms_perceiver": False, "pixel_shuffle_factor": 4, "neftune_noise_alpha": 0.0,
+    "torch_dtype": "bfloat16", "_flash_attn_2_enabled": True, "perceiver_config": {"model_type": "vllama3"},
     "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}},
 }  # fmt: skip
 SMOLVLM = {

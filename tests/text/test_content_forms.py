@@ -87,7 +87,7 @@ def test_words_reach_the_prompt_as_transformers_renders_the_form(name, counted, 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_several_parts_are_given_as_they_are_or_joined(name):
-    """"last" prints but one part, so it gets one."""
+    """The template "last" prints but one part, so it gets one."""
     two = [said("user", parts("Where do ", "foxes sleep?"))]
     between = " " if name == "chosen" else ""
     assert f"Where do {between}foxes sleep?" in text(template(BODIES[name]), two, False)
