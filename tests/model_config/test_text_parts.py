@@ -16,7 +16,8 @@ SMOL = {
     "max_position_embeddings": 8192, "rope_theta": 100000, "rope_interleaved": False,
     "is_llama_config": True, "is_composition": True, "use_resampler": False,
     "qk_layer_norms_perceiver": False, "pixel_shuffle_factor": 4, "neftune_noise_alpha": 0.0,
-    "torch_dtype": "bfloat16", "_flash_attn_2_enabled": True, "perceiver_config": {"model_type": "vllama3"},
+    "torch_dtype": "bfloat16", "_flash_attn_2_enabled": True,
+    "perceiver_config": {"model_type": "vllama3"},
     "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}},
 }  # fmt: skip
 SMOLVLM = {

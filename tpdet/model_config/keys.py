@@ -26,7 +26,8 @@ _NOTES = (
     "output_hidden_states use_bfloat16 id2label label2id num_labels problem_type finetuning_task "
     "task_specific_params tokenizer_class processor_class prefix tf_legacy_loss torchscript "
     "pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id decoder_start_token_id "
-    "is_decoder model_max_length max_sequence_length max_seq_length max_seq_len seq_length max_window_layers"
+    "is_decoder model_max_length max_sequence_length max_seq_length max_seq_len seq_length "
+    "max_window_layers"
 )
 _TRAINING = (
     "unsloth_fixed unsloth_version unsloth_tiled_mlp axolotl_version trl_version peft_version "
