@@ -356,6 +356,8 @@ def test_after_the_engine_has_ended_everybody_is_told_why(model, monkeypatch):
         assert [type(error) for error in told] == [PeerLostError] * 2
         with pytest.raises(PeerLostError, match="ended by RuntimeError: out of luck"):
             await whole(llm.generate([1], GREEDY))
+        with pytest.raises(PeerLostError, match="ended by RuntimeError: out of luck"):
+            await llm.check_health()
         assert llm.closed and repr(llm).endswith("[closed]")
         await llm.close()
 

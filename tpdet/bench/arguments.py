@@ -187,7 +187,9 @@ BENCHMARKS = (
             ),
             _count("--tp", None, "the server's size, for the results file only"),
             _count("--requests", 64, "in all"),
-            _flag("--rate", type=number, help="requests a second (Poisson); all at once"),
+            _flag(
+                "--rate", type=number, help="requests a second, at random (default: all at once)"
+            ),
             _count("--concurrency", None, "requests at a time, at most"),
             _flag("--input", default="128", help="prompt tokens, N or LEAST:MOST"),
             _count("--generate", 64, "tokens of each answer"),

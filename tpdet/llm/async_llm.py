@@ -147,6 +147,10 @@ class AsyncLLM(OfflineModel):
         for stream in streams:
             stream.request_abort()
 
+    async def check_health(self) -> None:
+        """Return if requests are answered. Raises as `generate` where they are not."""
+        self._refuse_asking()
+
     async def follow(self) -> None:
         """On ranks above 0: wait until rank 0 closes. Raises the error that ended the engine."""
         if self.rank == 0:

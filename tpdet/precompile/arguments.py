@@ -18,7 +18,7 @@ def add_compile(commands: argparse._SubParsersAction) -> None:
     command = commands.add_parser(
         "compile",
         description="Compile every kernel that a start of MODEL would, for a GPU that need not be "
-        "there. Give the settings of the start: others may need other kernels.",
+        "there.\nGive the settings of the start: others may need other kernels.",
         epilog="  tpdet compile MODEL --gpu h200 --tp 1,2,4 --output kernels\n"
         "  tpdet serve MODEL --tp 2 --kernel-cache kernels",
     )

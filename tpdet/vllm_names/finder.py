@@ -43,9 +43,9 @@ class VllmModules(MetaPathFinder, Loader):
         package = any(other.startswith(f"{name}.") for other in MODULES)
         if name in MODULES or package:
             return ModuleSpec(fullname, self, is_package=package)
-        reason = NO_MODULES.get(name.partition(".")[0])
-        if reason is not None:
-            raise ModuleNotFoundError(f"there is no {fullname}: {reason}", name=fullname)
+        for missing, reason in NO_MODULES.items():
+            if f"{name}.".startswith(f"{missing}."):
+                raise ModuleNotFoundError(f"there is no {fullname}: {reason}", name=fullname)
         return None
 
     def exec_module(self, module: ModuleType) -> None:

@@ -31,6 +31,7 @@ async def main():
         one = await stream(engine, "The for statement", "stream-1")
         two = await stream(engine, "The for statement", "stream-2")
         assert one == two
+        await engine.check_health()
     finally:
         engine.shutdown()
 

@@ -24,7 +24,10 @@ def add_reload(commands: argparse._SubParsersAction) -> None:
     )
     command.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     command.add_argument(
-        "--model", default="", help="checkpoint of the same shapes; the server's --model if unset"
+        "--model",
+        default="",
+        metavar="DIR_OR_NAME",
+        help="checkpoint of the same shapes (default: the server's --model)",
     )
     command.add_argument(
         "--patience",
