@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 
 import pytest
 import transformers
@@ -9,6 +10,7 @@ import transformers
 from tests.lib.public_files import NPM_TOKENIZERS, npm_tokenizer
 from tests.lib.text.placed_tokens import MAKERS, place, text
 from tpdet.errors import CheckpointError, RequestError, UsageError
+from tpdet.text.declared_tokens import DeclaredTokens
 from tpdet.text.detokenizer import IncrementalDetokenizer
 from tpdet.text.reasoning import ReasoningParser, check_marks
 from tpdet.text.tokenizer import Tokenizer, read_files
@@ -144,11 +146,28 @@ def test_flags_of_named_tokens_stay(tokenizer_folder, tmp_path):
             {"tokenizer_config": {"added_tokens_decoder": {"9": {"content": "x", "lstrip": 1}}}},
             "lstrip is '1'",
         ),
+        ({"tokenizer_config": {"added_tokens_decoder": {"9": {"content": []}}}}, "is no token"),
+        (
+            {"tokenizer_config": {"extra_special_tokens": ["x" * 1025]}},
+            "added token 'x+ has 1025 characters, 1024 is the limit",
+        ),
+        ({"added_tokens": {"x" * 4000: 7}}, "added_tokens.json: added token .* has 4000 char"),
+        (
+            {"tokenizer": {"added_tokens": [{"id": 1500, "content": "y" * 2000}]}},
+            "added token 'y+ has 2000 characters",
+        ),
     ],
 )
 def test_what_the_files_cannot_mean_is_refused(tokenizer_folder, tmp_path, files, message):
     with pytest.raises(CheckpointError, match=message):
         changed(tokenizer_folder, tmp_path, **files)
+
+
+def test_many_names_of_tokens_take_their_time_once():
+    config = {f"a{i}_token": f"<{i}>" for i in range(20_000)}
+    began = time.process_time()
+    assert len(DeclaredTokens.read(config).named) == 20_000
+    assert time.process_time() - began < 1.0
 
 
 def test_settings_that_agree_are_taken(tokenizer_folder, tmp_path):

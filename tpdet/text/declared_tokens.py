@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from tpdet.errors import CheckpointError, RequestError
 from tpdet.text.token_guard import checked
-from tpdet.text.tokenizer_file import steps
+from tpdet.text.tokenizer_file import check_length, steps
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
          "mask_token")  # fmt: skip
@@ -188,7 +188,8 @@ def _named(config: Mapping[str, Any], older: Mapping[str, Any]) -> dict[str, Tok
         for part in (config, older)
     ]
     in_config = {name: value for name, value in more[0].items() if isinstance(value, str)}
-    objects = {name: value for name, value in more[0].items() if name not in {*in_config, *older}}
+    texts = {*in_config, *older}
+    objects = {name: value for name, value in more[0].items() if name not in texts}
     for name, value in (objects | more[1] | in_config).items():
         if isinstance(value, str) or name in more[1] or _TYPE in value:
             found[name] = _token(value, name)
@@ -205,8 +206,9 @@ def _described(described: object, special: set[str]) -> Iterator[tuple[int, Toke
                 f"{_CONFIG}: {_BY_ID} has {key[:40]!r}: {str(value)[:40]}: it must hold objects by "
                 "id"
             )
-        forced = {"special": True} if _text(value) in special else {}
-        token = _token({"special": False, **value, **forced}, f"{_CONFIG}: {_BY_ID}")
+        place, text = f"{_CONFIG}: {_BY_ID}", _text(value)
+        forced = {"special": True} if isinstance(text, str) and text in special else {}
+        token = _token({"special": False, **value, **forced}, place)
         if token:
             yield int(key), token
 
@@ -238,6 +240,7 @@ def _token(value: object, place: str) -> Token | None:
     text = _text(value)
     if not isinstance(text, str):
         raise CheckpointError(f"{place}: {str(value)[:40]!r} is no token: it must be text")
+    check_length(text, place)
     try:
         checked(text)
     except RequestError as error:

@@ -18,6 +18,7 @@ MAX_GROWTH = 64
 
 _MOST_STEPS = 1_000  # of a part, and items of a template of tokens; published files have under 100
 _LONGEST_PATTERN = 1 << 14  # characters; published expressions have up to some 2,000
+_LONGEST_ADDED = 1 << 10  # characters, 100 bytes each; published added tokens have under 100
 _ITEMS = ("single", "pair")
 _INNER = {
     "normalizer": "normalizers", "pre_tokenizer": "pretokenizers",
@@ -38,6 +39,7 @@ def check_description(description: Mapping[str, Any], file: str) -> None:
     for token in added if isinstance(added, list) else ():
         if isinstance(token, dict):
             _check_id(token.get("content"), token.get("id"), file)
+            check_length(token.get("content"), file)
     for part, inner in _INNER.items():
         _check_work(description.get(part), inner, f"{file}: the {part}")
     for part, inner in _LISTS.items():
@@ -91,6 +93,15 @@ def _check_id(text: object, id_: object, file: str) -> None:
         raise CheckpointError(
             f"{file}: token {_shown(text)} has id {_shown(id_)}: ids are integers in "
             f"[0, {MAX_TOKEN_ID}], download it again"
+        )
+
+
+def check_length(text: object, file: str) -> None:
+    """Refuse (CheckpointError) an added token for which every text would be searched at a cost."""
+    if isinstance(text, str) and len(text) > _LONGEST_ADDED:
+        raise CheckpointError(
+            f"{file}: added token {_shown(text)} has {len(text)} characters, {_LONGEST_ADDED} is "
+            "the limit: download it again"
         )
 
 
