@@ -264,6 +264,16 @@ def test_images_are_named_by_the_version_and_run_without_privileges(pod, compose
     assert f"tpdet:{__version__}" in (DEPLOY / "Containerfile").read_text()
 
 
+def test_a_new_volume_of_kernels_belongs_to_the_server_s_user(container, compose):
+    """Docker gives a named volume the owner of the image's folder; without one it is root's."""
+    places = [volume.split(":")[:2] for volume in compose["services"]["tpdet"]["volumes"]]
+    (folder,) = (target for name, target in places if name in compose["volumes"])
+    assert container["ENV"] == f"TRITON_CACHE_DIR={folder}"
+    text = (DEPLOY / "Containerfile").read_text()
+    made = f"install -d -o tpdet -g tpdet -m 700 {folder}"
+    assert made in text and text.index(made) < text.index(f"USER {container['USER']}")
+
+
 def test_the_builder_gets_what_a_wheel_is_made_of_and_nothing_else():
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     kept = {line[1:] for line in lines if line.startswith("!")}
