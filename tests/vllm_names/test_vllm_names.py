@@ -115,3 +115,13 @@ def test_keywords_of_calls_that_ask_for_nothing_are_taken(name):
     assert remedy in str(refused.value)
     with pytest.raises(TypeError, match="keyword argument 'draft': did you mean 'drafts'"):
         refuse_what_asks("generate", {"draft": 1}, ("drafts",))
+
+
+def test_a_sampling_parameter_beside_the_prompts_says_where_it_belongs():
+    llm = object.__new__(LLM)
+    with pytest.raises(
+        TypeError, match=r"'top_p': give it in sampling_params=SamplingParams\(top_"
+    ):
+        llm.generate("Hi", top_p=0.5)
+    with pytest.raises(TypeError, match=r"keyword argument 'draft': did you mean 'drafts'"):
+        llm.generate("Hi", draft=[[1]])

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from tpdet.arguments.sampling_params import SamplingParams
 from tpdet.arguments.suggestions import did_you_mean
 from tpdet.errors import RequestError
 
@@ -66,7 +67,10 @@ def refuse_what_asks(call: str, given: Mapping[str, Any], known: tuple[str, ...]
     """
     for name, value in given.items():
         if name not in KEYWORDS:
-            hint = did_you_mean(name, known)
+            if name in SamplingParams.__struct_fields__:
+                hint = f": give it in sampling_params=SamplingParams({name}=...)"
+            else:
+                hint = did_you_mean(name, known)
             raise TypeError(f"{call}() got an unexpected keyword argument {name!r}{hint}")
         idle, remedy = KEYWORDS[name]
         for each in value if isinstance(value, list | tuple) else (value,):
