@@ -80,7 +80,7 @@ def collect_facts(settings: Mapping[str, object], device: str = "cpu") -> dict[s
         "machine": platform.machine(),
         "blas": blas_version(),
         "cpu capability": torch.backends.cpu.get_cpu_capability(),
-        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "float32 matmul precision": _matmul_precision(),
         "mkldnn": str(torch.backends.mkldnn.enabled),
         "cuda": str(torch.version.cuda),
         "device": device,
@@ -94,6 +94,15 @@ def collect_facts(settings: Mapping[str, object], device: str = "cpu") -> dict[s
     for name, value in settings.items():
         facts[f"config.{name}"] = str(value)
     return facts
+
+
+def _matmul_precision() -> str:
+    """What torch.set_float32_matmul_precision has set; the newer settings where they contradict."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        backends = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul
+        return " ".join(str(backend.fp32_precision) for backend in backends)
 
 
 def code_digest(root: Path | None = None) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from tpdet.errors import OverloadedError, RequestError
 from tpdet.llm.interrupts import Interrupts
+from tpdet.llm.own_arithmetic import own_arithmetic
 from tpdet.llm.ranks import CallRequests
 from tpdet.llm.results import RequestOutput, ResultWriter, error_of
 from tpdet.request import Request, TokenOutput
@@ -48,6 +49,10 @@ class Call:
 
     def run(self, bar: Progress, interrupts: Interrupts) -> None:
         """Step until every request has ended. Raises KeyboardInterrupt between two steps."""
+        with own_arithmetic():
+            self._run(bar, interrupts)
+
+    def _run(self, bar: Progress, interrupts: Interrupts) -> None:
         waiting = list(reversed(self._requests))
         room = self._engine.config.max_queue
         while waiting or self._engine.has_work:

@@ -16,6 +16,7 @@ from tpdet.launch.life.run_secret import given_secret
 from tpdet.launch.ranks.environment import read_environment
 from tpdet.launch.ranks.rank_environment import RankEnvironment
 from tpdet.llm.followers import Followers
+from tpdet.llm.own_arithmetic import own_arithmetic
 from tpdet.llm.prompts import Asked, Guesses, PromptReader, ReadPrompt, read_params
 from tpdet.llm.recorded import (
     RecordedAnswer,
@@ -287,12 +288,14 @@ def open_engine(config: EngineConfig, streams: bool, followers: Followers | None
     """
     with no_garbage():  # torch is imported here, not before
         from tpdet.engine import Engine
-    if followers is None:
-        world, secret = open_ranks(config, read_environment()), given_secret()
-    else:
-        world, secret = open_ranks(config, followers.environment, followers.check), followers.secret
-        followers.met()
-    return Engine(config, world, secret=secret, streams=streams)
+    with own_arithmetic():
+        if followers is None:
+            world, secret = open_ranks(config, read_environment()), given_secret()
+        else:
+            environment, check = followers.environment, followers.check
+            world, secret = open_ranks(config, environment, check), followers.secret
+            followers.met()
+        return Engine(config, world, secret=secret, streams=streams)
 
 
 def open_ranks(
