@@ -101,7 +101,8 @@ def _matmul_precision() -> str:
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
-        backends = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul
+        of_cpu = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+        backends = of_cpu, torch.backends.cuda.matmul
         return " ".join(str(backend.fp32_precision) for backend in backends)
 
 
