@@ -6,6 +6,7 @@ import io
 import os
 import select
 import signal
+import stat
 import sys
 from collections.abc import Callable, Iterable
 from typing import TextIO
@@ -64,8 +65,22 @@ def _say(message: str) -> None:
 
 
 def _of_a_stream(error: Exception) -> bool:
-    """Whether no room is left for a standard stream: a file that a command opens has a name."""
-    return isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None
+    """Whether no room is left for a standard stream.
+
+    A file that a command opens has a name only where its opening fails, not where it is written.
+    """
+    if not isinstance(error, OSError) or error.errno not in _NO_ROOM or error.filename is not None:
+        return False
+    return error.errno == errno.EIO or any(map(_may_be_full, (1, 2)))
+
+
+def _may_be_full(descriptor: int) -> bool:
+    """Whether it is a file, or a device such as /dev/full; pipes and terminals wait for room."""
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISCHR(mode):
+        is_null = os.path.samestat(os.fstat(descriptor), os.stat(os.devnull))
+        return not is_null and not os.isatty(descriptor)
+    return stat.S_ISREG(mode)
 
 
 def print_utf8(lines: Iterable[str | bytes]) -> None:
