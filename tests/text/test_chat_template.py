@@ -111,6 +111,14 @@ def calling(**function):
         ([{"role": "user"}], "content is missing"),
         ([{"role": "user", "content": None}], "content must be text"),
         ([{"role": "user", "content": 3}], "content must be text"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text"}]}],
+            r"messages\[0\]\.content\[1\]\.text is missing",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": 5}]}],
+            r"messages\[0\]\.content\[0\]\.text is 5 and must be text",
+        ),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "of type 'image_url'"),
         ([{"role": "user", "content": "x", "tools": []}], "tools is not supported"),
         ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "only an assistant calls"),

@@ -78,6 +78,9 @@ def refuse_other_parts(place: str, content: object) -> None:
                 "served, send parts of type 'text'",
                 f"{place}[{index}]",
             )
+        if not isinstance(part.get("text"), str):
+            found = f"{part['text']!r:.40} and must be text" if "text" in part else "missing"
+            raise RequestError(f"{place}[{index}].text is {found}", f"{place}[{index}].text")
 
 
 def texts_of(messages: Sequence[Message]) -> Iterator[str]:
