@@ -45,7 +45,8 @@ def test_an_engine_takes_short_names():
         ("--trust-remote-code", "true", "no code of a model"),
         ("swap_space", 4, "swapped"),
         ("--generation-config", "vllm", "generation_config.json"),
-        ("pipeline_parallel_size", 1, "--tp"),
+        ("pipeline_parallel_size", 1, "by tensor_parallel_size only"),
+        ("--pipeline-parallel-size", 1, "by --tp only"),
         ("cpu_offload_gb", 0, "weights"),
         ("quantization", None, "weights"),
         ("--chat-template-content-format", "auto", "one text"),
@@ -68,6 +69,13 @@ def test_what_cannot_be_honoured_is_refused_without_its_value(name, value):
     with pytest.raises(UsageError, match=name) as caught:
         accept_habit(name, value)
     assert "sk-secret" not in str(caught.value)
+
+
+def test_a_remedy_names_a_keyword_to_python_and_a_flag_to_a_shell():
+    for spelled, remedy in ((None, "use transport=gather"), ("--d", "use --transport=gather")):
+        with pytest.raises(UsageError) as caught:
+            accept_habit("disable_custom_all_reduce", True, spelled)
+        assert str(caught.value).endswith(f"cannot be honoured: {remedy}")
 
 
 def test_an_argument_that_nobody_has_is_not_a_habit():

@@ -148,7 +148,7 @@ HABITS = {
     "data-parallel-size": _only(
         "one server is one replica: start several behind a load balancer", "1"
     ),
-    "enable-expert-parallel": _never("use --experts lanes"),
+    "enable-expert-parallel": _never("use --experts=lanes"),
     "enable-lora": _never("adapters are not supported: merge them into the checkpoint"),
     "max-loras": _any("adapters are not supported"),
     "max-lora-rank": _any("adapters are not supported"),
@@ -171,7 +171,7 @@ HABITS = {
     "allow-credentials": _never(_NO_ORIGINS),
     "ssl-keyfile": _only("there is no TLS: put a proxy in front"),
     "ssl-certfile": _only("there is no TLS: put a proxy in front"),
-    "disable-custom-all-reduce": _never("use --transport gather"),
+    "disable-custom-all-reduce": _never("use --transport=gather"),
     "api-key": _only(
         "a key here would be seen by everybody (ps): give its file (mode 0600) with "
         "--api-key-file, or set TPDET_API_KEY"
@@ -191,10 +191,21 @@ def accept_habit(name: str, value: object, spelled: str | None = None) -> str | 
     habit = HABITS.get(flag)
     if habit is None:
         return None
+    why = habit.why
+    if not spelled and not name.startswith("--"):
+        why = _FLAG.sub(_keyword, why)
     spelled = spelled or name
     if value is None or habit.values is None or str(value).lower() in habit.values:
-        return f"{spelled} changes nothing: {habit.why}"
+        return f"{spelled} changes nothing: {why}"
     if habit.values <= {"true", "false"}:
-        raise UsageError(f"{spelled} cannot be honoured: {habit.why}")
+        raise UsageError(f"{spelled} cannot be honoured: {why}")
     use = " or ".join(sorted(habit.values, key=lambda v: (len(v), v)))
-    raise UsageError(f"{spelled} takes only {use}: {habit.why}")
+    raise UsageError(f"{spelled} takes only {use}: {why}")
+
+
+_FLAG = re.compile(r"--([a-z-]+)")
+
+
+def _keyword(flag: re.Match[str]) -> str:
+    """A flag as the keyword that Python's calls have for it."""
+    return "tensor_parallel_size" if flag[1] == "tp" else flag[1].replace("-", "_")

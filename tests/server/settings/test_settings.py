@@ -25,7 +25,7 @@ from tpdet.server.wire.protocol import socket_address
 
 # Frozen: operators' scripts and unit files hold these names.
 FLAGS = """
-    --allow-faults --api-key-file --approximate --audit-dir --batch-swing-alarm
+    --allow-faults --api-key-file --approximate --batch-swing-alarm
     --canary-interval --chat-template --chat-template-date --compile-ahead --config --device
     --disable-log-stats
     --disable-uvicorn-access-log --draft-model --drafts
