@@ -8,7 +8,9 @@ from tests.lib.server.harness import write_tokenizer
 from tpdet.arguments.answer_form import AnswerForm, regex_of_choice
 from tpdet.errors import RequestError
 from tpdet.grammar import trial
-from tpdet.grammar.constraint import Grammars
+from tpdet.grammar.byte_texts import byte_vocabulary
+from tpdet.grammar.compile import compile_form
+from tpdet.grammar.constraint import Constraint, Grammars
 from tpdet.text.tokenizer import Tokenizer
 
 V, EOS = 512, 258
@@ -80,3 +82,23 @@ def test_what_cannot_be_used_is_refused_in_one_line(grammars, regex, message):
             refuse(form)
         assert refused.value.param == "structured_outputs"
         assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("regex", "begin"), [("a{40000}", b"aaa"), ("(ab){40000}", b"aba")])
+def test_limits_that_others_used_up_change_no_mask(grammars, regex, begin):
+    """The library counts the states of all copies together; a long forced text takes them all."""
+    form = AnswerForm("regex", regex)
+    drafting, beside = grammars.constrain(form), grammars.constrain(form)
+    text = list(begin)
+    before = [grammars.constrain(form).next_ids(text[:k], [EOS]) for k in range(4)]
+    drafting.forced_ids([])
+    start = compile_form(form, byte_vocabulary())
+    start.deep_copy().compute_ff_bytes()
+    with pytest.raises(RequestError, match="too complex"):  # nothing compiles it again
+        Constraint(form, start, 256).next_ids([], [])
+    for constraint in (beside, drafting, grammars.constrain(form)):
+        found = []
+        for k in range(4):
+            found.append(constraint.next_ids(text[:k], [EOS]))
+            constraint.forced_ids(text[:k])
+        assert found == before and not any(each.dead for each in found)

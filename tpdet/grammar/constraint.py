@@ -17,6 +17,7 @@ from tpdet.grammar.byte_texts import import_library
 from tpdet.grammar.compile import compile_form
 from tpdet.text.tokenizer import Tokenizer
 
+_LONGEST_FORCED = 4096  # bytes; more is no draft of a step, and costs one
 _KEPT = 32  # compiled forms; each takes up to about 50 MB
 
 
@@ -50,10 +51,12 @@ class Constraint:
         start: Any,
         vocab_size: int,
         encode: Callable[[str], list[int]] | None = None,
+        renew: Callable[[AnswerForm], Any] | None = None,
     ) -> None:
         """start: the compiled form, which is copied and not changed. encode: cuts text into ids,
-        for `forced_ids`.
+        for `forced_ids`. renew: compiles the form again.
         """
+        self._renew = renew
         self._form, self._start = form, start
         self._vocab_size, self._encode = vocab_size, encode
         self._matcher: Any = None
@@ -70,8 +73,8 @@ class Constraint:
     ) -> Next:
         """What may follow `output_ids`: `ending` ids where the text is complete, no `forbidden`.
 
-        Raises RequestError when the library reaches a limit. Its caches decide when that happens,
-        so its mask must not be used then.
+        Raises RequestError when the library reaches a limit by this output alone. Copies of a
+        matcher share their limits: where others used them up, the form is compiled again.
         """
         arguments = (tuple(output_ids), tuple(ending), tuple(forbidden))
         if self._latest is None or self._latest[0] != arguments:
@@ -87,9 +90,13 @@ class Constraint:
             return []
         try:
             self._consume(list(output_ids))
+            # It may use up the limits for a long text, and says so at the next mask only.
             text: bytes = self._matcher.compute_ff_bytes()
             self._check()
         except RequestError:
+            return []
+        if len(text) > _LONGEST_FORCED:
+            self._encode = None
             return []
         ids = self._encode(text.decode(errors="ignore")) if text else []
         return ids if max(ids, default=0) < self._vocab_size else []
@@ -97,9 +104,13 @@ class Constraint:
     def _next(
         self, output_ids: Sequence[int], ending: Sequence[int], forbidden: Sequence[int]
     ) -> Next:
-        self._consume(list(output_ids))
-        mask = self._matcher.compute_bitmask()
-        self._check()
+        try:
+            mask = self._mask(output_ids)
+        except RequestError:
+            if self._renew is None:
+                raise
+            self._start = self._renew(self._form)
+            mask = self._mask(output_ids)
         # The bit past the vocabulary is the library's own end token.
         complete = bool(mask[self._vocab_size >> 3] >> (self._vocab_size & 7) & 1)
         allowed = bytearray(mask[: -(-self._vocab_size // 8)])
@@ -110,6 +121,12 @@ class Constraint:
         for token in forbidden:
             allowed[token >> 3] &= ~(1 << (token & 7))
         return Next(bytes(allowed), complete)
+
+    def _mask(self, output_ids: Sequence[int]) -> Any:
+        self._consume(list(output_ids))
+        mask = self._matcher.compute_bitmask()
+        self._check()
+        return mask
 
     def forget(self) -> None:
         """Drop the cached matcher; the next call makes it again from the tokens."""
@@ -163,11 +180,17 @@ class Grammars:
     def constrain(self, form: AnswerForm) -> Constraint:
         """The constraint of one choice. Raises RequestError for a form that cannot be used."""
         if form not in self._compiled:
-            self._compiled[form] = compile_form(form, self._vocabulary)
+            self._compile(form)
         self._compiled.move_to_end(form)
         while len(self._compiled) > _KEPT:
             self._compiled.popitem(last=False)
-        return Constraint(form, self._compiled[form], self._vocab_size, self._encode)
+        start = self._compiled[form]
+        return Constraint(form, start, self._vocab_size, self._encode, self._compile)
+
+    def _compile(self, form: AnswerForm) -> Any:
+        start = compile_form(form, self._vocabulary)
+        self._compiled[form] = start
+        return start
 
 
 class _Vocabulary:
