@@ -92,6 +92,11 @@ def print_utf8(lines: Iterable[str | bytes]) -> None:
         sys.stdout.flush()
 
 
+def error_is_terminal() -> bool:
+    """Whether standard error is a terminal; it may be closed."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 def argument_text(argument: str) -> str:
     """An argument that is a text, no path, in whatever locale it was typed.
 

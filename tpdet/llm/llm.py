@@ -1,6 +1,5 @@
 """`LLM`: answers lists of prompts, all answers of a call at once."""
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from tqdm import tqdm
 from tpdet.arguments.vllm_keywords import refuse_what_asks
 from tpdet.errors import RequestError, UsageError
 from tpdet.grammar import trial
+from tpdet.launch.host.standard_streams import error_is_terminal
 from tpdet.llm.call import Call, Progress
 from tpdet.llm.followers import close_engine
 from tpdet.llm.guesses import read_guesses
@@ -332,4 +332,4 @@ class LLM(OfflineModel):
 def _progress(use_tqdm: bool | Callable[..., Progress], total: int) -> Progress:
     if callable(use_tqdm):
         return use_tqdm(total=total, desc="prompts")
-    return tqdm(total=total, desc="prompts", disable=not (use_tqdm and sys.stderr.isatty()))
+    return tqdm(total=total, desc="prompts", disable=not (use_tqdm and error_is_terminal()))

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from tqdm import tqdm
 
+from tpdet.launch.host.standard_streams import error_is_terminal
+
 LINE_SECONDS = 5.0
 
 _log = logging.getLogger("tpdet.engine")
@@ -29,8 +31,8 @@ class LoadProgress:
         self._logs = show and _log.isEnabledFor(logging.INFO)
         self._read = 0
         self._logged_at = clock()
-        bar = show and not self._logs
-        self._bar = tqdm(total=total, desc=doing, unit=unit, disable=None if bar else True)
+        bar = show and not self._logs and error_is_terminal()
+        self._bar = tqdm(total=total, desc=doing, unit=unit, disable=not bar)
 
     def step(self) -> None:
         """Count one more tensor."""

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import sys
 import time
 
 import pytest
@@ -187,6 +188,13 @@ def test_what_is_said_last_is_said_again_while_a_start_takes_long(caplog):
     again = [text for text in caplog.messages if text == "loading: 0 s so far"]
     assert 3 <= len(again) <= 5
     assert caplog.messages[-1] in (again[-1], "a warning is nothing that is being done")
+
+
+def test_a_closed_standard_error_shows_no_bar(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    progress = LoadProgress(2, True)
+    progress.step()
+    progress.close()
 
 
 def test_lines_of_loading_come_at_most_every_five_seconds(caplog):
