@@ -83,6 +83,8 @@ def test_every_fold_order_is_equal_and_a_contract_of_its_own(
         f"1,{ranks}",
         "--dtype",
         dtype,
+        "--fold-order",
+        "sequential,pairs,tree",
         "--batch",
         f"1,{batch}",
         "--budget",

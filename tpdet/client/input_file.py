@@ -4,7 +4,6 @@ A pipe may have no writer and a device no end, so neither is opened by its name.
 """
 
 import os
-import stat
 import sys
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -31,6 +30,8 @@ def read_input(path: str, remedy: str, max_bytes: int = MAX_BYTES) -> bytes:
         if path == STDIN:
             return _bounded(sys.stdin.buffer, name, max_bytes)
         with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size > max_bytes:
+                raise _too_long(name, max_bytes)
             return _bounded(file, name, max_bytes)
     except NotRegularError as error:
         through = f", or send it: tpdet ... - < {path}" if "pipe" in str(error) else ""
@@ -62,9 +63,11 @@ def numbered_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _bounded(file: BinaryIO, name: str, max_bytes: int) -> bytes:
-    is_known = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-    too_long = is_known and os.fstat(file.fileno()).st_size > max_bytes
-    data = b"" if too_long else file.read(max_bytes + 1)
-    if too_long or len(data) > max_bytes:
-        raise CheckpointError(f"{name} is over the limit of {max_bytes} bytes: split it")
+    data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise _too_long(name, max_bytes)
     return data
+
+
+def _too_long(name: str, max_bytes: int) -> CheckpointError:
+    return CheckpointError(f"{name} is over the limit of {max_bytes} bytes: split it")
