@@ -375,7 +375,8 @@ def test_a_draft_model_is_planned_as_a_file_of_settings_starts_it(
     for name in ("mine", "theirs"):
         shutil.copytree(tiny_model("qwen3"), tmp_path / name)
         (tmp_path / name / "tokenizer.json").write_text(json.dumps(text))
-        text["added_tokens"].append({"id": 1099, "content": "<odd>"})
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        text["added_tokens"].append({"id": 1099, "content": "<odd>"} | flags)
     mine, theirs = (str(tmp_path / name) for name in ("mine", "theirs"))
     settings = tmp_path / "run.toml"
     settings.write_text(f'model = "{mine}"\ndraft-model = "{mine}"\nkv-pages = 7\n')
@@ -395,7 +396,10 @@ def test_a_draft_model_is_planned_as_a_file_of_settings_starts_it(
         (("--tp", "3"), "power of two"),
         (("--tp", "16"), "16 is more than"),
         (("--tp", "16", "--nodes", "2"), "use one of 1, 2, 4, 8"),
-        (("--gpu", "abacus"), "--gpu abacus: no times of it were measured: use one of h200"),
+        (
+            ("--gpu", "abacus"),
+            "--gpu abacus: the times that plans are made of were measured on h200 alone",
+        ),
         (("--tp", "two"), "--tp: 'two' is not a whole number"),
         (("--context", "10000"), "10000"),
         (("--nodes", "0"), "--nodes 0"),

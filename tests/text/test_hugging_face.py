@@ -74,7 +74,10 @@ def calls(tokenizer):
         ),
         "chat tensor": tokenizer.apply_chat_template(TALK, return_tensors="pt").input_ids.tolist(),
         "other": tokenizer.apply_chat_template(
-            TALK, chat_template="{{ messages[0].content }} {{ x }}", tokenize=False, x="y"
+            TALK,
+            chat_template="{% for m in messages %}{{ m.content }}{% endfor %} {{ x }}",
+            tokenize=False,
+            x="y",
         ),
         "template": tokenizer.chat_template,
     }.items()

@@ -73,8 +73,10 @@ def test_a_gguf_file_has_the_limit(template, tiny_model, tmp_path):
 @pytest.mark.parametrize("name", [[], ["default"], {}, {"a": 1}, 1, None, 1e308])
 def test_a_name_of_a_template_that_is_no_text_is_passed_over(name, folder):
     other = {"name": name, "template": "other"}
-    in_config(folder, [other, {"name": "default", "template": "{{ 1 }}"}, other])
-    assert Tokenizer.load(folder).render_chat([{"role": "user", "content": "x"}]) == "1"
+    in_config(
+        folder, [other, {"name": "default", "template": "1 {{ messages[0].content }}"}, other]
+    )
+    assert Tokenizer.load(folder).render_chat([{"role": "user", "content": "x"}]) == "1 x"
     in_config(folder, [other])
     assert Tokenizer.load(folder).chat_template is None
 

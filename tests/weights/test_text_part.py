@@ -73,7 +73,7 @@ def test_sections_of_the_rotary_embedding_do_not_count_for_a_text(tiny_model, tm
         ({}, {"architectures": ["LlamaForCausalLM"]}, "architectures is"),
         ({}, {"model_type": "paligemma"}, "model_type is 'paligemma': beside a text_config"),
         ({}, {"text_config": None}, "text_config is None: a complete config.json of llava has it"),
-        ({"hidden_size": 17}, {}, r"text_config\.hidden_size is 17"),
+        ({"hidden_size": 0}, {}, r"text_config\.hidden_size is 0"),
     ],
 )
 def test_what_is_not_known_is_refused_by_name(inside, outside, message, tiny_model, tmp_path):

@@ -44,7 +44,7 @@ def hardware_of(gpu: str) -> Hardware:
     """The hardware of a GPU such as "h200". Raises UsageError naming the known GPUs."""
     if gpu not in HARDWARE:
         raise UsageError(
-            f"--gpu {gpu}: tpdet may run there, but the times that plans are made of were measured "
-            f"on {', '.join(HARDWARE)} alone: use that, and scale by the GPUs' bandwidth"
+            f"--gpu {gpu}: the times that plans are made of were measured on "
+            f"{', '.join(HARDWARE)} alone: use that; tpdet itself runs on others too"
         )
     return HARDWARE[gpu]

@@ -10,6 +10,7 @@ from tests.lib.server.fake_engine import FakeEngine
 from tests.lib.server.harness import MODEL, Server, eventually, refused
 from tests.server.end_to_end.test_end_to_end import QUESTIONS, Served, ask
 from tests.server.leader.test_canary import engine
+from tpdet.server.leader import canary as canary_module
 from tpdet.server.leader.canary import Canary
 
 
@@ -73,7 +74,8 @@ def test_one_approximate_prompt_marks_a_whole_answer(server):
     assert found["system_fingerprint"] == "fp_other" and found["tpdet"]["approximate"]
 
 
-def test_the_canary_of_an_engine_that_became_approximate_is_silent():
+def test_the_canary_of_an_engine_that_became_approximate_is_silent(monkeypatch):
+    monkeypatch.setattr(canary_module, "MOST_SHARE", 1e9)  # at once again
     source: FakeEngine = engine()
     canary = Canary(source, 1e-9)
     canary.learn()
