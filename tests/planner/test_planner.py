@@ -376,7 +376,7 @@ def test_a_draft_model_is_planned_as_a_file_of_settings_starts_it(
         shutil.copytree(tiny_model("qwen3"), tmp_path / name)
         (tmp_path / name / "tokenizer.json").write_text(json.dumps(text))
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-        text["added_tokens"].append({"id": 1099, "content": "<odd>"} | flags)
+        text["added_tokens"].append({"id": 1500, "content": "<odd>"} | flags)
     mine, theirs = (str(tmp_path / name) for name in ("mine", "theirs"))
     settings = tmp_path / "run.toml"
     settings.write_text(f'model = "{mine}"\ndraft-model = "{mine}"\nkv-pages = 7\n')
@@ -385,7 +385,7 @@ def test_a_draft_model_is_planned_as_a_file_of_settings_starts_it(
     assert plan["draft"]["kv_pages"] == 7
     assert not any("tokenizers" in note for note in plan["notes"])
     assert main(["plan", "--model", mine, "--draft-model", theirs]) == 2
-    assert "token id 1099 is '<odd>' there" in capsys.readouterr().err
+    assert "token id 1500 is '<odd>' there" in capsys.readouterr().err
     assert main(["plan", "--model", mine, "--draft-model", "qwen3-0.6b"]) == 2
     assert "has 151936 token ids, the model has 1100" in capsys.readouterr().err
 
