@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tpdet.client.input_file import STDIN, numbered_lines, read_input, text_of
-from tpdet.errors import CheckpointError, RequestError, UsageError
-from tpdet.launch.ranks.environment import read_environment
+from tpdet.client.input_file import numbered_lines, read_by_each_rank, text_of
+from tpdet.errors import CheckpointError, RequestError
 from tpdet.llm.recorded import RecordedAnswer, RecordedChoice, check_version
 from tpdet.model_config.json_file import parse_json_object
 from tpdet.server.body.work import Route
@@ -133,10 +132,7 @@ def read_lines(path: str) -> list[Line]:
     Raises NotFoundError, NotPermittedError, CheckpointError naming the line that is no recorded
     answer, and UsageError for standard input under a launcher.
     """
-    ranks = read_environment().size
-    if path == STDIN and ranks > 1:
-        raise UsageError(f"- reaches one process only, not all {ranks} ranks: give a file")
-    data = read_input(path, "give a file of recorded answers")
+    data = read_by_each_rank(path, "give a file of recorded answers")
     found = [Line(number, *_read(line, path, number)) for number, line in numbered_lines(data)]
     if not found:
         raise CheckpointError(f"{path} has no answers: record some with tpdet generate --json")

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from tpdet.errors import CheckpointError, NotFoundError, NotPermittedError
+from tpdet.errors import CheckpointError, NotFoundError, NotPermittedError, UsageError
 from tpdet.launch.host.regular_file import NotRegularError, open_regular
+from tpdet.launch.ranks.environment import read_environment
 
 STDIN = "-"
 MAX_BYTES = 1 << 30
@@ -45,6 +46,17 @@ def read_input(path: str, remedy: str, max_bytes: int = MAX_BYTES) -> bytes:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(f"{name!r} cannot be read ({why}): {remedy}") from None
+
+
+def read_by_each_rank(path: str, remedy: str, max_bytes: int = MAX_BYTES) -> bytes:
+    """What `read_input` reads, for a command that every rank of a launcher runs.
+
+    Raises UsageError for standard input, which one of several ranks gets; else as `read_input`.
+    """
+    ranks = read_environment().size
+    if path == STDIN and ranks > 1:
+        raise UsageError(f"- reaches one process only, not all {ranks} ranks: give a file")
+    return read_input(path, remedy, max_bytes)
 
 
 def text_of(data: bytes, name: str, remedy: str) -> str:

@@ -5,12 +5,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from tpdet.client.input_file import STDIN, read_input
+from tpdet.client.input_file import STDIN, read_by_each_rank
 from tpdet.errors import UsageError
-from tpdet.launch.ranks.environment import read_environment
 
 _MAX_BYTES = 64 << 20
-"""Of a text: far more than any context holds."""
+"""The most bytes of a text: far more than any context holds."""
 
 
 class Source(NamedTuple):
@@ -25,7 +24,7 @@ def read_source(options: argparse.Namespace) -> Source:
     """The one source that the flags name.
 
     Raises UsageError for none or several, for an empty text and for what is no UTF-8 or no list of
-    ids; and what `read_input` raises.
+    ids; and what `read_by_each_rank` raises.
     """
     given = [
         *(("FILE", path) for path in [options.file] if path is not None),
@@ -49,10 +48,7 @@ def read_source(options: argparse.Namespace) -> Source:
 
 
 def _read(path: str) -> bytes:
-    ranks = read_environment().size
-    if path == STDIN and ranks > 1:
-        raise UsageError(f"- reaches one process only, not all {ranks} ranks: give a file")
-    return read_input(path, "give a file, or --prompt TEXT", _MAX_BYTES)
+    return read_by_each_rank(path, "give a file, or --prompt TEXT", _MAX_BYTES)
 
 
 def _decoded(data: bytes, name: str) -> str:
