@@ -89,3 +89,17 @@ def their_tokenizer(tokenizer_folder):
     from transformers import PreTrainedTokenizerFast  # seconds that few tests need
 
     return PreTrainedTokenizerFast.from_pretrained(tokenizer_folder)
+
+
+@pytest.fixture
+def tpdet(capsys):
+    """A function that runs a command here: its exit code and what it printed."""
+
+    from tpdet.cli import main
+
+    def run(*arguments):
+        code = main([*map(str, arguments)])
+        found = capsys.readouterr()
+        return code, found.out, found.err
+
+    return run

@@ -6,7 +6,6 @@ import random
 import pytest
 
 from tests.lib.server.served import Served
-from tpdet.cli import main
 
 SMALL = ("--device", "cpu", "--kv-pages", "32")
 
@@ -14,18 +13,6 @@ SMALL = ("--device", "cpu", "--kv-pages", "32")
 @pytest.fixture(scope="module")
 def model(tiny_model):
     return str(tiny_model("qwen3", kv_heads=2))
-
-
-@pytest.fixture
-def tpdet(capsys):
-    """A function that runs a command here: its exit code and output."""
-
-    def run(*arguments):
-        code = main([*map(str, arguments)])
-        found = capsys.readouterr()
-        return code, found.out, found.err
-
-    return run
 
 
 def write(path, lines):

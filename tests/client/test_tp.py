@@ -5,24 +5,11 @@ import json
 
 import pytest
 
-from tpdet.cli import main
 from tpdet.client.engine_settings import ranks_asked
 from tpdet.errors import UsageError
 from tpdet.launch.ranks.environment import TORCHRUN_NAMES
 
 SMALL = ("--device", "cpu", "--kv-pages", "32")
-
-
-@pytest.fixture
-def tpdet(capsys):
-    """A function that runs a command here: its exit code and what it printed."""
-
-    def run(*arguments):
-        code = main([*map(str, arguments)])
-        found = capsys.readouterr()
-        return code, found.out, found.err
-
-    return run
 
 
 def test_two_ranks_score_as_one_and_one_checks_what_two_answered(tpdet, tiny_model, tmp_path):

@@ -31,6 +31,15 @@ def engine(**fields) -> FakeEngine:
     return FakeEngine(**numbers | fields)
 
 
+@pytest.fixture
+def learned(clock):
+    """An engine and its canary of 10 s, which knows the answer."""
+    source = engine()
+    canary = Canary(source, 10.0)
+    canary.learn()
+    return source, canary
+
+
 def run(canary: Canary, source: FakeEngine) -> list:
     others = []
     while source.has_work:
@@ -38,10 +47,8 @@ def run(canary: Canary, source: FakeEngine) -> list:
     return others
 
 
-def test_it_runs_when_due_and_idle_and_stays_healthy(clock):
-    source = engine()
-    canary = Canary(source, 10.0)
-    canary.learn()
+def test_it_runs_when_due_and_idle_and_stays_healthy(clock, learned):
+    source, canary = learned
     assert source.canaries == 1 and not source.has_work
     canary.begin_if_due()
     assert not source.has_work
@@ -52,10 +59,8 @@ def test_it_runs_when_due_and_idle_and_stays_healthy(clock):
         assert source.canaries == count and canary.healthy
 
 
-def test_an_answer_that_takes_long_comes_again_later(clock):
-    source = engine()
-    canary = Canary(source, 10.0)
-    canary.learn()
+def test_an_answer_that_takes_long_comes_again_later(clock, learned):
+    source, canary = learned
     clock.seconds += 10.0
     canary.begin_if_due()
     clock.seconds += 0.5
@@ -67,10 +72,8 @@ def test_an_answer_that_takes_long_comes_again_later(clock):
         assert source.canaries == count, "half a second is 1 % of 50"
 
 
-def test_nobody_sees_it_as_a_request(clock):
-    source = engine()
-    canary = Canary(source, 10.0)
-    canary.learn()
+def test_nobody_sees_it_as_a_request(clock, learned):
+    source, canary = learned
     clock.seconds += 10.0
     canary.begin_if_due()
     link = SimpleNamespace(socket=SimpleNamespace(sent=[]))
@@ -92,10 +95,8 @@ def test_the_log_says_that_it_is_computed_before_the_first_step(clock, monkeypat
     assert said[0] == ["computing the canary's answer"]
 
 
-def test_it_waits_while_a_client_is_served_and_makes_way_for_one(clock):
-    source = engine()
-    canary = Canary(source, 10.0)
-    canary.learn()
+def test_it_waits_while_a_client_is_served_and_makes_way_for_one(clock, learned):
+    source, canary = learned
     clock.seconds += 60.0
     client = Request(
         request_id="cmpl-1", prompt_token_ids=(1,), params=SamplingParams(max_tokens=4, seed=1)
