@@ -7,7 +7,10 @@ the error ends; `code` is the stable machine-readable name in JSON errors.
 import re
 
 MOST_CHARACTERS = 500
-"""Of a refusal's message. A longer one loses its middle: names stand first, the remedy last."""
+"""The most characters of a refusal's message.
+
+A longer one loses its middle: names stand first, the remedy last.
+"""
 
 _SHOWN_LAST = 120
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")  # line breaks and escapes of terminals

@@ -105,7 +105,7 @@ def check_stops(stop: tuple[str, ...]) -> None:
 
 
 def check_schema_after(ids: tuple[int, ...] | None, form: AnswerForm | None) -> None:
-    """That there is a form where ids are named behind which it holds."""
+    """Refuse parameters without a form where ids are named behind which it holds."""
     if ids is not None and form is None:
         raise RequestError(
             "json_schema_after is for answers with a schema or regex: leave it out",

@@ -6,7 +6,7 @@ from tpdet.kernels.exact.rotary_frequencies import RotarySpec
 from tpdet.kernels.inputs.experts import Routing
 
 HEAD_SIZES = (64, 96, 128, 256)
-"""Of GPU kernels; the CPU path has every even size up to the largest."""
+"""The sizes that GPU kernels have; the CPU path has every even size up to the largest."""
 DTYPES = ("float32", "bfloat16", "float16")
 
 LayerNorms = tuple[str, str, str, str]

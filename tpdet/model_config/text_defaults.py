@@ -25,7 +25,7 @@ _BY_TYPE: dict[str, tuple[int | float | None, ...]] = {
     "phi3": (32064, 3072, 8192, 32, 32, None, 4096, 1e-5, 32000),
 }
 _BASES = {"qwen2_vl_text": 1e6, "qwen2_5_vl_text": 1e6, "qwen3_vl_text": 5e5}
-"""Of the rotary embedding, where it is not the family's own."""
+"""The base of the rotary embedding, where it is not the family's own."""
 _FIRST_WINDOWS = {"qwen2_vl_text": 80, "qwen2_5_vl_text": 80}
 """`max_window_layers`, where it is not the family's own."""
 

@@ -27,9 +27,9 @@ ROWS: tuple[Any, ...] = (list, tuple, type({}.keys()), type({}.values()), type({
 _FINAL = (*_PLAIN, *_NAMED)
 _MOST_VALUES = 1_000_000
 MOST_BYTES = 1 << 20
-"""Of a template, whatever file it comes from."""
+"""The most bytes of a template, whatever file it comes from."""
 MOST_TOKENS = 20_000
-"""Of its statements and expressions, and its blanks there, so that it is compiled in seconds."""
+"""The most tokens of its statements and expressions, blanks too: it is compiled in seconds."""
 PRINTED = "to be printed"  # a filter's name with blanks, which no template can write
 
 _MAKE_TEXT = frozenset(

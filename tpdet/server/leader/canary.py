@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PROMPT_TOKENS = 32
 OUTPUT_TOKENS = 3  # of prefill, of a decode, and of one behind it
 MOST_SHARE = 0.01
-"""Of an idle server's time, at most: a model that takes long answers less often."""
+"""The share of an idle server's time that it takes at most: a slow model answers less often."""
 SEED = 1
 ID_PREFIX = "canary-"  # the HTTP process's ids begin with cmpl- and chatcmpl-
 
