@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from tpdet.arguments.structured_outputs import form_in
+from tpdet.audit.replay import COVERED
 from tpdet.check.answers import (
     BatchLine,
     BodyOverHttp,
@@ -26,11 +27,9 @@ from tpdet.client.retries import ask
 from tpdet.errors import CheckpointError, DisagreementError, RequestError, TpdetError, UsageError
 from tpdet.llm.recorded import CHECKED_AT_ONCE, RecordedAnswer, RecordedChoice, tokens_of
 
-_SAME_NAMES = (
-    "n", "temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "stop",
-    "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
-    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
-)  # fmt: skip
+_SAME_NAMES = (*COVERED, "ignore_eos")
+"""Parameters that have one name in a record and in a body."""
+
 _SAME_OUTPUTS = ("index", "token_ids", "logprob_bits", "finish_reason", "stop_reason")
 
 
