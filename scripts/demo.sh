@@ -22,9 +22,9 @@ fi
 tp=$("$bin/python" - "$model" <<'PY'
 import sys
 from tpdet.errors import TpdetError, UsageError
-from tpdet.model_config import load_model_config
-from tpdet.model_config.fit import check_ranks
-from tpdet.weights.resolve import resolve_model
+from tpdet.checkpoint.model_config import load_model_config
+from tpdet.checkpoint.model_config.fit import check_ranks
+from tpdet.checkpoint.resolve import resolve_model
 try:
     check_ranks(load_model_config(resolve_model(sys.argv[1])), 2, None)
     print(2)

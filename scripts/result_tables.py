@@ -16,10 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for a checkout that is not installed
 
-from tpdet.bench.report.fold_table import fold_table  # noqa: E402
-from tpdet.bench.report.peer_table import main_rows, peer_rows, peer_table  # noqa: E402
-from tpdet.bench.report.results import newest_rows  # noqa: E402
-from tpdet.bench.report.size_table import size_table  # noqa: E402
+from tpdet.tools.bench.report.fold_table import fold_table  # noqa: E402
+from tpdet.tools.bench.report.peer_table import main_rows, peer_rows, peer_table  # noqa: E402
+from tpdet.tools.bench.report.results import newest_rows  # noqa: E402
+from tpdet.tools.bench.report.size_table import size_table  # noqa: E402
 
 SUMMARISED = ("gemm", "attention", "allreduce", "sampler")
 NOT_SHOWN = ("kernels.h200.json", "bits.h200.json")  # many rows: docs/results.md links to them

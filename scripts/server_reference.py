@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for a checkout that is not installed
 
 from tpdet import errors  # noqa: E402
-from tpdet.drafters.counts import PLACES  # noqa: E402
-from tpdet.server.body import idle_fields  # noqa: E402
-from tpdet.server.body.schema import ChatBody, CompletionBody  # noqa: E402
+from tpdet.requests.body import idle_fields  # noqa: E402
+from tpdet.requests.body.limits import all_limits  # noqa: E402
+from tpdet.requests.body.schema import ChatBody, CompletionBody  # noqa: E402
 from tpdet.server.front.engine_metrics import (  # noqa: E402
     DRAFT_COUNTERS,
     ENGINE_COUNTERS,
@@ -28,8 +28,8 @@ from tpdet.server.front.engine_metrics import (  # noqa: E402
 )
 from tpdet.server.front.metrics import Metrics  # noqa: E402
 from tpdet.server.settings.settings import make_parser  # noqa: E402
-from tpdet.server.wire.limits import all_limits  # noqa: E402
 from tpdet.server.wire.protocol import Status  # noqa: E402
+from tpdet.speculative.counts import PLACES  # noqa: E402
 
 PAGE = ROOT / "docs" / "server.md"
 

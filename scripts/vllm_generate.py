@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tpdet.bench.generate_load import Sizes, time_generate
+from tpdet.tools.bench.generate_load import Sizes, time_generate
 
 
 def main(arguments: list[str]) -> int:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tpdet.synthetic.make_model import make_model
-from tpdet.synthetic.train_tokenizer import train_tokenizer
 from tpdet.text.tokenizer import Tokenizer
+from tpdet.tools.synthetic.make_model import make_model
+from tpdet.tools.synthetic.train_tokenizer import train_tokenizer
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 DATA_FAMILIES = (
@@ -22,20 +22,20 @@ HERE = Path(__file__).parent
 signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # until all tests are imported: what is imported stays
 LONGEST_FIRST = (
-    "server/end_to_end/test_end_to_end.py", "verify/test_verify.py", "engine/test_engine.py",
+    "server/end_to_end/test_end_to_end.py", "tools/verify/test_verify.py", "engine/test_engine.py",
     "engine/test_prefix_engine.py", "server/end_to_end/test_mpirun.py",
     "server/end_to_end/test_slurm.py", "llm/test_async_llm.py", "llm/test_llm.py",
     "server/end_to_end/test_life_cycle.py", "attack/test_listeners.py", "runner/test_reload.py",
     "server/end_to_end/test_reload_end_to_end.py", "server/commands/test_real_starts.py",
-    "score/test_score.py", "client/test_cli.py", "comm/test_nodes.py",
-    "synthetic/test_make_model.py", "accuracy/test_accuracy_model.py",
-    "layers/test_unequal_leaves.py", "precompile/test_compile.py",
+    "tools/score/test_score.py", "client/test_cli.py", "comm/test_nodes.py",
+    "tools/synthetic/test_make_model.py", "accuracy/test_accuracy_model.py",
+    "layers/test_unequal_leaves.py", "tools/compile/test_compile.py",
     "kernels/compiled/test_leaves.py", "engine/test_slowdown.py",
     "server/body/test_large_bodies.py", "kernels/compiled/test_shared_rows.py",
     "server/front/test_log.py", "runner/test_warm_up.py", "scheduler/test_scheduler_machine.py",
     "server/end_to_end/test_lost_processes.py", "server/front/test_http_processes.py",
-    "weights/test_damaged_models.py", "server/commands/test_start_refusals.py",
-    "verify/test_verify_bare.py", "launch/test_supervise.py",
+    "checkpoint/test_damaged_models.py", "server/commands/test_start_refusals.py",
+    "tools/verify/test_verify_bare.py", "launch/test_supervise.py",
 )  # fmt: skip
 
 

@@ -11,11 +11,11 @@ from tpdet.vllm_names import finder as _finder
 from tpdet.vllm_names.table import TOP as _TOP
 
 if TYPE_CHECKING:
-    from tpdet.arguments.output_kind import RequestOutputKind
-    from tpdet.arguments.sampling_params import SamplingParams
-    from tpdet.arguments.structured_outputs import StructuredOutputsParams
     from tpdet.llm import LLM, AsyncLLM, CompletionOutput, LLMEngine, Logprob, RequestOutput
     from tpdet.llm.prompts import TextPrompt, TokensPrompt
+    from tpdet.requests.output_kind import RequestOutputKind
+    from tpdet.requests.sampling_params import SamplingParams
+    from tpdet.requests.structured_outputs import StructuredOutputsParams
     from tpdet.vllm_names.engine_args import AsyncEngineArgs, EngineArgs
 
 __version__ = "0.1.0"

@@ -2,7 +2,7 @@
 
 import sys
 
-from tpdet.interpreter import leave_working_directory
+from tpdet.launch.host.interpreter import leave_working_directory
 
 
 def main() -> int:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from tpdet import __version__
 from tpdet.arguments.command_line import Parser, number, whole_number
+from tpdet.checkpoint.model_config import FAMILY_NAMES, HEAD_SIZES
+from tpdet.checkpoint.model_config.known_shapes import SHAPES
 from tpdet.errors import UsageError
 from tpdet.launch.host.standard_streams import print_utf8, run_command
 from tpdet.launch.life.signals import interrupt_at_stop, raising
-from tpdet.model_config import FAMILY_NAMES, HEAD_SIZES
-from tpdet.synthetic.model_shapes import SHAPES
 
 OVERVIEW = """\
 Tensor-parallel, bitwise-deterministic inference: the same request, the same bits.
@@ -103,7 +103,7 @@ def command_parser() -> Parser:
 
 
 def _complete(arguments: list[str]) -> list[str]:
-    from tpdet.bench.arguments import complete
+    from tpdet.tools.bench.arguments import complete
 
     return complete(arguments)
 
@@ -125,43 +125,43 @@ def _launch(arguments: list[str]) -> int:
 
 
 def _add_score(commands: argparse._SubParsersAction) -> None:
-    from tpdet.score.arguments import add_score
+    from tpdet.tools.score.arguments import add_score
 
     add_score(commands)
 
 
 def _add_check(commands: argparse._SubParsersAction) -> None:
-    from tpdet.check.arguments import add_check
+    from tpdet.tools.check.arguments import add_check
 
     add_check(commands)
 
 
 def _add_verify(commands: argparse._SubParsersAction) -> None:
-    from tpdet.verify.arguments import add_verify
+    from tpdet.tools.verify.arguments import add_verify
 
     add_verify(commands)
 
 
 def _add_bench(commands: argparse._SubParsersAction) -> None:
-    from tpdet.bench.arguments import add_bench
+    from tpdet.tools.bench.arguments import add_bench
 
     add_bench(commands)
 
 
 def _add_tune(commands: argparse._SubParsersAction) -> None:
-    from tpdet.tune.arguments import add_tune
+    from tpdet.tools.tune.arguments import add_tune
 
     add_tune(commands)
 
 
 def _add_compile(commands: argparse._SubParsersAction) -> None:
-    from tpdet.precompile.arguments import add_compile
+    from tpdet.tools.compile.arguments import add_compile
 
     add_compile(commands)
 
 
 def _add_plan(commands: argparse._SubParsersAction) -> None:
-    from tpdet.planner.arguments import add_plan
+    from tpdet.tools.plan.arguments import add_plan
 
     add_plan(commands)
 
@@ -224,11 +224,11 @@ def _family_name(text: str) -> str:
 
 def _make_model(options: argparse.Namespace) -> int:
     if options.like_config is not None:
-        from tpdet.synthetic.model_shapes import write_shape
+        from tpdet.checkpoint.model_config.known_shapes import write_shape
 
         print(write_shape(options.directory, options.like_config))
         return 0
-    from tpdet.synthetic.make_model import make_model
+    from tpdet.tools.synthetic.make_model import make_model
 
     given = {
         name: value
@@ -255,9 +255,9 @@ def _add_env(commands: argparse._SubParsersAction) -> None:
 
 
 def _env(options: argparse.Namespace) -> int:
-    from tpdet.audit.receipt import architecture
     from tpdet.comm.agreement import collect_facts
     from tpdet.comm.device import resolve_device
+    from tpdet.models.fingerprint import architecture
 
     device = resolve_device(options.device)
     facts = {"tpdet": __version__, "architecture": architecture(device)}

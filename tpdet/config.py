@@ -19,12 +19,12 @@ from pydantic import (
 )
 
 from tpdet.arguments.dates import date_of
-from tpdet.arguments.field_ranges import SEED
 from tpdet.arguments.suggestions import did_you_mean
 from tpdet.arguments.vllm_arguments import DTYPES, parse_size
 from tpdet.errors import UsageError
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
+from tpdet.requests.field_ranges import SEED
 
 APPROXIMATE = "approximate"
 """The name of stock arithmetic in settings, results and messages."""

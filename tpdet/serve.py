@@ -14,10 +14,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tpdet.checkpoint.resolve import resolve_tokenizer
 from tpdet.config import EngineConfig
 from tpdet.errors import PeerLostError
-from tpdet.interpreter import leave_working_directory
 from tpdet.launch.host.bytecode import missing_bytecode
+from tpdet.launch.host.interpreter import leave_working_directory
 from tpdet.launch.host.processes import die_with_parent
 from tpdet.launch.life.faults import read_faults
 from tpdet.launch.life.garbage import keep_all, no_garbage
@@ -50,7 +51,6 @@ from tpdet.server.leader.start import (
 from tpdet.server.settings.settings import Settings, load_settings
 from tpdet.server.settings.sources import forget_settings
 from tpdet.text.tokenizer_ahead import TokenizerAhead
-from tpdet.weights.resolve import resolve_tokenizer
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine

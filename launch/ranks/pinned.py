@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 
 from tpdet.errors import UsageError
-from tpdet.interpreter import guard
+from tpdet.launch.host.interpreter import guard
 from tpdet.launch.ranks.rank_environment import RankEnvironment
 
 ENVIRONMENT = (

@@ -3,7 +3,7 @@
 The ranks meet at a file in a private folder, so nothing listens on a port. torchrun's agent would
 open a store on every address.
 
-    python -m tpdet.launch.start.local_ranks 4 -m tpdet.verify.rank FOLDER
+    python -m tpdet.launch.start.local_ranks 4 -m tpdet.tools.verify.rank FOLDER
 
 runs a program as four ranks, and ends with the code of the first one that failed.
 """
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from tpdet.errors import UsageError
-from tpdet.interpreter import python_command
+from tpdet.launch.host.interpreter import python_command
 from tpdet.launch.host.processes import die_with_parent
 from tpdet.launch.life.signals import StopSignals
 from tpdet.launch.ranks.environment import STORE_FILE, STORE_VARIABLE, TORCHRUN_NAMES

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpdet.errors import DrainTimeoutError, NotFoundError, PeerLostError, UsageError
-from tpdet.interpreter import python_command, python_environment
+from tpdet.launch.host.interpreter import python_command, python_environment
 from tpdet.launch.host.processes import die_with_parent, living_process, send_signal
 from tpdet.launch.host.whole_file import read_json
 from tpdet.launch.life.lifecycle import kill_local_ranks, print_fatal

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from tpdet.errors import NotFoundError
-from tpdet.interpreter import python_command
+from tpdet.launch.host.interpreter import python_command
 
 _SECONDS = 30.0  # for a controller that answers
 _REMEDY = "run this on a login node or in a job of a cluster, or leave slurm out"

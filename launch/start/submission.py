@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tpdet.errors import NotFoundError
-from tpdet.interpreter import guard, python_command, python_environment
+from tpdet.launch.host.interpreter import guard, python_command, python_environment
 from tpdet.launch.ranks.environment import START_VARIABLE
 
 _SIGNAL = "TERM@60"

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tpdet.errors import DrainTimeoutError, PeerLostError, TpdetError
-from tpdet.interpreter import python_command
+from tpdet.launch.host.interpreter import python_command
 from tpdet.launch.host.processes import (
     adopt_orphans,
     children_of,

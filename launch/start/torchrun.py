@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpdet.errors import ResourceError, UsageError
-from tpdet.interpreter import SAFE_PATH, python_command
+from tpdet.launch.host.interpreter import SAFE_PATH, python_command
 from tpdet.launch.ranks.environment import FIRST_PORT, LOOPBACK_ADDRESS, PORTS
 from tpdet.launch.ranks.pinned import fill
 

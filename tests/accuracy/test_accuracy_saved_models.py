@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from tests.lib.engine_harness import ask, run
-from tpdet.model_config import FAMILIES
+from tpdet.checkpoint.model_config import FAMILIES
 
 IDS = torch.randint(3, 800, (40,), generator=torch.Generator().manual_seed(2)).tolist()
 TOKENS = 6

@@ -9,9 +9,9 @@ import numpy
 import pytest
 
 from tpdet import SamplingParams
-from tpdet.arguments.field_ranges import RANGES
 from tpdet.errors import RequestError
-from tpdet.server.body.schema import CompletionBody
+from tpdet.requests.body.schema import CompletionBody
+from tpdet.requests.field_ranges import RANGES
 
 
 def test_its_signature_names_every_parameter_with_its_default():

@@ -11,7 +11,7 @@ import pytest
 
 from tests.lib.server.served import Served
 from tests.lib.tree import ROOT
-from tpdet.interpreter import python_command, python_environment
+from tpdet.launch.host.interpreter import python_command, python_environment
 
 TPDET = Path(sys.executable).with_name("tpdet")
 OTHERS = (
@@ -142,7 +142,10 @@ def test_no_command_in_a_models_directory_runs_a_file_of_it(tiny_model, tmp_path
 
 def test_a_clone_that_is_not_installed_is_found_by_its_children(tmp_path):
     """From its root alone (`python -m tpdet`), by PYTHONPATH=., and beside another path."""
-    code = "from tpdet.interpreter import python_environment as e; print(e().get('PYTHONPATH'))"
+    code = (
+        "from tpdet.launch.host.interpreter import python_environment as e; "
+        "print(e().get('PYTHONPATH'))"
+    )
 
     def listed(command, folder, **more):
         return start(command, folder, plain_environment() | more).stdout.strip()

@@ -11,8 +11,8 @@ import torch
 
 from tests.lib.tree import ROOT
 from tpdet.audit.fingerprint import read_fingerprint
-from tpdet.audit.receipt import architecture, system_fingerprint
 from tpdet.kernels.known.libraries import library_digest
+from tpdet.models.fingerprint import architecture, system_fingerprint
 
 MORE = (
     *({"ATEN_CPU_CAPABILITY": value} for value in ("default", "avx2")),
@@ -29,7 +29,7 @@ MORE = (
 CODE = """
 import hashlib, json, torch
 from tpdet.audit.fingerprint import read_fingerprint
-from tpdet.audit.receipt import architecture
+from tpdet.models.fingerprint import architecture
 torch.set_num_threads(1)
 draw = torch.Generator().manual_seed(5)
 bits = hashlib.sha256()

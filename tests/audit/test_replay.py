@@ -11,7 +11,7 @@ from tests.lib.tree import ROOT
 from tpdet.audit.replay import COVERED, LEFT_OUT, REGEX, SCHEMA, SCHEMA_AFTER, replay_digest
 from tpdet.control.row_messages import SampledToken
 from tpdet.errors import UsageError
-from tpdet.request import Request, SamplingParams, with_seed
+from tpdet.requests.request import Request, SamplingParams, with_seed
 
 PAGE = (ROOT / "docs" / "replay.md").read_text()
 CONTRACT, MODEL = "11" * 32, "22" * 32

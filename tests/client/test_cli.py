@@ -11,7 +11,7 @@ import pytest
 from tpdet.cli import command_parser, main
 from tpdet.client.engine_settings import engine_config
 from tpdet.errors import UsageError
-from tpdet.request import SamplingParams
+from tpdet.requests.request import SamplingParams
 from tpdet.server.settings.settings import make_parser
 
 

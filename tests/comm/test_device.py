@@ -96,7 +96,7 @@ def test_the_driver_is_read_from_the_kernel(tmp_path, monkeypatch):
 def test_the_cpu_path_never_imports_triton():
     code = """
 import sys, torch
-import tpdet.llm, tpdet.verify.run, tpdet.bench.run
+import tpdet.llm, tpdet.tools.verify.run, tpdet.tools.bench.run
 from tpdet.kernels.known.answers import known_answers
 known_answers(torch.device("cpu"), torch.bfloat16)
 print(*(name for name in sys.modules if name.partition(".")[0] == "triton"))

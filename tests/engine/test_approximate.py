@@ -17,7 +17,7 @@ from tpdet.kernels.cpu.attention.attention import paged_attention
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.stock import attention as stock_attention
 from tpdet.llm import LLM
-from tpdet.request import SamplingParams
+from tpdet.requests.request import SamplingParams
 
 PROMPTS = [ask("a", range(5, 300)), ask("b", [3, 4, 5], temperature=0.9, seed=4)]
 

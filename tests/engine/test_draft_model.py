@@ -11,15 +11,16 @@ from tests.engine.test_drafts import PROMPT, REQUESTS, SAMPLED, assert_same
 from tests.lib.engine_harness import ask, draft_anew, leave_out_freely, run, small_config
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
-from tpdet.drafters.chances import Chances
-from tpdet.drafters.counts import DraftCounts
-from tpdet.engine import Engine, draft_model
-from tpdet.engine.draft_model import DraftModel, start_draft_model
-from tpdet.engine.draft_pace import DraftPace
+from tpdet.engine import Engine
 from tpdet.errors import NotFoundError, ResourceError, UsageError
-from tpdet.models.draft_pair import read_draft_model
 from tpdet.runner import Runner
 from tpdet.runner.start.compile_ahead import CompilingAhead
+from tpdet.speculative.acceptance import Chances
+from tpdet.speculative.counts import DraftCounts
+from tpdet.speculative.draft_model import model as draft_model
+from tpdet.speculative.draft_model.model import DraftModel, start_draft_model
+from tpdet.speculative.draft_model.pace import DraftPace
+from tpdet.speculative.draft_model.pair import read_draft_model
 
 ALIKE = [
     ask("greedy", PROMPT, max_tokens=30),

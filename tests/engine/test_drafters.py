@@ -8,8 +8,8 @@ import pytest
 from tests.engine.test_drafts import PROMPT, REQUESTS, SAMPLED, assert_same
 from tests.lib.engine_harness import ask, draft_anew, leave_out_freely, run
 from tpdet.config import EngineConfig
-from tpdet.drafters.ngram import Ngram
 from tpdet.errors import UsageError
+from tpdet.speculative.proposers.ngram import Ngram
 
 # Biases make an answer that repeats itself, and one of two tokens in random order.
 LOOPS = [

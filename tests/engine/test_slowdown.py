@@ -13,7 +13,7 @@ from tpdet.control.plan import PlanRows, Row, StepPlan
 from tpdet.engine import Engine
 from tpdet.engine.slowdown import WINDOW, SlowdownWatch
 from tpdet.errors import UsageError
-from tpdet.request import TokenOutput
+from tpdet.requests.request import TokenOutput
 
 TASKS = [range(7, 7 + n) for n in (40, 60, 9)]
 

@@ -21,8 +21,8 @@ from tests.fuzz.models import FAMILIES
 from tests.fuzz.planted import FAULTS
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.launch.life.signals import raising
-from tpdet.verify.machine import machine
-from tpdet.verify.report import append_run
+from tpdet.tools.verify.report import append_run
+from tpdet.tools.worlds.machine import machine
 
 
 def crowds_of(seed: int, family: str, count: int) -> list[int]:

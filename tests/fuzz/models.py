@@ -8,7 +8,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
-from tpdet.synthetic.make_model import make_model
+from tpdet.tools.synthetic.make_model import make_model
 
 SENTENCEPIECE = "sentencepiece"
 FAMILIES = ("qwen3", "qwen3_moe", "gpt_oss", "gemma3_text", SENTENCEPIECE)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.gpu.lib.suite import side_by_side
-from tpdet.verify.machine import machine
-from tpdet.verify.report import append_run
+from tpdet.tools.verify.report import append_run
+from tpdet.tools.worlds.machine import machine
 
 _WORKERS = 10  # checks that run at once
 

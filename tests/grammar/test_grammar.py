@@ -12,15 +12,15 @@ from tests.engine.test_drafts import assert_same, with_drafts
 from tests.lib.bits import assert_same_bits
 from tests.lib.engine_harness import ask, leave_out_freely, run
 from tests.lib.server.harness import write_tokenizer
-from tpdet.arguments.answer_form import AnswerForm
-from tpdet.arguments.field_ranges import MAX_SCHEMA_BYTES
 from tpdet.errors import RequestError
 from tpdet.grammar import trial
 from tpdet.grammar.constraint import Grammars
 from tpdet.kernels.cpu.sampling.sampling import choose_token
 from tpdet.kernels.cuda.sampling.penalties import penalise
 from tpdet.kernels.inputs.row_params import RowParams
-from tpdet.request import SamplingParams
+from tpdet.requests.answer_form import AnswerForm
+from tpdet.requests.field_ranges import MAX_SCHEMA_BYTES
+from tpdet.requests.request import SamplingParams
 from tpdet.text.outputs import RequestAssembler
 from tpdet.text.tokenizer import Tokenizer
 

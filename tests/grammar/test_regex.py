@@ -5,12 +5,12 @@ import re
 import pytest
 
 from tests.lib.server.harness import write_tokenizer
-from tpdet.arguments.answer_form import AnswerForm, regex_of_choice
 from tpdet.errors import RequestError
 from tpdet.grammar import trial
 from tpdet.grammar.byte_texts import byte_vocabulary
 from tpdet.grammar.compile import compile_form
 from tpdet.grammar.constraint import Constraint, Grammars
+from tpdet.requests.answer_form import AnswerForm, regex_of_choice
 from tpdet.text.tokenizer import Tokenizer
 
 V, EOS = 512, 258

@@ -7,11 +7,11 @@ from contextlib import suppress
 import pytest
 
 from tests.lib.grammar_walks import allows, compiled, walk
-from tpdet.arguments.answer_form import AnswerForm
 from tpdet.errors import RequestError
 from tpdet.grammar.byte_texts import byte_vocabulary
 from tpdet.grammar.compile import compile_form
 from tpdet.grammar.rewrite import rewritten
+from tpdet.requests.answer_form import AnswerForm
 
 jsonschema = pytest.importorskip("jsonschema")
 ID = 653247040368672769

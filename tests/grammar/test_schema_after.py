@@ -9,7 +9,7 @@ from tests.engine.test_drafts import assert_same, with_drafts
 from tests.lib.engine_harness import ask, draft_anew, leave_out_freely, run
 from tpdet.errors import RequestError
 from tpdet.grammar.schema_start import SchemaStart
-from tpdet.request import SamplingParams, check_against_model
+from tpdet.requests.request import SamplingParams, check_against_model
 from tpdet.text.tokenizer import Tokenizer
 
 jsonschema = pytest.importorskip("jsonschema")

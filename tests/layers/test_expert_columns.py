@@ -10,7 +10,9 @@ from tests.lib.bits import assert_same_bits
 from tests.lib.engine_harness import ask, run
 from tests.lib.kernels.peer_host import FakeMemory
 from tests.lib.thread_world import run_threads
-from tpdet.bench.report.shapes import named_config
+from tpdet.checkpoint.model_config import load_model_config
+from tpdet.checkpoint.model_config.fit import EIGHTS, place_experts
+from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.exchange.expert_columns import PeerExperts
 from tpdet.comm.exchange.peer_carrier import PeerCarrier
 from tpdet.errors import UsageError
@@ -22,9 +24,7 @@ from tpdet.kernels.order import fold_plan
 from tpdet.layers.experts import ExpertMlp
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import make_partition
-from tpdet.model_config import load_model_config
-from tpdet.model_config.fit import EIGHTS, place_experts
-from tpdet.weights.source import WeightSource
+from tpdet.tools.bench.report.shapes import named_config
 
 
 def test_both_placements_have_one_digest(tiny_model):

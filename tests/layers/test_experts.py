@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.engine_harness import ask, run
-from tpdet.bench.report.shapes import named_config
+from tpdet.checkpoint.model_config import load_model_config
+from tpdet.checkpoint.model_config.fit import check_experts, check_ranks, model_leaves
 from tpdet.errors import CheckpointError, UsageError
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.experts import Lanes, Routing
@@ -18,8 +19,7 @@ from tpdet.kernels.inputs.gated import interleaved
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import Contract, fold_plan, fold_tree
 from tpdet.kernels.partial_sums import relative_roots
-from tpdet.model_config import load_model_config
-from tpdet.model_config.fit import check_experts, check_ranks, model_leaves
+from tpdet.tools.bench.report.shapes import named_config
 
 ROWS, HIDDEN, WIDTH, EXPERTS, CHOSEN, LANES = 21, 64, 48, 16, 3, 4
 ROUTING = Routing(EXPERTS, CHOSEN)

@@ -13,6 +13,7 @@ from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.engine_harness import ask, run
 from tests.lib.some_slow import some_slow
 from tests.lib.thread_world import run_threads
+from tpdet.checkpoint.model_config import load_model_config
 from tpdet.comm.exchange.columns import ColumnExchange
 from tpdet.comm.exchange.fold import Exchange, GatherExchange
 from tpdet.comm.exchange.peer_columns import open_columns
@@ -27,9 +28,8 @@ from tpdet.layers.gathered_linear import GatheredLinear
 from tpdet.layers.linear import RowLinear
 from tpdet.layers.partition import make_partition
 from tpdet.layers.row_layers import row_rule
-from tpdet.model_config import load_model_config
 from tpdet.runner import Runner
-from tpdet.verify.run import parse_row_layers
+from tpdet.tools.verify.run import parse_row_layers
 
 PAIRS_FLOAT32 = "c833341102a7696e1beecd4b89d526202cd26fbaf87a32246e82c7e15eb5d3b6"
 TREE_FLOAT32 = "8cb72b5b54055d05a6f9078ae132e062342f1bd41d7f5be0598c15dc1edd203f"

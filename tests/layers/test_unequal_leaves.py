@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.engine_harness import ask, run
 from tests.lib.thread_world import run_threads
-from tpdet.bench.report.shapes import cut_for
+from tpdet.checkpoint.model_config import load_model_config
+from tpdet.checkpoint.pieces import Pieces
 from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.errors import UsageError
 from tpdet.kernels import order
 from tpdet.layers.linear import ColumnPart
-from tpdet.model_config import load_model_config
-from tpdet.weights.pieces import Pieces
+from tpdet.tools.bench.report.shapes import cut_for
 
 NINE = {"like": "llama", "hidden": 192, "heads": 9, "kv_heads": 3, "intermediate": 208}
 FOURTEEN = {"like": "qwen2", "hidden": 128, "heads": 14, "kv_heads": 2, "intermediate": 304}

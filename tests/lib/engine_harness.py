@@ -8,8 +8,8 @@ from tests.lib.thread_world import run_threads
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
-from tpdet.request import PromptOutput, Request, RequestFailed, SamplingParams, TokenOutput
-from tpdet.scheduler.drafting import Drafting
+from tpdet.requests.request import PromptOutput, Request, RequestFailed, SamplingParams, TokenOutput
+from tpdet.speculative.drafting import Drafting
 
 
 @dataclass

@@ -4,9 +4,9 @@ import json
 import random
 from typing import Any
 
-from tpdet.arguments.answer_form import AnswerForm
 from tpdet.grammar.byte_texts import byte_vocabulary
 from tpdet.grammar.compile import compile_form
+from tpdet.requests.answer_form import AnswerForm
 
 
 def compiled(schema: dict[str, Any]) -> Any:

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from tpdet.audit.replay import VERSION, replay_digest
-from tpdet.check.by_model import ModelCheck
 from tpdet.llm.llm import LLM
-from tpdet.request import with_seed
-from tpdet.server.body.prepare import Preparer
+from tpdet.requests.body.prepare import Preparer
+from tpdet.requests.request import with_seed
 from tpdet.server.body.work import prepare_call
 from tpdet.server.front.whole_answer import WholeAnswer, origin, receipt
 from tpdet.server.wire.json_pieces import json_pieces
 from tpdet.server.wire.prompt_scores import PromptScores, parts_of
-from tpdet.synthetic.make_model import make_model
-from tpdet.synthetic.train_tokenizer import train_tokenizer
 from tpdet.text.reasoning import ReasoningParser
+from tpdet.tools.check.by_model import ModelCheck
+from tpdet.tools.synthetic.make_model import make_model
+from tpdet.tools.synthetic.train_tokenizer import train_tokenizer
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 Json = dict[str, Any]

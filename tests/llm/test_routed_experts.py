@@ -8,7 +8,7 @@ from tests.lib.engine_harness import ask, run
 from tpdet import LLM, SamplingParams
 from tpdet.errors import RequestError, UsageError
 from tpdet.kernels import ops
-from tpdet.request import TokenOutput
+from tpdet.requests.request import TokenOutput
 
 
 def routed(model, prompts, **settings):

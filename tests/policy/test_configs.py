@@ -13,17 +13,17 @@ import pytest
 
 from tests.lib.thread_world import run_threads
 from tests.lib.tree import ROOT
-from tpdet.bench.report.find_model import find_model
+from tpdet.checkpoint.model_config.json_file import read_json_object
+from tpdet.checkpoint.model_config.known_shapes import PUBLISHED
 from tpdet.engine import Engine
 from tpdet.errors import UsageError
-from tpdet.model_config.json_file import read_json_object
-from tpdet.planner.command import configured
-from tpdet.planner.plan import PlanRequest, plan_size
-from tpdet.request import Request, SamplingParams
+from tpdet.requests.request import Request, SamplingParams
 from tpdet.server.commands import supervised
 from tpdet.server.commands.supervised import serve_command
 from tpdet.server.settings.settings import load_settings
-from tpdet.synthetic.model_shapes import PUBLISHED
+from tpdet.tools.bench.report.find_model import find_model
+from tpdet.tools.plan.command import configured
+from tpdet.tools.plan.plan import PlanRequest, plan_size
 
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
 NAMES = [path.name for path in CONFIGS]

@@ -17,8 +17,8 @@ from tpdet.cli import command_parser
 from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
 from tpdet.launch.start import supervise
+from tpdet.requests.body import limits
 from tpdet.server.settings.settings import ServerConfig, load_settings
-from tpdet.server.wire import limits
 
 DEPLOY = ROOT / "deploy"
 

@@ -14,10 +14,10 @@ import pytest
 
 from tests.lib.tree import ROOT
 from tpdet import cli
-from tpdet.bench.arguments import complete
 from tpdet.errors import UsageError
-from tpdet.planner.plan import MEASURED_GPUS
 from tpdet.server.settings.settings import make_parser
+from tpdet.tools.bench.arguments import complete
+from tpdet.tools.plan.plan import MEASURED_GPUS
 
 OF_THEIR_TIME = ("journal.md", "results.md")
 DOCUMENTS = [
@@ -121,7 +121,7 @@ def test_a_name_that_is_not_there_is_found():
 
 
 def test_the_planner_names_the_files_of_its_constants_and_how_far_they_go():
-    constants = json.loads((ROOT / "tpdet/planner/constants/h200.json").read_text())
+    constants = json.loads((ROOT / "tpdet/tools/plan/constants/h200.json").read_text())
     assert constants["sources"] and all(there(each["file"]) for each in constants["sources"])
     runs = json.loads((ROOT / "docs/results/allreduce.h200.json").read_text())
     assert max(run["gpus"] for run in runs) == MEASURED_GPUS

@@ -20,15 +20,15 @@ from tests.gpu.lib.suite import Check, run_parts, side_by_side
 from tests.gpu.speed import load_times
 from tests.gpu.test_bits import SUITES, names, prepare
 from tests.lib.tree import ROOT
+from tpdet.checkpoint.model_config import load_model_config
+from tpdet.checkpoint.model_config.fit import check_ranks
 from tpdet.kernels.cpu.attention import attention
 from tpdet.kernels.cpu.pointwise import embedding
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.llm import LLM
-from tpdet.model_config import load_model_config
-from tpdet.model_config.fit import check_ranks
-from tpdet.request import SamplingParams
-from tpdet.synthetic.make_model import make_model
-from tpdet.verify.spec import Machine
+from tpdet.requests.request import SamplingParams
+from tpdet.tools.synthetic.make_model import make_model
+from tpdet.tools.worlds.spec import Machine
 
 
 @pytest.fixture

@@ -11,41 +11,28 @@ import pytest
 
 from tests.lib.tree import ROOT
 
-FLOORS = (
-    ("errors", "interpreter", "kernels/order", "kernels/cpu", "kernels/cuda/hardware"),
-    ("arguments", "kernels/cuda/launch", "kernels/exact", "kernels/fold_program",
-     "kernels/inputs", "kernels/node_plan", "kernels/partial_sums", "launch/host",
-     "model_config/fields"),
-    ("kernels/cpu/pointwise", "kernels/cuda/pointwise", "gguf_file"),
-    ("kernels/ops", "kernels/cpu/attention", "kernels/cpu/gemm", "kernels/cpu/sampling",
-     "kernels/cuda/attention", "kernels/cuda/gemm/variants", "config", "request",
-     "model_config", "launch/ranks"),
-    ("kernels/cpu/experts", "kernels/cuda/exchange", "kernels/cuda/gemm/choice",
-     "kernels/cuda/sampling",
-     "kernels/known", "kernels/stock", "kernels/token_ranks", "comm/world", "control",
-     "launch/life", "synthetic", "weights/forms"),
-    ("comm/arithmetic_environment", "comm/device", "comm/exchange", "kernels/cuda/gemm",
-     "cache", "text", "weights", "launch/start"),
-    ("comm/agreement", "drafters", "kernels/cuda/experts", "layers", "sampling", "grammar"),
-    ("models", "scheduler", "audit", "server/wire"),
-    ("runner/graphs", "runner/step", "server/about", "server/body", "server/http1",
-     "server/settings"),
-    ("runner/start", "client", "server/front"),
-    ("runner",),
-    ("engine",),
-    ("llm", "verify", "server/leader"),
-    ("serve", "vllm_names", "bench/report", "check", "score", "server/commands"),
-    ("bench/kernels",),
-    ("bench",),
-    ("tune", "planner", "precompile"),
-    ("cli",),
-)  # fmt: skip
-"""The rooms of the product, from the ground up: an import goes to its own room or to a lower floor.
+LAYERS = {
+    "tools": ("cli", "tools"),
+    "doors": ("llm", "server", "client", "serve", "vllm_names"),
+    "engine": ("engine",),
+    "decisions": ("scheduler", "speculative", "requests/body", "audit"),
+    "running": ("runner",),
+    "network": ("models", "layers", "sampling", "grammar", "text"),
+    "arithmetic": ("kernels", "comm"),
+    "ground": (
+        "config", "arguments", "requests", "checkpoint", "control", "cache", "errors", "launch",
+        "kernels/order", "kernels/inputs", "kernels/exact",
+    ),
+}  # fmt: skip
+"""The rooms of the product by layer, from the top down: an import stays in its layer or goes down.
 
-A room is a folder; files that lie beside rooms (`kernels/ops`, `tpdet/config`) are rooms too.
+A room is a folder of the package or a file beside them. A part of a room that stands on another
+layer is named by itself: a request's record is ground, reading one from a body is a decision, and
+what the contract says about kernels is ground too.
 """
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-MOST_FILES = 24
+LAYER = {room: height for height, rooms in enumerate(reversed(LAYERS.values())) for room in rooms}
+MOST_FILES, MOST_ROOMS = 24, 30
+PYTHONS = ("__init__.py", "__main__.py", "__pycache__")
 ONLY_STDLIB = ("launch",)
 
 
@@ -69,10 +56,11 @@ def part(path: Path) -> str:
 
 
 def room(path: Path) -> str:
-    """The room of a file: its folder, or the file itself where rooms lie beside it."""
-    relative = path.relative_to(ROOT).with_suffix("").as_posix().removeprefix("tpdet/")
-    folder = relative.rpartition("/")[0]
-    return relative if relative in FLOOR else folder or relative
+    """The room of a file: the longest name in `LAYER` that its place begins with."""
+    place = path.relative_to(ROOT).with_suffix("").as_posix().removeprefix("tpdet/")
+    names = place.split("/")
+    found = ["/".join(names[: end + 1]) for end in range(len(names))]
+    return next((name for name in reversed(found) if name in LAYER), names[0])
 
 
 def imports(path: Path) -> list[str]:
@@ -92,23 +80,26 @@ def test_an_import_goes_down_only():
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removeprefix("tpdet."): path
         for path in sources()
     }
-    packages = {name.removesuffix(".__init__") for name in files if name.endswith("__init__")}
+    packages = {
+        name.removesuffix(".__init__"): path
+        for name, path in files.items()
+        if name.endswith("__init__")
+    }
     wrong = []
     for path in sources():
         mine = room(path)
-        if path.stem in ("__init__", "__main__") and mine not in FLOOR:
+        if mine in ("__init__", "__main__"):
             continue
-        assert mine in FLOOR, f"{path}: give {mine!r} a floor"
+        assert mine in LAYER, f"{path}: give {mine!r} a layer"
         for name in imports(path):
             if not name.startswith("tpdet."):
                 continue
             found = name.removeprefix("tpdet.")
             while found and found not in files and found not in packages:
                 found = found.rpartition(".")[0]
-            if found:
-                other = room(files[found]) if found in files else found.replace(".", "/")
-                if other != mine and FLOOR.get(other, -1) >= FLOOR[mine]:
-                    wrong.append(f"{path.relative_to(ROOT)} ({mine}) imports {name} ({other})")
+            other = room(files.get(found) or packages[found]) if found else ""
+            if other and LAYER[other] > LAYER[mine]:
+                wrong.append(f"{path.relative_to(ROOT)} ({mine}) imports {name} ({other})")
     assert not wrong, "\n".join(wrong)
 
 
@@ -142,24 +133,15 @@ def imported_modules(path: Path) -> set[str]:
     return {name.removeprefix("tpdet.") for name in names if name}
 
 
-def test_the_architecture_page_lists_the_same_floors():
+def test_the_architecture_page_lists_the_same_layers():
     page = (ROOT / "docs" / "architecture.md").read_text()
-    block = page.partition("\n## Floors\n")[2].partition("\n    ")[2].partition("\n\n")[0]
-    words = block.split()
-    shown = [word for word in words if word.isdigit()]
-    assert shown == [str(number) for number in reversed(range(len(FLOORS)))]
-    floor, found = 0, {}
-    for word in words:
-        if word.isdigit():
-            floor = int(word)
-        else:
-            found[word] = floor
-    assert found == FLOOR
+    shown = "\n".join(f"    {name:<12}{'  '.join(rooms)}" for name, rooms in LAYERS.items())
+    assert f"\n{shown}\n" in page, f"docs/architecture.md, Layers:\n{shown}"
 
 
 def test_every_room_is_there_and_none_is_crowded():
-    found = {room(path) for path in sources() if path.stem != "__init__"}
-    assert set(FLOOR) == found - {"__main__"}
+    assert set(LAYER) == {room(path) for path in sources()} - {"__init__", "__main__"}
+    assert len([p for p in (ROOT / "tpdet").iterdir() if p.name not in PYTHONS]) <= MOST_ROOMS
     crowded = {}
     for folder in {path.parent for path in [*sources(), *(ROOT / "tests").rglob("*.py")]}:
         inside = [p for p in folder.iterdir() if p.is_file() and p.suffix != ".pyc"]
@@ -194,11 +176,12 @@ BANNED = {
 }
 ALLOWED = {
     "a library reduction": {
-        "tpdet/verify/control.py", "tpdet/bench/exchange_rank.py", "comm/world/library_sum.py",
+        "tpdet/tools/verify/control.py", "tpdet/tools/bench/exchange_rank.py",
+        "comm/world/library_sum.py",
     },
     "approximate sums": {"comm/exchange/all_reduce.py"},
     "a library's sum": {"comm/world/group_world.py", "comm/world/library_sum.py"},
-    "undefined tie order": {"tpdet/verify/control.py"},
+    "undefined tie order": {"tpdet/tools/verify/control.py"},
 }  # fmt: skip
 
 
@@ -236,7 +219,8 @@ def test_tolerances_stand_only_in_accuracy_tests():
 
 @pytest.mark.parametrize(
     "module", ["tpdet", "tpdet.scheduler.scheduler", "tpdet.cache.pages", "tpdet.cache.versions",
-               "tpdet.request", "tpdet.control.plan", "tpdet.launch.start.supervise", "tpdet.cli"],
+               "tpdet.requests.request", "tpdet.control.plan", "tpdet.launch.start.supervise",
+               "tpdet.cli"],
 )  # fmt: skip
 def test_what_must_start_fast_imports_no_torch(module):
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
@@ -249,10 +233,10 @@ def test_launch_uses_the_standard_library_only():
         if part(path) in ONLY_STDLIB:
             for name in imports(path):
                 top = name.split(".")[0]
-                if (path.name, top) == ("submission.py", "submitit"):
+                if (path.name, top) == ("submission.py", "submitit") or name == "tpdet":
                     continue
                 if top not in sys.stdlib_module_names and not name.startswith(
-                    ("tpdet.launch", "tpdet.errors", "tpdet.interpreter")
+                    ("tpdet.launch", "tpdet.errors")
                 ):
                     wrong.append(f"{path.name}: {name}")
     assert not wrong
@@ -267,10 +251,10 @@ def test_one_room_starts_python_for_a_child():
     wrong = []
     for path in sources():
         place, text = path.relative_to(ROOT).with_suffix("").as_posix(), path.read_text()
-        if place != "tpdet/interpreter" and text.count("sys.executable") != NAMES_PYTHON.get(
+        if place != "launch/host/interpreter" and text.count("sys.executable") != NAMES_PYTHON.get(
             place, 0
         ):
-            wrong.append(f"{place}: use python_command of tpdet.interpreter")
+            wrong.append(f"{place}: use python_command of tpdet.launch.host.interpreter")
         if {"multiprocessing", "concurrent.futures.ProcessPoolExecutor"} & {*imports(path)}:
             wrong.append(f"{place}: starts Python by itself")
     for path in sorted((ROOT / "scripts").glob("*.py")):
@@ -291,7 +275,7 @@ def test_kernels_import_torch_and_triton_only():
                 top = name.split(".")[0]
                 if top in sys.stdlib_module_names or top in allowed:
                     continue
-                if not name.startswith(("tpdet.kernels", "tpdet.interpreter")):
+                if not name.startswith(("tpdet.kernels", "tpdet.launch.host.interpreter")):
                     wrong.append(f"{path.name}: {name}")
     assert not wrong
 

@@ -9,7 +9,7 @@ from tests.lib.tree import ROOT
 
 ALLOWED = {
     "accuracy/test_accuracy_lm_eval.py": 2,
-    "bench/test_bench_kernels.py": 1,
+    "tools/bench/test_bench_kernels.py": 1,
     "cache/test_pages.py": 4,
     "cache/test_prefix_index.py": 4,
     "cache/test_versions.py": 1,
@@ -56,8 +56,8 @@ ALLOWED = {
     "server/leader/test_reload.py": 3,
     "server/settings/test_settings.py": 1,
     "text/test_text_bound.py": 1,
-    "tune/test_tune.py": 8,
-    "verify/test_verify_launchers.py": 1,
+    "tools/tune/test_tune.py": 8,
+    "tools/verify/test_verify_launchers.py": 1,
 }
 """Uses of private members in each file, ours and other libraries'. A number may only shrink.
 

@@ -7,15 +7,15 @@ pytest.importorskip("triton")
 
 from tests.lib.kernels.symbolic_launches import symbolic_launches
 from tpdet.cache.kv import allocate_pages
+from tpdet.checkpoint.model_config import load_model_config
+from tpdet.checkpoint.source import UnreadWeights
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.kernels.cuda.hardware import H200
-from tpdet.model_config import load_model_config
 from tpdet.models.decoder import Decoder
-from tpdet.precompile.asked import on_gpu
 from tpdet.runner.graphs.packed_step import BatchShape, StepShape, packed_batches
 from tpdet.runner.start.contracts import partition_of
-from tpdet.weights.source import UnreadWeights
+from tpdet.tools.compile.asked import on_gpu
 
 CPU, ROWS = torch.device("cpu"), 4
 

@@ -9,7 +9,6 @@ from tests.engine.test_drafts import SAMPLED
 from tests.lib.engine_harness import ask, run
 from tests.lib.kernels.recorded_graphs import recorded_graphs
 from tpdet.cache.versions import VersionTable
-from tpdet.engine.draft_model import DraftModel
 from tpdet.errors import IntegrityError
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.plain_rows import PlainRows
@@ -18,6 +17,7 @@ from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.inputs.written_rows import WORDS
 from tpdet.runner.graphs import decode_chain
 from tpdet.runner.graphs.decode_graphs import DecodeGraphs, decode_shapes
+from tpdet.speculative.draft_model.model import DraftModel
 
 TINY = {"kv_heads": 2, "hidden": 64, "intermediate": 128, "layers": 1, "vocab": 1280}
 PROMPT = [(11 * i + i * i) % 1100 for i in range(250)]

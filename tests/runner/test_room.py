@@ -9,12 +9,12 @@ import torch
 
 from tests.lib.thread_world import run_threads
 from tpdet.cache.kv import page_bytes
+from tpdet.checkpoint.model_config import load_model_config
 from tpdet.comm.device import GpuMemory
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import ResourceError
-from tpdet.model_config import load_model_config
 from tpdet.models.footprint import weight_bytes
 from tpdet.runner import runner
 from tpdet.runner.start import load_model, loading, memory, room

@@ -9,10 +9,10 @@ import torch
 
 from tests.lib.engine_harness import ask, run
 from tests.lib.kernels.recorded_graphs import recorded_graphs
+from tpdet.checkpoint.model_config import load_model_config
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.errors import ResourceError
-from tpdet.model_config import load_model_config
 from tpdet.models.decoder import Decoder
 from tpdet.runner import Runner
 from tpdet.runner.graphs import step_graphs

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from tests.lib.thread_world import run_threads
-from tpdet.bench.report.shapes import cut_for, named_config
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
@@ -22,6 +21,7 @@ from tpdet.runner.start.step_tokens import (
     choose_step_tokens,
     step_seconds,
 )
+from tpdet.tools.bench.report.shapes import cut_for, named_config
 
 MEMORY = 140 << 30
 

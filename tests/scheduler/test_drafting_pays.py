@@ -3,7 +3,7 @@
 import pytest
 
 from tests.lib.scheduler.drafting_simulation import AWAITED, PLAIN, Server
-from tpdet.drafters.chances import PROOF
+from tpdet.speculative.acceptance import PROOF
 
 
 def times(tokens, chances, turns=2, server=None, **how):

@@ -3,10 +3,10 @@
 import pytest
 
 from tests.lib.engine_harness import ask
-from tpdet.request import with_seed
-from tpdet.scheduler.drafting import Drafting
+from tpdet.requests.request import with_seed
 from tpdet.scheduler.policy import Policy
 from tpdet.scheduler.sequence import Sequence
+from tpdet.speculative.drafting import Drafting
 
 
 def counts_of(decoding, drafts, prompt=0):

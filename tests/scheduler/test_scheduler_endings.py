@@ -6,7 +6,7 @@ from tests.lib.scheduler.answers import EOS, make_request
 from tests.lib.scheduler.simulated_requests import keys, simulation
 from tpdet.control.plan import EVICT, NAN
 from tpdet.control.row_messages import SampledToken
-from tpdet.request import TokenOutput
+from tpdet.requests.request import TokenOutput
 
 
 def test_eos_ends_a_sequence_and_ignore_eos_does_not():

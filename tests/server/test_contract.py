@@ -12,14 +12,14 @@ import pytest
 
 from tests.lib.server.harness import MODEL, Server
 from tpdet import errors
-from tpdet.drafters.counts import DraftCounts
+from tpdet.requests.body.limits import all_limits
 from tpdet.scheduler import Scheduler
 from tpdet.server.front import engine_metrics
 from tpdet.server.front.app import Services, make_app
 from tpdet.server.front.metrics import Metrics
 from tpdet.server.leader.bridge import counters_of
-from tpdet.server.wire.limits import all_limits
 from tpdet.server.wire.protocol import Status
+from tpdet.speculative.counts import DraftCounts
 
 KEY = "sk-contract-1"
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -14,9 +14,9 @@ from tests.lib.server.harness import Server, eventually
 from tests.lib.server.limit_attempt import Attempt
 from tests.lib.server.wire_limits import WIRE_LIMITS
 from tpdet.grammar import trial
+from tpdet.requests.body.limits import all_limits
+from tpdet.requests.body.problems import ApiError
 from tpdet.server.front.schema_trials import SchemaTrials
-from tpdet.server.wire.limits import all_limits
-from tpdet.server.wire.problems import ApiError
 
 ATTEMPTS = FIELD_LIMITS | WIRE_LIMITS
 # Tried in tests of their own: what they cost, and what they need, is another thing.

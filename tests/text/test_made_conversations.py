@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.lib.public_files import smollm2
 from tests.lib.text.made_conversations import CHATML, SPECIAL, TEMPLATES, conversation
+from tpdet.checkpoint.gguf.tokenizer import read_gguf_tokenizer
 from tpdet.errors import RequestError
-from tpdet.gguf_file.tokenizer import read_gguf_tokenizer
 from tpdet.text.chat_template import ChatTemplate
 from tpdet.text.template_meter import BeyondCount
 

@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from tpdet.errors import RequestError
-from tpdet.request import (
+from tpdet.requests.request import (
     Candidate,
     PromptOutput,
     Request,

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.lib.text.real_tokenizers import MAKERS
 from tests.lib.tree import ROOT
-from tpdet.gguf_file.tokenizer import read_gguf_tokenizer
+from tpdet.checkpoint.gguf.tokenizer import read_gguf_tokenizer
 from tpdet.text.detokenizer import IncrementalDetokenizer
 from tpdet.text.tokenizer import Tokenizer
 

@@ -8,10 +8,10 @@ import pytest
 from tests.lib.server.harness import write_tokenizer
 from tpdet.errors import CheckpointError, UsageError
 from tpdet.grammar.schema_start import SchemaStart
-from tpdet.request import SamplingParams, TokenOutput
-from tpdet.server.body.prepare import Preparer
+from tpdet.requests.body.prepare import Preparer
+from tpdet.requests.engine_facts import EngineFacts
+from tpdet.requests.request import SamplingParams, TokenOutput
 from tpdet.server.body.work import prepare_call
-from tpdet.server.wire.protocol import Start
 from tpdet.text.outputs import ChoiceAssembler
 from tpdet.text.reasoning import BLOCKS, ReasoningParser, check_marks
 from tpdet.text.tokenizer import Tokenizer, read_files
@@ -366,7 +366,7 @@ def test_where_the_schema_begins_the_content_does(tokenizers, name, answer, begi
 
 
 def test_a_mark_that_the_model_has_no_logits_of_leaves_the_schema_where_it_was(tokenizers):
-    facts = Start("fp", "c0" * 32, "d1" * 32, 256, 512, (258,), 1, "")
+    facts = EngineFacts("fp", "c0" * 32, "d1" * 32, 256, 512, (258,), 1, "")
     chat = {"messages": [{"role": "user", "content": "a"}]}
     schema = {"response_format": {"type": "json_object"}}
     preparer, parser = Preparer(facts, "m", tokenizers["think"]), parser_of("think", tokenizers)

@@ -10,8 +10,8 @@ import pytest
 
 import tpdet
 from tpdet import LLM, EngineArgs, LLMEngine
-from tpdet.arguments.vllm_keywords import KEYWORDS, METHODS
 from tpdet.errors import RequestError, UsageError
+from tpdet.llm.vllm_keywords import KEYWORDS, METHODS
 from tpdet.vllm_names.table import FOUND, MODULES, NO_MODULES, REPLACED, TOP
 
 
@@ -105,7 +105,7 @@ def test_engine_args_come_from_a_command_line_too(capsys):
 
 @pytest.mark.parametrize("name", sorted(KEYWORDS))
 def test_keywords_of_calls_that_ask_for_nothing_are_taken(name):
-    from tpdet.arguments.vllm_keywords import refuse_what_asks
+    from tpdet.llm.vllm_keywords import refuse_what_asks
 
     idle, remedy = KEYWORDS[name]
     for value in (None, [None, None], *idle):

@@ -13,7 +13,7 @@ import rfc8785
 
 from tpdet.control.row_messages import SampledToken
 from tpdet.errors import UsageError
-from tpdet.request import Request, SamplingParams
+from tpdet.requests.request import Request, SamplingParams
 
 VERSION = 2
 """The version of new digests; an answer names it as `replay_version`."""

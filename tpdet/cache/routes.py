@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
+from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.checkpoint.model_config.expert_load import route_shape
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.model_config import ModelConfig
-from tpdet.model_config.expert_load import route_shape
 
 ROUTE_DTYPE = torch.int16  # `MAX_EXPERTS` fit
 

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from tpdet.checkpoint.resolve import is_model
 from tpdet.client import DEFAULT_URL
 from tpdet.client.connection import Connection, client_key
 from tpdet.client.offline_chat import talk_offline
 from tpdet.client.terminal import Ask, Message, converse, piped, prompt_lines, show, tell
 from tpdet.errors import TpdetError, UsageError
 from tpdet.launch.host.standard_streams import argument_text
-from tpdet.weights.resolve import is_model
 
 _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tpdet.request import Candidate
+from tpdet.requests.request import Candidate
 
 RowKey = tuple[int, int]  # (admission number, choice): the total order of rows
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tpdet.engine.slowdown import PAGES, ROWS, Cell, SlowdownWatch
 from tpdet.errors import UsageError
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.request import Request, SamplingParams
+from tpdet.requests.request import Request, SamplingParams
 
 if TYPE_CHECKING:
     from tpdet.engine.engine import Engine

@@ -21,7 +21,6 @@ from tpdet.control.plan import StepPlan, WholeRows
 from tpdet.engine.arithmetic_switch import ArithmeticSwitch
 from tpdet.engine.calibration import calibrate
 from tpdet.engine.control import ControlChannel
-from tpdet.engine.draft_model import start_draft_model
 from tpdet.engine.fault_points import FaultPoints
 from tpdet.engine.grammars import LazyGrammars
 from tpdet.engine.results import LogitsTap, StepResults
@@ -29,7 +28,7 @@ from tpdet.engine.routed import with_routes
 from tpdet.engine.slowdown import SlowdownWatch
 from tpdet.errors import IntegrityError, NumericalError, ReloadError, RequestError
 from tpdet.kernels.exact.philox import philox4x32
-from tpdet.request import (
+from tpdet.requests.request import (
     PromptOutput,
     Request,
     RequestFailed,
@@ -39,10 +38,11 @@ from tpdet.request import (
 )
 from tpdet.runner import Follower, Runner, TakeLogits, Tick
 from tpdet.runner.start.step_tokens import StepTokens
-from tpdet.scheduler.drafting import Drafting
 from tpdet.scheduler.limits import check_drafts
 from tpdet.scheduler.scheduler import Scheduler
 from tpdet.scheduler.statistics import SchedulerStatistics
+from tpdet.speculative.draft_model.model import start_draft_model
+from tpdet.speculative.drafting import Drafting
 
 EngineOutput = TokenOutput | PromptOutput | RequestFailed
 

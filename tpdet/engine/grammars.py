@@ -1,12 +1,12 @@
 """The grammars of an engine, loaded at their first use."""
 
-from tpdet.arguments.answer_form import AnswerForm
+from tpdet.checkpoint.resolve import resolve_tokenizer
 from tpdet.config import EngineConfig
 from tpdet.errors import RequestError
 from tpdet.grammar.compile import FIELD
 from tpdet.grammar.constraint import Constraint, Grammars
+from tpdet.requests.answer_form import AnswerForm
 from tpdet.text.tokenizer import Tokenizer
-from tpdet.weights.resolve import resolve_tokenizer
 
 
 class LazyGrammars:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from tpdet.cache.routes import Routes
-from tpdet.request import TokenOutput
+from tpdet.requests.request import TokenOutput
 from tpdet.scheduler.results import Output
 
 Held = Mapping[tuple[str, int], tuple[tuple[int, ...], int]]

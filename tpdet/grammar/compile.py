@@ -8,12 +8,12 @@ import math
 import re
 from typing import Any
 
-from tpdet.arguments.answer_form import AnswerForm
 from tpdet.errors import RequestError
 from tpdet.grammar.byte_texts import import_library
 from tpdet.grammar.explain import one_line, with_place
 from tpdet.grammar.places import shortened
 from tpdet.grammar.rewrite import rewritten
+from tpdet.requests.answer_form import AnswerForm
 
 FIELD = AnswerForm("json_schema", "").field
 # Blanks between JSON tokens are limited: a model could write them until it runs out of tokens.

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from tpdet.arguments.answer_form import AnswerForm
 from tpdet.errors import RequestError
 from tpdet.grammar.byte_texts import import_library
 from tpdet.grammar.compile import compile_form
+from tpdet.requests.answer_form import AnswerForm
 from tpdet.text.tokenizer import Tokenizer
 
 _LONGEST_FORCED = 4096  # bytes; more is no draft of a step, and costs one

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tpdet.arguments.answer_form import AnswerForm
 from tpdet.errors import RequestError
+from tpdet.requests.answer_form import AnswerForm
 
 Schema = dict[str, Any]
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")

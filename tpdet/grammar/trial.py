@@ -11,12 +11,12 @@ import resource
 import subprocess
 import sys
 
-from tpdet.arguments.answer_form import AnswerForm
 from tpdet.errors import RequestError
 from tpdet.grammar.byte_texts import byte_vocabulary, import_library
 from tpdet.grammar.compile import compile_form
-from tpdet.interpreter import python_command, python_environment
+from tpdet.launch.host.interpreter import python_command, python_environment
 from tpdet.launch.host.processes import die_with_parent
+from tpdet.requests.answer_form import AnswerForm
 
 CPU_SECONDS = 2
 _WALL_SECONDS = 20.0  # more than CPU_SECONDS, for a busy machine

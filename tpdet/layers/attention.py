@@ -3,6 +3,10 @@
 import torch
 
 from tpdet.cache.kv import LayerPages
+from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.checkpoint.pieces import Pieces
+from tpdet.checkpoint.place import place
+from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.exchange.fold import Pending
 from tpdet.kernels import ops
 from tpdet.kernels.exact.rotary_tables import head_order
@@ -15,10 +19,6 @@ from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.layers.projection_norm import ProjectionNorm
 from tpdet.layers.row_layers import row_linear, row_rule
-from tpdet.model_config import ModelConfig
-from tpdet.weights.pieces import Pieces
-from tpdet.weights.place import place
-from tpdet.weights.source import WeightSource
 
 
 class Attention:

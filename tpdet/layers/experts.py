@@ -13,6 +13,11 @@ from dataclasses import replace
 
 import torch
 
+from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.checkpoint.model_config.model import Mixture
+from tpdet.checkpoint.pieces import Pieces, TensorRead
+from tpdet.checkpoint.place import place
+from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.exchange.expert_columns import ExpertColumns, open_experts
 from tpdet.comm.exchange.fold import Done, Pending
 from tpdet.kernels import ops
@@ -28,11 +33,6 @@ from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.layers.shared_expert import SharedExpert, held_columns
-from tpdet.model_config import ModelConfig
-from tpdet.model_config.model import Mixture
-from tpdet.weights.pieces import Pieces, TensorRead
-from tpdet.weights.place import place
-from tpdet.weights.source import WeightSource
 
 
 class ExpertMlp:

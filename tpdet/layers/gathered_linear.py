@@ -2,6 +2,8 @@
 
 import torch
 
+from tpdet.checkpoint.place import place
+from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.exchange.columns import ColumnExchange
 from tpdet.comm.exchange.fold import Done, Pending, RankExchange
 from tpdet.comm.exchange.peer_columns import open_columns
@@ -14,8 +16,6 @@ from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.layers.row_bias import RowBias
-from tpdet.weights.place import place
-from tpdet.weights.source import WeightSource
 
 
 class GatheredLinear:

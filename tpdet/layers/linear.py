@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 import torch
 
+from tpdet.checkpoint.pieces import Pieces
+from tpdet.checkpoint.place import place
+from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.exchange.fold import Done, Exchange, Pending, RankExchange
 from tpdet.comm.exchange.open import open_exchange
 from tpdet.kernels.inputs.gated import GROUP, interleaved
@@ -17,9 +20,6 @@ from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.layers.row_bias import RowBias
-from tpdet.weights.pieces import Pieces
-from tpdet.weights.place import place
-from tpdet.weights.source import WeightSource
 
 
 class ColumnPart(NamedTuple):

@@ -1,5 +1,7 @@
 """Feed-forward blocks, gated and plain: their first products cut by columns, the last by rows."""
 
+from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.exchange.fold import Pending
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.activations import KIND_OF
@@ -11,8 +13,6 @@ from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.layers.row_layers import row_linear, row_rule
-from tpdet.model_config import ModelConfig
-from tpdet.weights.source import WeightSource
 
 
 class GatedMlp:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import torch
 
+from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.checkpoint.pieces import Pieces
+from tpdet.checkpoint.place import place
+from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.exchange.fold import Pending
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.norm import Norm, norm_weight
 from tpdet.kernels.partial_sums import PartialSums
-from tpdet.model_config import ModelConfig
-from tpdet.weights.pieces import Pieces
-from tpdet.weights.place import place
-from tpdet.weights.source import WeightSource
 
 
 class NormLayer:

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, replace
 
+from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.checkpoint.model_config.fit import ModelLeaves, check_ranks, place_experts
+from tpdet.checkpoint.pieces import Pieces
 from tpdet.comm.exchange.expert_columns import ExpertColumns, GatheredExperts
 from tpdet.comm.exchange.fold import GatherExchange, RankExchange
 from tpdet.comm.world.world import World
 from tpdet.kernels.order import FoldPlan, Leaves, fold_plan
 from tpdet.layers.arithmetic import Arithmetic, StrictArithmetic
-from tpdet.model_config import ModelConfig
-from tpdet.model_config.fit import ModelLeaves, check_ranks, place_experts
-from tpdet.weights.pieces import Pieces
 
 _VOCABULARY_GROUP = 16
 

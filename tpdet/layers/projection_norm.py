@@ -7,13 +7,13 @@ Heads of zeros that pad a rank add nothing; a key head that neighbours share cou
 
 import torch
 
+from tpdet.checkpoint.place import place
+from tpdet.checkpoint.source import WeightSource
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.linear import ColumnPart
 from tpdet.layers.partition import Partition
-from tpdet.weights.place import place
-from tpdet.weights.source import WeightSource
 
 
 class ProjectionNorm:

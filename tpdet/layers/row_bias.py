@@ -2,10 +2,10 @@
 
 import torch
 
+from tpdet.checkpoint.pieces import Pieces
+from tpdet.checkpoint.place import place
+from tpdet.checkpoint.source import WeightSource
 from tpdet.layers.partition import Partition
-from tpdet.weights.pieces import Pieces
-from tpdet.weights.place import place
-from tpdet.weights.source import WeightSource
 
 
 class RowBias:

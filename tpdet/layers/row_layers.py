@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.exchange.fold import Pending, RankExchange
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import Leaves
@@ -17,7 +18,6 @@ from tpdet.layers.linear import RowLinear
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
-from tpdet.weights.source import WeightSource
 
 
 class RowLayer(Protocol):

@@ -2,15 +2,15 @@
 
 import torch
 
+from tpdet.checkpoint.pieces import Pieces
+from tpdet.checkpoint.place import place
+from tpdet.checkpoint.source import WeightSource
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.activations import KIND_OF
 from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.layers.linear import GatedLinear
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
-from tpdet.weights.pieces import Pieces
-from tpdet.weights.place import place
-from tpdet.weights.source import WeightSource
 
 
 class SharedExpert:

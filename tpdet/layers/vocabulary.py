@@ -2,13 +2,13 @@
 
 import torch
 
+from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.checkpoint.source import WeightSource
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.product import Product
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
-from tpdet.model_config import ModelConfig
-from tpdet.weights.source import WeightSource
 
 
 class VocabularyTable:

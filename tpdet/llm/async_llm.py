@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from tpdet.arguments.vllm_keywords import refuse_what_asks
 from tpdet.errors import RequestError, UsageError
 from tpdet.grammar import trial
 from tpdet.llm.engine_thread import EngineThread
@@ -28,7 +27,8 @@ from tpdet.llm.recorded import (
 )
 from tpdet.llm.results import RequestOutput
 from tpdet.llm.stream import Stream
-from tpdet.request import Request, SamplingParams
+from tpdet.llm.vllm_keywords import refuse_what_asks
+from tpdet.requests.request import Request, SamplingParams
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine

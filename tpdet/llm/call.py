@@ -9,7 +9,7 @@ from tpdet.llm.interrupts import Interrupts
 from tpdet.llm.own_arithmetic import own_arithmetic
 from tpdet.llm.ranks import CallRequests
 from tpdet.llm.results import RequestOutput, ResultWriter, error_of
-from tpdet.request import Request, TokenOutput
+from tpdet.requests.request import Request, TokenOutput
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine

@@ -13,7 +13,7 @@ from tpdet.errors import PeerLostError, RequestError, UsageError
 from tpdet.llm.followers import Followers, close_engine
 from tpdet.llm.ranks import give_up_world
 from tpdet.llm.stream import EngineOutput, Stream
-from tpdet.request import RequestFailed, TokenOutput
+from tpdet.requests.request import RequestFailed, TokenOutput
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine

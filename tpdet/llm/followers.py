@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tpdet.checkpoint.checks import check_checkpoint
 from tpdet.config import EngineConfig
 from tpdet.errors import PeerLostError, ResourceError, UsageError
-from tpdet.interpreter import python_command, python_environment
+from tpdet.launch.host.interpreter import python_command, python_environment
 from tpdet.launch.life.run_secret import given_secret, new_secret
 from tpdet.launch.ranks.environment import STORE_FILE, STORE_VARIABLE, TORCHRUN_NAMES
 from tpdet.launch.ranks.rank_environment import RankEnvironment
 from tpdet.launch.start.local_ranks import describe_end
-from tpdet.weights.checks import check_checkpoint
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
-from tpdet.audit.resumed import check_resume_fields, check_resume_origin, shown_digests
 from tpdet.errors import RequestError
 from tpdet.llm.prompts import Drafts, Guesses, PromptReader, are_ids, listed, shown, token_ids_of
 from tpdet.llm.results import RequestOutput
-from tpdet.request import SamplingParams
-from tpdet.server.body.parse import parse_body
-from tpdet.server.body.schema import Resume
-from tpdet.server.wire.problems import ApiError
+from tpdet.requests.body.parse import parse_body
+from tpdet.requests.body.problems import ApiError
+from tpdet.requests.body.schema import Resume
+from tpdet.requests.request import SamplingParams
+from tpdet.requests.resumed import check_resume_fields, check_resume_origin, shown_digests
 
 _DRAFTS = "None, a list of token ids, or such a list for each choice"
 _RESUME = "the last RequestOutput, or {contract, weights, seed, choices} as over HTTP"

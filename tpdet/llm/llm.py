@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from tpdet.arguments.vllm_keywords import refuse_what_asks
 from tpdet.errors import RequestError, UsageError
 from tpdet.grammar import trial
 from tpdet.launch.host.standard_streams import error_is_terminal
@@ -29,7 +28,8 @@ from tpdet.llm.recorded import (
     difference_of,
 )
 from tpdet.llm.results import RequestOutput
-from tpdet.request import Request
+from tpdet.llm.vllm_keywords import refuse_what_asks
+from tpdet.requests.request import Request
 from tpdet.text.outputs import RequestAssembler
 
 if TYPE_CHECKING:

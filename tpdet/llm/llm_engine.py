@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Any
 
-from tpdet.arguments.vllm_keywords import refuse_what_asks
 from tpdet.errors import RequestError
 from tpdet.llm.async_llm import AsyncLLM, AsyncRequest
 from tpdet.llm.model import keywords_of
 from tpdet.llm.prompts import Prompt
 from tpdet.llm.results import RequestOutput
-from tpdet.request import SamplingParams
+from tpdet.llm.vllm_keywords import refuse_what_asks
+from tpdet.requests.request import SamplingParams
 
 _Event = tuple[str, RequestOutput | BaseException]
 """A request's id, and its next output, or the error that ended it."""

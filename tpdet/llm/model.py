@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from tpdet.arguments.vllm_keywords import METHODS, refuse_what_asks
+from tpdet.checkpoint.resolve import resolve_tokenizer
 from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
@@ -27,13 +27,13 @@ from tpdet.llm.recorded import (
 )
 from tpdet.llm.results import RequestOutput, ResultWriter
 from tpdet.llm.settings import read_settings
-from tpdet.request import Request, SamplingParams
+from tpdet.llm.vllm_keywords import METHODS, refuse_what_asks
+from tpdet.requests.request import Request, SamplingParams
 from tpdet.scheduler.limits import check_drafts
 from tpdet.text.hugging_face import HuggingFaceTokenizer
 from tpdet.text.outputs import RequestAssembler
 from tpdet.text.tokenizer import Tokenizer
 from tpdet.text.tokenizer_ahead import TokenizerAhead
-from tpdet.weights.resolve import resolve_tokenizer
 
 if TYPE_CHECKING:
     from tpdet.comm.world.world import World

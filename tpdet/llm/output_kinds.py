@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
-from tpdet.arguments.output_kind import RequestOutputKind
 from tpdet.llm.results import CompletionOutput, RequestOutput
+from tpdet.requests.output_kind import RequestOutputKind
 
 
 async def of_kind(

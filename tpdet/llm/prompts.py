@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 
-from tpdet.audit.resumed import check_resumed_counts
 from tpdet.errors import RequestError, UsageError
-from tpdet.request import Request, SamplingParams, check_against_model
+from tpdet.requests.request import Request, SamplingParams, check_against_model
+from tpdet.requests.resumed import check_resumed_counts
 from tpdet.text.token_guard import checked
 from tpdet.text.tokenizer import Tokenizer
 

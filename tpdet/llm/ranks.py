@@ -19,7 +19,7 @@ from tpdet.errors import (
     UsageError,
 )
 from tpdet.llm.results import RequestOutput
-from tpdet.request import Request
+from tpdet.requests.request import Request
 from tpdet.text.outputs import RequestAssembler
 
 if TYPE_CHECKING:

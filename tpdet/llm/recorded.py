@@ -13,7 +13,7 @@ from tpdet.audit.replay import VERSIONS, replay_digest
 from tpdet.control.row_messages import SampledToken
 from tpdet.errors import DisagreementError, RequestError, UsageError
 from tpdet.llm.results import RequestOutput
-from tpdet.request import Request, SamplingParams
+from tpdet.requests.request import Request, SamplingParams
 
 _BEFORE, _BEHIND = 24, 40
 """Characters shown of a text around the place where it differs."""

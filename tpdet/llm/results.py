@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tpdet.audit.replay import VERSION, replay_digest
+from tpdet.checkpoint.model_config.expert_load import route_shape
 from tpdet.control.row_messages import SampledToken
 from tpdet.errors import IntegrityError, NumericalError, RequestError, TpdetError
-from tpdet.model_config.expert_load import route_shape
-from tpdet.request import PromptOutput, Request, RequestFailed, SamplingParams
+from tpdet.requests.request import PromptOutput, Request, RequestFailed, SamplingParams
 from tpdet.text.outputs import ChoiceAnswer, RequestAnswer, all_logprob_bits
 from tpdet.text.tokenizer import Tokenizer
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from tpdet.audit.resumed import ResumedTokens
 from tpdet.errors import RequestError
 from tpdet.llm.results import ABORTED, RequestOutput, ResultWriter, error_of
-from tpdet.request import PromptOutput, Request, RequestFailed, TokenOutput
+from tpdet.requests.request import PromptOutput, Request, RequestFailed, TokenOutput
+from tpdet.requests.resumed import ResumedTokens
 from tpdet.text.outputs import RequestAssembler
 from tpdet.text.tokenizer import Tokenizer
 

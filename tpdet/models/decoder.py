@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from tpdet.cache.kv import KeyValuePages
+from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.exchange.fold import RankExchange
 from tpdet.kernels import ops
 from tpdet.kernels.exact.rotary_tables import identity_table, rotary_table
@@ -21,7 +22,6 @@ from tpdet.layers.partition import Partition
 from tpdet.layers.vocabulary import VocabularyTable
 from tpdet.models.alike_layers import AlikeLayers, LayerCall
 from tpdet.models.families import LAYERS
-from tpdet.weights.source import WeightSource
 
 
 class Unfinished(NamedTuple):

@@ -1,4 +1,4 @@
-"""Which decoder layer a family has, by the family's name (`tpdet.model_config.families`).
+"""Which decoder layer a family of `checkpoint/model_config/families.py` has, by its name.
 
 A new family is a line here, an entry there and, if its layer is another, a file beside this one.
 """

@@ -7,6 +7,8 @@ from typing import ClassVar, TypeAlias
 import torch
 
 from tpdet.cache.kv import LayerPages
+from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.exchange.fold import Pending
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.layers.arithmetic import Arithmetic
@@ -17,8 +19,6 @@ from tpdet.layers.mlp import GatedMlp, PlainMlp
 from tpdet.layers.norm import NormedBlock, NormLayer
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
-from tpdet.model_config import ModelConfig
-from tpdet.weights.source import WeightSource
 
 FeedForward: TypeAlias = type[GatedMlp] | type[PlainMlp] | type[ExpertMlp]
 

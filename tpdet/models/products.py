@@ -4,13 +4,13 @@ This is the one table of a model's products. The shape table, the tuner, the pla
 benchmarks and the start-up checks read it.
 """
 
+from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.kernels.inputs.experts import ExpertLayer
 from tpdet.kernels.inputs.product import Product
 from tpdet.layers.experts import held_experts
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.layers.vocabulary import VocabularyTable
-from tpdet.model_config import ModelConfig
 from tpdet.models.families import LAYERS
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import torch
 
-from tpdet.audit.receipt import system_fingerprint
 from tpdet.cache.kv import KeyValuePages
 from tpdet.cache.routes import Routes
 from tpdet.cache.versions import VersionTable, first_difference
@@ -20,6 +19,7 @@ from tpdet.kernels.inputs.paged_batch import make_batch
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.launch.life.garbage import no_garbage
 from tpdet.layers.arithmetic import make_arithmetic
+from tpdet.models.fingerprint import system_fingerprint
 from tpdet.models.micro_batches import micro_batches
 from tpdet.runner.graphs.decode_chain import DecodeChain
 from tpdet.runner.graphs.engine_graphs import Graphs, captures_graphs, make_graphs

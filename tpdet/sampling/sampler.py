@@ -21,7 +21,7 @@ from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.sampled_rows import RowWeights, SampledRows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.token_ranks import token_ranks
-from tpdet.request import Candidate
+from tpdet.requests.request import Candidate
 
 _LIKELIEST = RowParams(temperature=0.0, seed=0, position=0)
 _COUNTED = -1  # in `PendingSample.ranks`: the rank is counted on the device

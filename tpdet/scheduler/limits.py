@@ -2,7 +2,7 @@
 
 from tpdet.errors import IntegrityError, RequestError
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.request import Request
+from tpdet.requests.request import Request
 from tpdet.scheduler.sequence import pages_for
 
 

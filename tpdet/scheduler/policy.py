@@ -5,12 +5,12 @@ A running sequence holds pages for all its known tokens; a waiting one holds non
 
 from tpdet.control.row_messages import RowKey
 from tpdet.errors import IntegrityError
-from tpdet.scheduler.drafting import Drafting
-from tpdet.scheduler.drafts import stop_drafting
-from tpdet.scheduler.offers import OTHERS_PER_ABSENT
 from tpdet.scheduler.page_manager import PageManager
 from tpdet.scheduler.queue import SequenceQueue
 from tpdet.scheduler.sequence import Sequence, pages_for
+from tpdet.speculative.drafting import Drafting
+from tpdet.speculative.drafts import stop_drafting
+from tpdet.speculative.planner import OTHERS_PER_ABSENT
 
 
 class Policy:

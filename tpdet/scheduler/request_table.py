@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from tpdet.arguments.answer_form import AnswerForm
 from tpdet.errors import OverloadedError, RequestError
 from tpdet.grammar.constraint import Constraint
-from tpdet.request import Request
+from tpdet.requests.answer_form import AnswerForm
+from tpdet.requests.request import Request
 from tpdet.scheduler.limits import check_fits
 from tpdet.scheduler.sequence import Sequence, choices_of
 

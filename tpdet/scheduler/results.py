@@ -7,11 +7,11 @@ import msgspec
 
 from tpdet.control.row_messages import RowKey, SampledToken
 from tpdet.errors import IntegrityError, RequestError
-from tpdet.request import PromptOutput, RequestFailed, TokenOutput
-from tpdet.scheduler.drafting import sent_by_client
-from tpdet.scheduler.drafts import stop_drafting
+from tpdet.requests.request import PromptOutput, RequestFailed, TokenOutput
 from tpdet.scheduler.pending_steps import PendingStep
 from tpdet.scheduler.sequence import PENDING, Sequence
+from tpdet.speculative.drafting import sent_by_client
+from tpdet.speculative.drafts import stop_drafting
 
 Output = TokenOutput | PromptOutput | RequestFailed
 Scores = Mapping[RowKey, tuple[SampledToken, ...]]

@@ -16,14 +16,13 @@ No sequence overtakes the head of the waiting queue. A request that could not fi
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 
-from tpdet.arguments.answer_form import AnswerForm
 from tpdet.control.plan import NO_ROWS, PLAN_VERSION, PlanRows, StepPlan
 from tpdet.control.row_messages import RowKey, SampledToken
 from tpdet.errors import IntegrityError, NumericalError
 from tpdet.grammar.constraint import Constraint
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.request import Request, RequestFailed, TokenOutput
-from tpdet.scheduler.drafting import Drafting
+from tpdet.requests.answer_form import AnswerForm
+from tpdet.requests.request import Request, RequestFailed, TokenOutput
 from tpdet.scheduler.pending_steps import PendingStep, PendingSteps
 from tpdet.scheduler.policy import Policy
 from tpdet.scheduler.request_table import RequestTable
@@ -38,6 +37,7 @@ from tpdet.scheduler.results import (
 from tpdet.scheduler.rows import plan_rows
 from tpdet.scheduler.sequence import Sequence
 from tpdet.scheduler.statistics import SchedulerStatistics, Totals, take_statistics
+from tpdet.speculative.drafting import Drafting
 
 
 class Scheduler:

@@ -5,19 +5,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tpdet.arguments.answer_form import AnswerForm
 from tpdet.cache.prefix import CachedPage, PrefixChain
 from tpdet.cache.versions import version_id
 from tpdet.control.plan import RowSampling
 from tpdet.control.row_messages import RowKey, SampledToken
-from tpdet.drafters.chances import Luck
-from tpdet.drafters.drafter import DRAFTS, PREDICTION, Drafter
-from tpdet.drafters.guess import Guess
 from tpdet.errors import RequestError
 from tpdet.grammar.constraint import Constraint, Next
 from tpdet.grammar.schema_start import SchemaStart
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.request import PromptOutput, Request
+from tpdet.requests.answer_form import AnswerForm
+from tpdet.requests.request import PromptOutput, Request
+from tpdet.speculative.acceptance import Luck
+from tpdet.speculative.proposal import DRAFTS, PREDICTION, Drafter
+from tpdet.speculative.proposers.prediction import Guess
 
 PENDING = -1  # stands for a token that a pending step samples
 PAGE_BYTES, VERSION_BYTES = 4, 8  # of a page's number and of its version in a plan

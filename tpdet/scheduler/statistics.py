@@ -2,8 +2,8 @@
 
 import msgspec
 
-from tpdet.drafters.counts import DraftCounts
 from tpdet.scheduler.policy import Policy
+from tpdet.speculative.counts import DraftCounts
 
 
 class Totals(msgspec.Struct, kw_only=True):

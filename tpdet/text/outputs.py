@@ -17,7 +17,7 @@ import numpy
 
 from tpdet.control.row_messages import SampledToken
 from tpdet.errors import RequestError
-from tpdet.request import PromptOutput, Request, RequestFailed, SamplingParams, TokenOutput
+from tpdet.requests.request import PromptOutput, Request, RequestFailed, SamplingParams, TokenOutput
 from tpdet.text.detokenizer import IncrementalDetokenizer
 from tpdet.text.reasoning import ReasoningSplitter
 from tpdet.text.stop_strings import StopStringMatcher

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from tpdet.checkpoint.model_config.json_file import parse_json_object
 from tpdet.errors import UsageError
-from tpdet.model_config.json_file import parse_json_object
 from tpdet.text.tokenizer import Tokenizer, TokenizerFiles
 from tpdet.text.tokenizer_file import check_description, token_texts
 

@@ -15,9 +15,13 @@ from typing import Any, TypeVar
 
 import tokenizers
 
+from tpdet.checkpoint.gguf.header import is_gguf
+from tpdet.checkpoint.model_config.json_file import (
+    parse_json_object,
+    read_json_object,
+    read_text_file,
+)
 from tpdet.errors import CheckpointError, NotFoundError, RequestError
-from tpdet.gguf_file.header import is_gguf
-from tpdet.model_config.json_file import parse_json_object, read_json_object, read_text_file
 from tpdet.text.chat_template import ChatTemplate, Segment
 from tpdet.text.declared_tokens import NAMED, DeclaredTokens, check_settings
 from tpdet.text.template_date import check_date_setting
@@ -320,7 +324,7 @@ def read_files(
 def _read_files(directory: str | Path, chat_template: str | Path | None) -> TokenizerFiles:
     directory = Path(directory)
     if is_gguf(directory):
-        from tpdet.gguf_file.tokenizer import read_gguf_tokenizer
+        from tpdet.checkpoint.gguf.tokenizer import read_gguf_tokenizer
 
         text, config, template = read_gguf_tokenizer(directory)
         chosen = _chosen_template(chat_template)

@@ -23,9 +23,9 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
-from tpdet.interpreter import python_command, python_environment
 from tpdet.kernels.cuda.launch.plain_form import to_plain
 from tpdet.kernels.cuda.launch.recording import Specialization
+from tpdet.launch.host.interpreter import python_command, python_environment
 
 PATIENCE = 60.0
 """Seconds without any news, after which helpers that owe a kernel are given up."""

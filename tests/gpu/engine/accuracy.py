@@ -22,10 +22,10 @@ import torch
 import transformers
 
 from tpdet import LLM, SamplingParams
-from tpdet.bench.kernels.gpu import gpu_only
-from tpdet.synthetic.model_shapes import write_shape
-from tpdet.verify.machine import machine
-from tpdet.verify.report import append_run
+from tpdet.checkpoint.model_config.known_shapes import write_shape
+from tpdet.tools.bench.kernels.gpu import gpu_only
+from tpdet.tools.verify.report import append_run
+from tpdet.tools.worlds.machine import machine
 
 LENGTHS = (200, 511, 900, 1500)
 """Tokens of the prompts."""

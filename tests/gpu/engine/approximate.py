@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 
 from tests.lib.engine_harness import ask
+from tpdet.checkpoint.model_config.known_shapes import write_shape
 from tpdet.comm.device import open_world
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.stock import attention as stock_attention
-from tpdet.request import TokenOutput
-from tpdet.synthetic.model_shapes import write_shape
+from tpdet.requests.request import TokenOutput
 
 TOKENS = 200
 

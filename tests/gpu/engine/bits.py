@@ -17,7 +17,7 @@ from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.runner import Runner
-from tpdet.synthetic.make_model import make_model
+from tpdet.tools.synthetic.make_model import make_model
 
 FAMILIES = ("qwen3", "llama", "mistral", "qwen2")
 DTYPES = ("bfloat16", "float16", "float32")

@@ -5,9 +5,9 @@ import random
 from tests.lib.engine_harness import ask
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
-from tpdet.engine.draft_model import DraftModel
 from tpdet.runner import Runner
 from tpdet.scheduler.sequence import Sequence
+from tpdet.speculative.draft_model.model import DraftModel
 
 WAYS = (
     {"temperature": 0.0},

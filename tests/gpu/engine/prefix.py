@@ -2,10 +2,11 @@
 
 python -m tests.gpu.engine.prefix [SHAPE or DIR] [--device cuda|cpu] [--tokens 4000,16000]
 
-SHAPE is a name of `tpdet.synthetic.model_shapes` (qwen3-8b by default), with random weights. Bits
-first: the full logits and logprobs of a hit, of a partial hit and of a page that was evicted and
-computed again are those of an engine without a cache. Then times, cold and hot in turn: a line a
-length with both medians in milliseconds and their ratio, which is to be under 0.15 at 4,000 tokens.
+SHAPE is a name of `tpdet.checkpoint.model_config.known_shapes` (qwen3-8b by default), with random
+weights. Bits first: the full logits and logprobs of a hit, of a partial hit and of a page that was
+evicted and computed again are those of an engine without a cache. Then times, cold and hot in turn:
+a line a length with both medians in milliseconds and their ratio, which is to be under 0.15 at
+4,000 tokens.
 """
 
 import argparse
@@ -19,12 +20,12 @@ from pathlib import Path
 import torch
 
 from tests.lib.engine_harness import ask
+from tpdet.checkpoint.model_config.known_shapes import SHAPES, write_shape
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
-from tpdet.request import TokenOutput
+from tpdet.requests.request import TokenOutput
 from tpdet.runner import Runner
-from tpdet.synthetic.model_shapes import SHAPES, write_shape
 
 ROUNDS = 7
 LIMIT = 0.15

@@ -12,7 +12,6 @@ from tests.gpu.experts.bits import fitted, routes, spans_of
 from tests.gpu.lib.checks import attempt, draw
 from tests.gpu.lib.graph_times import interleaved_medians
 from tests.gpu.lib.suite import run_parts
-from tpdet.bench.kernels.experts import skewed_logits
 from tpdet.kernels.cuda.experts.candidates import CANDIDATES
 from tpdet.kernels.cuda.experts.choice import route
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
@@ -25,6 +24,7 @@ from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 from tpdet.kernels.cuda.launch.recording import recording
 from tpdet.kernels.inputs.experts import Routing
 from tpdet.kernels.order import fold_tree
+from tpdet.tools.bench.kernels.experts import skewed_logits
 
 HIDDEN, WIDTH, EXPERTS, CHOSEN, LANES = 2048, 768, 128, 8, 8
 FLOOR_BYTES = 4.5e12

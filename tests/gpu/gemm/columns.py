@@ -25,10 +25,10 @@ from tpdet.kernels.cuda.gemm.choice.static import static_tiles
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.gated import gated_gemm, gated_library_product
 from tpdet.kernels.cuda.pointwise import activation
-from tpdet.tune.precompile import precompile
-from tpdet.tune.product import ProductTuner, linear_and_activation
-from tpdet.tune.run import compile_jobs
-from tpdet.tune.shapes import tuned_products
+from tpdet.tools.tune.precompile import precompile
+from tpdet.tools.tune.product import ProductTuner, linear_and_activation
+from tpdet.tools.tune.run import compile_jobs
+from tpdet.tools.tune.shapes import tuned_products
 
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 MODELS = ("qwen3-8b", "llama-3-70b")

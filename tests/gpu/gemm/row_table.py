@@ -8,7 +8,7 @@ from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm import admission, leaf_trials, trial_data
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.inputs.product import Product, write_roots
-from tpdet.tune.shapes import tuned_products, tuned_row_products
+from tpdet.tools.tune.shapes import tuned_products, tuned_row_products
 
 LEAVES = 8
 

@@ -38,7 +38,7 @@ from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
-from tpdet.tune.shapes import tuned_row_products
+from tpdet.tools.tune.shapes import tuned_row_products
 
 LEAVES = 8
 BIT_ROWS = (1, 17, 33, 64, 100, 300, 1100)

@@ -19,16 +19,16 @@ from pathlib import Path
 import torch
 from msgspec import to_builtins
 
-from tpdet.bench.kernels.gpu import gpu_only, this_gpu
-from tpdet.bench.kernels.timing import capture
-from tpdet.bench.report.record import BenchRow, print_rows
 from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm.admission import check
 from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.kernels.partial_sums import relative_roots
-from tpdet.verify.report import append_run
+from tpdet.tools.bench.kernels.gpu import gpu_only, this_gpu
+from tpdet.tools.bench.kernels.timing import capture
+from tpdet.tools.bench.report.record import BenchRow, print_rows
+from tpdet.tools.verify.report import append_run
 
 ROWS, LEAVES, WARM, MEASURED, TURNS = 8192, 8, 0.5, 0.25, 3
 CALLS = 3  # of a graph

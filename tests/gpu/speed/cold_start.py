@@ -169,8 +169,8 @@ def main() -> int:
     """1 if something is wrong."""
     import torch
 
+    from tpdet.checkpoint.model_config.known_shapes import write_shape
     from tpdet.runner.start.compile_ahead import PROCESSES
-    from tpdet.synthetic.model_shapes import write_shape
 
     gpus = torch.cuda.device_count()
     parser = argparse.ArgumentParser(

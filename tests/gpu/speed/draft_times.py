@@ -24,7 +24,7 @@ from tests.gpu.attention.decode import PAGE, PREFILL, draw
 from tests.gpu.lib.checks import same
 from tests.gpu.lib.graph_times import interleaved_medians
 from tests.gpu.lib.suite import run_parts
-from tpdet.bench.load import prompt
+from tpdet.checkpoint.model_config.known_shapes import write_shape
 from tpdet.comm.device import open_world
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
@@ -38,12 +38,12 @@ from tpdet.kernels.cuda.launch.recording import recording
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.inputs.vocabulary_shard import Shard
-from tpdet.request import Request, SamplingParams
+from tpdet.requests.request import Request, SamplingParams
 from tpdet.runner import Runner
 from tpdet.runner.graphs.engine_graphs import Graphs
 from tpdet.sampling.sampler import sample_likeliest
-from tpdet.scheduler.drafting import Drafting
-from tpdet.synthetic.model_shapes import write_shape
+from tpdet.speculative.drafting import Drafting
+from tpdet.tools.bench.load import prompt
 
 POSITIONS, BATCHES, CONTEXTS = (1, 2, 4, 8, 16), (1, 16, 64), (512, 4096)
 PROFILED = ((1, 512, 1), (1, 512, 8), (1, 4096, 8), (16, 4096, 1), (16, 4096, 8), (64, 512, 4))

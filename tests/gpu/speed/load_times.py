@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
+from tpdet.checkpoint.model_config.known_shapes import write_shape
 from tpdet.llm import LLM
-from tpdet.synthetic.make_model import tensor_shapes
-from tpdet.synthetic.model_shapes import write_shape
+from tpdet.tools.synthetic.make_model import tensor_shapes
 
 MEMORY = Path("/dev/shm")
 SHAPES = ("qwen3-8b", "qwen3-30b-a3b")

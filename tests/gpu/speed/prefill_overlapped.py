@@ -21,7 +21,7 @@ from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.kernels import ops
 from tpdet.layers.mlp import GatedMlp
-from tpdet.request import Request, SamplingParams
+from tpdet.requests.request import Request, SamplingParams
 from tpdet.runner.graphs import decode_graphs, engine_graphs, step_graphs
 
 PROMPT, PROMPTS, TURNS = 4096, 8, 3

@@ -18,17 +18,17 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from tpdet.bench.load import prompt
+from tpdet.checkpoint.model_config.known_shapes import write_shape
 from tpdet.comm.device import open_world
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.kernels.cuda.hardware import NO_GPU, gpu_of
 from tpdet.layers.partition import make_partition
-from tpdet.request import Request, SamplingParams
+from tpdet.requests.request import Request, SamplingParams
 from tpdet.runner.start.step_tokens import CACHE_SHARE, LEAST_TOKENS, step_seconds
-from tpdet.synthetic.model_shapes import write_shape
-from tpdet.verify.run import parse_sizes
-from tpdet.verify.worlds import run_world
+from tpdet.tools.bench.load import prompt
+from tpdet.tools.verify.run import parse_sizes
+from tpdet.tools.worlds.worlds import run_world
 
 TURNS, STEPS, WARM = 5, 40, 4
 LONGER = 1.25

@@ -25,7 +25,7 @@ from tpdet.kernels.cuda.gemm.choice.variants import KERNELS, variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Shape
 from tpdet.kernels.inputs.product import HEAD_ROWS, Product
-from tpdet.tune.shapes import tuned_products, tuned_row_products
+from tpdet.tools.tune.shapes import tuned_products, tuned_row_products
 
 COST = Cost(2.0, 0.4, 0.5, 1.0, 2.0, 4.0, 4.0)
 WIDE = Tile(128, 256, 64, 4, 3, "warp_specialised")

@@ -17,7 +17,7 @@ from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.inputs.written_rows import WORDS
 from tpdet.models.warm_up import sample_every_kind_alone, sample_in_one_step, sizes
-from tpdet.request import SamplingParams
+from tpdet.requests.request import SamplingParams
 from tpdet.runner.graphs.decode_graphs import row_buckets
 from tpdet.runner.step.shared_rows import RowSharing
 from tpdet.sampling.sampler import (

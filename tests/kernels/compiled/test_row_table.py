@@ -23,12 +23,12 @@ from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.inputs.product import Product, read_roots, write_roots
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
-from tpdet.tune import leaves as leaves_module
-from tpdet.tune import precompile
-from tpdet.tune import product as product_module
-from tpdet.tune.product import Row, Tuned
-from tpdet.tune.run import Effort, tune_products
-from tpdet.tune.table_file import write_table
+from tpdet.tools.tune import leaves as leaves_module
+from tpdet.tools.tune import precompile
+from tpdet.tools.tune import product as product_module
+from tpdet.tools.tune.product import Row, Tuned
+from tpdet.tools.tune.run import Effort, tune_products
+from tpdet.tools.tune.table_file import write_table
 
 PAIRS = Product("row", 96, 32, 4, "(0+1)+(2+3)")
 APART = Product("row", 96, 32, 4, "0 1 2 3")

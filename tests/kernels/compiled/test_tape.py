@@ -15,7 +15,7 @@ from triton import knobs
 from tests.lib.kernels.symbolic_launches import symbolic_launches
 from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.launch.tape import Pattern, taping
-from tpdet.precompile.asked import on_gpu
+from tpdet.tools.compile.asked import on_gpu
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from tpdet.engine.fault_points import FaultPoints
 from tpdet.errors import CheckpointError, TpdetError
 from tpdet.launch.life.faults import Fault
 from tpdet.launch.ranks.environment import read_environment
-from tpdet.request import Request, SamplingParams
+from tpdet.requests.request import Request, SamplingParams
 from tpdet.runner.start import loading
 
 MODELS = Path(os.environ["MODELS"])

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from tpdet.gguf_file.config import REORDERING
+from tpdet.checkpoint.gguf.config import REORDERING
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 NAMES = {

@@ -4,9 +4,9 @@ import json
 
 import transformers
 
-from tpdet.gguf_file.tokenizer import read_gguf_tokenizer
-from tpdet.model_config import load_model_config
-from tpdet.weights.checkpoint import open_checkpoint
+from tpdet.checkpoint.checkpoint import open_checkpoint
+from tpdet.checkpoint.gguf.tokenizer import read_gguf_tokenizer
+from tpdet.checkpoint.model_config import load_model_config
 
 
 def transformers_smollm2(path):

@@ -9,7 +9,7 @@ import blake3
 import numpy as np
 
 from tpdet.control.row_messages import SampledToken
-from tpdet.request import Request, SamplingParams
+from tpdet.requests.request import Request, SamplingParams
 
 VOCABULARY = 50
 EOS = 7

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 
 from tpdet.control.plan import StepPlan
 from tpdet.control.row_messages import RowKey, SampledToken
-from tpdet.drafters.chances import PROOF, Chances
-from tpdet.drafters.drafter import DRAFT_MODEL
-from tpdet.engine.draft_pace import DraftPace
 from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
-from tpdet.request import Request, SamplingParams
+from tpdet.requests.request import Request, SamplingParams
 from tpdet.runner.graphs.draft_graphs import USUAL_SEQUENCES, draft_shape, usual_shapes
 from tpdet.scheduler import Scheduler
-from tpdet.scheduler.drafting import Drafting
 from tpdet.scheduler.sequence import Sequence
+from tpdet.speculative.acceptance import PROOF, Chances
+from tpdet.speculative.draft_model.pace import DraftPace
+from tpdet.speculative.drafting import Drafting
+from tpdet.speculative.proposal import DRAFT_MODEL
 
 PLAIN = (4.448, 4.448, 4.522, 4.545, 4.723, 4.966, 5.557, 6.617, 9.811)
 AWAITED = (5.047, 5.047, 5.117, 5.204, 5.234, 5.697, 6.254, 7.056, 8.642)

@@ -13,7 +13,7 @@ from tests.lib.scheduler.simulation import Simulation, make_scheduler
 from tpdet.cache.versions import version_id
 from tpdet.control.plan import StepPlan
 from tpdet.errors import OverloadedError
-from tpdet.request import Request, RequestFailed, TokenOutput
+from tpdet.requests.request import Request, RequestFailed, TokenOutput
 
 STEP_SECONDS, TOKEN_SECONDS = 0.004, 0.001
 RETRY_AFTER, RESTART_SECONDS = 1.0, 2.0

@@ -8,7 +8,7 @@ from tests.lib.scheduler.answers import Answer, answer_alone, draw, score, score
 from tests.lib.scheduler.rank import NAN, FakeRank
 from tpdet.cache.versions import SHARED, version_id
 from tpdet.control.plan import SHARE, StepPlan, decode_plan, encode_plan
-from tpdet.request import PromptOutput, Request, RequestFailed, TokenOutput
+from tpdet.requests.request import PromptOutput, Request, RequestFailed, TokenOutput
 from tpdet.scheduler import Scheduler
 
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import msgspec
 
 from tpdet.errors import IntegrityError, OverloadedError, PeerLostError, ReloadError
-from tpdet.request import (
+from tpdet.requests.request import (
     Candidate,
     PromptOutput,
     Request,

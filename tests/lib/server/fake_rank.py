@@ -5,7 +5,7 @@ import os
 import sys
 import time
 
-from tpdet.server.wire import limits
+from tpdet.requests.body import limits
 
 OPTIONS = json.loads(os.environ.get("TPDET_TEST", "{}"))
 # Before the modules that take them as defaults are imported.

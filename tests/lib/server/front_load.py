@@ -30,12 +30,12 @@ import psutil
 from tests.lib.server.harness import MODEL, write_tokenizer
 from tests.lib.tree import ROOT
 from tpdet.launch.life.run_secret import new_secret
-from tpdet.request import Candidate, Request, TokenOutput
+from tpdet.requests.engine_facts import EngineFacts
+from tpdet.requests.request import Candidate, Request, TokenOutput
 from tpdet.server.front.tally import new_tallies
 from tpdet.server.leader.bridge import Bridge, EngineSocket, Link
 from tpdet.server.leader.http_child import bind_port, listen
 from tpdet.server.wire.process_config import ProcessConfig, encode_config
-from tpdet.server.wire.protocol import Start
 from tpdet.server.wire.request_ids import process_of
 
 _PROFILED = """
@@ -176,7 +176,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     tallies = new_tallies(count)
     links = [_link(options, folder, listener.fileno(), tallies, i) for i in range(count)]
     bridge, engine = Bridge(links, 60.0), Engine()
-    facts = Start("fp", "c0" * 32, "d1" * 32, 1 << 16, 512, (258,), 1, "fp_other")
+    facts = EngineFacts("fp", "c0" * 32, "d1" * 32, 1 << 16, 512, (258,), 1, "fp_other")
     bridge.open(facts, lambda: listen(listener), lambda: None)
     prompt = [97 + i % 26 for i in range(options.prompt)]
     body = {"model": MODEL, "prompt": prompt, "max_tokens": options.steps, "ignore_eos": True}

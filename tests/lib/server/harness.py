@@ -62,7 +62,7 @@ def write_tokenizer(directory: Path, bos: bool = False, marks: Sequence[str] = (
 class Server:
     """One server, ready.
 
-    `limits` override those of `tpdet.server.wire.limits` inside it, `options` its engine;
+    `limits` override those of `tpdet.requests.body.limits` inside it, `options` its engine;
     `stderr` is a descriptor in place of the log file.
     """
 

@@ -13,7 +13,7 @@ import openai
 import psutil
 
 from tests.lib.server.harness import eventually
-from tpdet.interpreter import python_command
+from tpdet.launch.host.interpreter import python_command
 from tpdet.launch.life.run_directory import CHANNEL_FILES
 
 STEP_TIMEOUT = 8.0

@@ -21,7 +21,7 @@ from tests.lib.text.byte_bpe import (
     smollm_words,
     spelled,
 )
-from tpdet.gguf_file.header import read_header
+from tpdet.checkpoint.gguf.header import read_header
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 

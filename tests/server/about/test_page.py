@@ -7,9 +7,9 @@ import pytest
 
 from tests.lib.server.harness import MODEL, Server, refused
 from tests.lib.server.headless import PROGRAM, Browser
+from tpdet.requests.body.limits import all_limits
 from tpdet.server.about.operations import ELSEWHERE, OPERATIONS
 from tpdet.server.about.page import Page
-from tpdet.server.wire.limits import all_limits
 
 NASTY = """</title></style></pre><script>alert(1)</script><img src=x onerror='alert(2)'>"&'"""
 needs_browser = pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed")

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from tests.lib.server.harness import MODEL, refused
-from tpdet.server.body import idle_fields
+from tpdet.requests.body import idle_fields
 
 CHAT = "/v1/chat/completions"
 OTHER_VALUES = (True, 7, "something", ["x"], {"x": 1})

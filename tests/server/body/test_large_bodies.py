@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.lib.server.harness import MODEL, Server, eventually, request_bytes
-from tpdet.server.wire import limits
+from tpdet.requests.body import limits
 
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 LARGE = limits.LARGE_BODY_BYTES + 1

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.lib.server.harness import MODEL, refused
-from tpdet.server.wire.limits import MAX_BODY_BYTES
+from tpdet.requests.body.limits import MAX_BODY_BYTES
 
 PATH = "/v1/completions"
 pytestmark = pytest.mark.usefixtures("unharmed")

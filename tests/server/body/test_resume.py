@@ -7,9 +7,9 @@ import pytest
 
 from tests.lib.server.harness import MODEL, refused
 from tpdet.errors import RequestError
-from tpdet.request import Request, SamplingParams
+from tpdet.requests.body.cursor import read_cursor
+from tpdet.requests.request import Request, SamplingParams
 from tpdet.scheduler.limits import check_drafts
-from tpdet.server.wire.cursor import read_cursor
 
 CONTRACT, WEIGHTS = "c0" * 32, "d1" * 32
 STREAMED = {"accept": "text/event-stream"}

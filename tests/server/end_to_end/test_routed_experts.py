@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.lib.server.served import Served
+from tpdet.checkpoint.model_config import load_model_config
 from tpdet.errors import UsageError
-from tpdet.model_config import load_model_config
-from tpdet.request import TokenOutput
+from tpdet.requests.request import TokenOutput
 from tpdet.server.commands import preflight
 from tpdet.server.leader import bridge
 from tpdet.server.wire import protocol

@@ -12,12 +12,12 @@ import pytest
 from tests.lib.server.harness import MODEL, Server, eventually
 from tests.lib.server.streams import PATH, SLOW, decided, running
 from tpdet.errors import UsageError
+from tpdet.requests.body.limits import share_of
+from tpdet.requests.body.problems import ApiError
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.metrics import Metrics
 from tpdet.server.front.tally import Tally, new_tallies
 from tpdet.server.settings.settings import load_settings
-from tpdet.server.wire.limits import share_of
-from tpdet.server.wire.problems import ApiError
 from tpdet.server.wire.protocol import Status
 from tpdet.server.wire.request_ids import new_request_id, process_of
 

@@ -15,7 +15,7 @@ import pytest
 from tests.lib.server.harness import MODEL, Server, eventually, refused, request_bytes
 from tests.lib.server.streams import running
 from tests.lib.tree import ROOT
-from tpdet.server.wire import limits
+from tpdet.requests.body import limits
 
 pytestmark = pytest.mark.alone
 PATH = "/v1/completions"

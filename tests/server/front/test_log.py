@@ -9,13 +9,13 @@ import time
 import pytest
 
 from tests.lib.server.harness import Server, eventually
+from tpdet.checkpoint.load_progress import LoadProgress
 from tpdet.launch.life.log_lines import LineFormatter, Log
 from tpdet.launch.life.waiting import Waiting
 from tpdet.server.front.log import log_access
 from tpdet.server.front.metrics import Metrics
 from tpdet.server.front.statistics_line import StatisticsLine
 from tpdet.server.wire.protocol import Status
-from tpdet.weights.load_progress import LoadProgress
 
 
 def record(text: str, name: str = "tpdet.server", error: BaseException | None = None):

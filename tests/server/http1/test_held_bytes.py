@@ -8,9 +8,9 @@ import time
 import pytest
 
 from tests.lib.server.harness import MODEL, Server, eventually, read_all, request_bytes
+from tpdet.requests.body.limits import MAX_HELD_BYTES
 from tpdet.server.front import memory
 from tpdet.server.http1.held_bytes import HeldBytes
-from tpdet.server.wire.limits import MAX_HELD_BYTES
 
 pytestmark = pytest.mark.alone
 PATH = "/v1/completions"

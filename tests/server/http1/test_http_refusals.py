@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.lib.server.harness import Server, read_all, refused, request_bytes
-from tpdet.server.wire.limits import MAX_BODY_BYTES
+from tpdet.requests.body.limits import MAX_BODY_BYTES
 
 KEY = "sk-test-1"
 JSON = "Content-Type: application/json"

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.lib.server.fake_engine import FakeEngine
 from tests.lib.server.harness import Server, eventually
 from tpdet.errors import CheckpointError
-from tpdet.request import Request, SamplingParams
+from tpdet.requests.request import Request, SamplingParams
 from tpdet.serve import state
 from tpdet.server.leader import canary as canary_module
 from tpdet.server.leader.bridge import Bridge

@@ -16,10 +16,11 @@ from tests.lib.server.harness import MODEL, Server, eventually
 from tests.lib.server.streams import in_background, running
 from tpdet import cli
 from tpdet.launch.life import reload_request
-from tpdet.request import Request, SamplingParams
+from tpdet.requests.engine_facts import EngineFacts
+from tpdet.requests.request import Request, SamplingParams
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.metrics import Metrics
-from tpdet.server.wire.protocol import Accepted, Start, Status
+from tpdet.server.wire.protocol import Accepted, Status
 
 pytestmark = pytest.mark.alone
 PATH = "/v1/completions"
@@ -159,7 +160,7 @@ def test_an_answer_goes_with_the_facts_of_the_moment_it_was_accepted():
     async def submitted():
         status = Status("accepting", 0, 0, {})
         client = EngineClient("ipc:///nonexistent/s", bytes(32), Metrics("m", lambda: status), 8)
-        starts = [Start(name, "c0" * 32, name * 32, 9, 9, (), 1, "") for name in ("d1", "d2")]
+        starts = [EngineFacts(name, "c0" * 32, name * 32, 9, 9, (), 1, "") for name in ("d1", "d2")]
         request = Request(request_id="r", prompt_token_ids=(1,), params=SamplingParams(seed=1))
         try:
             client._take(starts[0])

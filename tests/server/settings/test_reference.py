@@ -15,10 +15,10 @@ import tpdet.server
 from scripts.server_reference import PAGE, TABLES, with_tables
 from tests.lib.tree import ROOT
 from tpdet.cli import main as tpdet_command
+from tpdet.requests.body import problems
 from tpdet.serve import ready_content
 from tpdet.server.front.app import Services, make_app
 from tpdet.server.front.middleware import PUBLIC_PATHS
-from tpdet.server.wire import problems
 from tpdet.text.outputs import DEAD_END
 
 TEXT = PAGE.read_text()

@@ -8,13 +8,13 @@ import time
 import pytest
 
 from tpdet.control.row_messages import SampledToken
-from tpdet.request import Candidate, PromptOutput
-from tpdet.server.body.answer_size import check_answer_size
-from tpdet.server.body.schema import CompletionBody
+from tpdet.requests.body.answer_size import check_answer_size
+from tpdet.requests.body.limits import MAX_PART_LOGPROBS
+from tpdet.requests.body.problems import ApiError
+from tpdet.requests.body.schema import CompletionBody
+from tpdet.requests.request import Candidate, PromptOutput
 from tpdet.server.front.pace import CHUNK_CHARACTERS, SLICE_SECONDS, Pace
 from tpdet.server.wire.json_pieces import Each, json_pieces, to_json
-from tpdet.server.wire.limits import MAX_PART_LOGPROBS
-from tpdet.server.wire.problems import ApiError
 from tpdet.server.wire.prompt_scores import PromptScores, messages_of
 
 VALUE = {

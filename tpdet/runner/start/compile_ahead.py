@@ -24,10 +24,10 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
+from tpdet.checkpoint.load_progress import LoadProgress
 from tpdet.comm.world.world import World
 from tpdet.launch.host.kernel_directory import own_cache
 from tpdet.runner.start.start_times import StartTimes
-from tpdet.weights.load_progress import LoadProgress
 
 if TYPE_CHECKING:
     from tpdet.kernels.cuda.launch.helpers import Helpers

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.comm.world.world import World
 from tpdet.config import APPROXIMATE, EngineConfig
 from tpdet.kernels.order import Contract
 from tpdet.layers.partition import Partition, make_partition
-from tpdet.model_config import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import torch
 
-from tpdet.audit.receipt import architecture
+from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.comm.agreement import agree, collect_facts
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
@@ -19,7 +19,7 @@ from tpdet.kernels.known.expert_golden import EXPERT_GOLDEN_SHA256, expert_golde
 from tpdet.kernels.known.golden import golden_digest
 from tpdet.kernels.order import GOLDEN_SHA256
 from tpdet.layers.partition import Partition
-from tpdet.model_config import ModelConfig
+from tpdet.models.fingerprint import architecture
 from tpdet.models.products import expert_layer, expert_products, rank_products
 from tpdet.runner.start.compile_ahead import CompilingAhead
 from tpdet.runner.start.rehearsal import forms_of, rehearse_checks

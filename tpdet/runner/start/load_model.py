@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from tpdet.checkpoint.read_ahead import read_ahead
 from tpdet.comm.arithmetic_environment import check_environment
 from tpdet.comm.device import current_device, gpu_bytes, resolve_device
 from tpdet.comm.exchange.fold import RankExchange
@@ -38,7 +39,6 @@ from tpdet.runner.start.start_times import LOADING, TRYING, StartTimes
 from tpdet.runner.start.step_tokens import agreed_step_tokens, choose_step_tokens
 from tpdet.runner.start.warming import warm_engine
 from tpdet.runner.step.shared_rows import open_sharing
-from tpdet.weights.read_ahead import read_ahead
 
 LOAD_TIMEOUT = 3600.0
 """Seconds that the ranks may be apart while they read weights."""

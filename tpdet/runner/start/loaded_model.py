@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 
 from tpdet.cache.kv import KeyValuePages, allocate_pages
+from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.comm.exchange.fold import RankExchange
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
-from tpdet.model_config import ModelConfig
 from tpdet.models.decoder import Decoder
 from tpdet.runner.start.compile_ahead import CompilingAhead
 from tpdet.runner.start.contracts import Contracts

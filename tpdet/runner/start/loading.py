@@ -18,8 +18,17 @@ import blake3
 import msgspec
 import torch
 
-from tpdet.audit.receipt import model_digest, table_digest
+from tpdet.checkpoint.digests import Digests
+from tpdet.checkpoint.gguf.header import is_gguf
+from tpdet.checkpoint.gguf.tokenizer import read_gguf_tokenizer
+from tpdet.checkpoint.model_config import ModelConfig, load_model_config
+from tpdet.checkpoint.model_config.fit import check_experts, check_widths, context_length
+from tpdet.checkpoint.resolve import resolve_model
+from tpdet.checkpoint.sample import sample_checkpoint
+from tpdet.checkpoint.sizes import check_sizes
+from tpdet.checkpoint.source import UnreadWeights, WeightRead, WeightSource, open_weights
 from tpdet.comm.agreement import agree
+from tpdet.comm.weight_digests import merge_digests
 from tpdet.comm.world.world import World, rank_on_node
 from tpdet.config import EngineConfig
 from tpdet.errors import (
@@ -30,19 +39,11 @@ from tpdet.errors import (
     TpdetError,
     UsageError,
 )
-from tpdet.gguf_file.header import is_gguf
-from tpdet.gguf_file.tokenizer import read_gguf_tokenizer
 from tpdet.layers.partition import Partition
-from tpdet.model_config import ModelConfig, load_model_config
-from tpdet.model_config.fit import check_experts, check_widths, context_length
 from tpdet.models.decoder import Decoder
+from tpdet.models.fingerprint import model_digest, table_digest
 from tpdet.models.products import sized_tensors
 from tpdet.runner.start.kernel_checks import threads_per_rank
-from tpdet.weights.digests import Digests, merge_digests
-from tpdet.weights.resolve import resolve_model
-from tpdet.weights.sample import sample_checkpoint
-from tpdet.weights.sizes import check_sizes
-from tpdet.weights.source import UnreadWeights, WeightRead, WeightSource, open_weights
 
 _TIED = ("lm_head.weight", "model.embed_tokens.weight")
 _TOKENIZER_FILES = (

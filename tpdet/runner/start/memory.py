@@ -7,12 +7,12 @@ import torch
 
 from tpdet.cache.kv import page_bytes
 from tpdet.cache.routes import route_bytes
+from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.comm.device import free_gpu_bytes
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.errors import ResourceError
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.model_config import ModelConfig
 
 _CACHE_SHARE = 0.25  # of the memory that is free after loading, for the KV cache on the CPU
 _fitting = msgspec.msgpack.Decoder(tuple[int, str])

@@ -6,12 +6,12 @@
 import torch
 
 from tpdet.cache.kv import KeyValuePages
+from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.config import EngineConfig
 from tpdet.control.plan import MAX_STEP_DRAFTS
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.known.answers import Forms, known_answers
 from tpdet.layers.partition import Partition
-from tpdet.model_config import ModelConfig
 from tpdet.models.decoder import Decoder
 from tpdet.models.products import expert_layer, expert_products, rank_products
 from tpdet.models.warm_up import warm_up

@@ -12,8 +12,8 @@ from importlib.resources import files
 
 from starlette.responses import Response
 
+from tpdet.requests.body import limits
 from tpdet.server.about.operations import OPERATIONS
-from tpdet.server.wire import limits
 
 _POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
 _LINKS = (

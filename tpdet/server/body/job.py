@@ -13,12 +13,12 @@ from typing import Never
 
 import msgspec
 
-from tpdet.request import Request
-from tpdet.server.body.prepare import Call
+from tpdet.requests.body.limits import BODY_CPU_SECONDS, BODY_MEMORY_BYTES, TEMPLATE_CPU_SECONDS
+from tpdet.requests.body.prepare import Call
+from tpdet.requests.body.problems import ApiError, bad_request, internal_error
+from tpdet.requests.engine_facts import EngineFacts
+from tpdet.requests.request import Request
 from tpdet.server.body.work import Route
-from tpdet.server.wire.limits import BODY_CPU_SECONDS, BODY_MEMORY_BYTES, TEMPLATE_CPU_SECONDS
-from tpdet.server.wire.problems import ApiError, bad_request, internal_error
-from tpdet.server.wire.protocol import Start
 from tpdet.text.tokenizer import TokenizerFiles
 
 LENGTH = struct.Struct(">Q")
@@ -40,7 +40,7 @@ class Job(msgspec.Struct, frozen=True):
     request_id: str
     served_name: str
     tenant_salt: str
-    facts: Start
+    facts: EngineFacts
     cpu_seconds: int = BODY_CPU_SECONDS
 
 

@@ -5,10 +5,10 @@ The HTTP process calls it for small bodies, and a worker process for large ones.
 
 from typing import Any, Literal
 
-from tpdet.server.body.parse import parse_body
-from tpdet.server.body.prepare import Call, Preparer
-from tpdet.server.body.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from tpdet.server.wire.problems import bad_request
+from tpdet.requests.body.parse import parse_body
+from tpdet.requests.body.prepare import Call, Preparer
+from tpdet.requests.body.problems import bad_request
+from tpdet.requests.body.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 Route = Literal["completion", "chat", "tokenize", "detokenize"]
 

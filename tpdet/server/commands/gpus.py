@@ -11,7 +11,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from tpdet.interpreter import python_command, python_environment
+from tpdet.launch.host.interpreter import python_command, python_environment
 
 _ASK_SECONDS = 60.0
 

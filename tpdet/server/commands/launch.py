@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tpdet.arguments.command_line import Help
+from tpdet.checkpoint.resolve import is_model
 from tpdet.errors import NotFoundError, NotPermittedError, UsageError
 from tpdet.launch.life.run_directory import default_path, new_session
 from tpdet.launch.life.run_secret import SECRET_VARIABLE
 from tpdet.launch.start import mpirun, slurm, torchrun
 from tpdet.server.settings.settings import Settings, load_settings
-from tpdet.weights.resolve import is_model
 
 _PATHS = (
     "model", "tokenizer", "chat_template", "config", "api_key_file", "run_secret_file", "run_dir",

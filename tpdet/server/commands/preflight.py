@@ -7,24 +7,24 @@ seconds later. A rank refuses what only a rank can know.
 import importlib.util
 from pathlib import Path
 
+from tpdet.checkpoint.checks import check_checkpoint
+from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.checkpoint.model_config.expert_load import route_shape
+from tpdet.checkpoint.model_config.fit import check_widths, context_length
+from tpdet.checkpoint.resolve import resolve_tokenizer
 from tpdet.comm.arithmetic_environment import check_environment
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.order import Contract
 from tpdet.launch.host.kernel_directory import check_caches
-from tpdet.model_config import ModelConfig
-from tpdet.model_config.expert_load import route_shape
-from tpdet.model_config.fit import check_widths, context_length
-from tpdet.models.draft_pair import read_draft_model
+from tpdet.requests.body.limits import MAX_ROUTED_BYTES
 from tpdet.server.commands.gpus import count_gpus, torch_build
 from tpdet.server.leader.http_child import bind_port
 from tpdet.server.settings.keys import read_key_file
 from tpdet.server.settings.settings import Settings
-from tpdet.server.wire.limits import MAX_ROUTED_BYTES
 from tpdet.server.wire.protocol import socket_address
+from tpdet.speculative.draft_model.pair import read_draft_model
 from tpdet.text.reasoning import check_marks
 from tpdet.text.tokenizer import read_files
-from tpdet.weights.checks import check_checkpoint
-from tpdet.weights.resolve import resolve_tokenizer
 
 
 def check_start(settings: Settings, ranks: int) -> None:

@@ -11,8 +11,8 @@ from itertools import chain
 from typing import Any
 
 from tpdet.control.row_messages import SampledToken
-from tpdet.request import Candidate
-from tpdet.server.body.prepare import Call, Echo
+from tpdet.requests.body.prepare import Call, Echo
+from tpdet.requests.request import Candidate
 from tpdet.server.wire.json_pieces import Each
 from tpdet.server.wire.prompt_scores import PromptScores
 from tpdet.text.detokenizer import IncrementalDetokenizer

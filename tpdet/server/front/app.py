@@ -11,10 +11,13 @@ from starlette.types import Receive, Scope, Send
 
 import tpdet
 from tpdet.config import APPROXIMATE
+from tpdet.requests.body import limits
+from tpdet.requests.body.prepare import Call, Preparer
+from tpdet.requests.body.problems import ApiError, bad_request, from_code, internal_error
+from tpdet.requests.body.resume import FIELD, HEADER, resumed_by_cursor
+from tpdet.requests.engine_facts import EngineFacts
 from tpdet.server.about.page import Page
 from tpdet.server.body.job import Job
-from tpdet.server.body.prepare import Call, Preparer
-from tpdet.server.body.resume import FIELD, HEADER, resumed_by_cursor
 from tpdet.server.body.work import Route, answer_of, needs_engine, prepare_call
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.generation import GenerationResponse
@@ -23,10 +26,8 @@ from tpdet.server.front.middleware import ClientGone, Exchange, send_problem
 from tpdet.server.front.openapi import describe
 from tpdet.server.front.pace import Pace
 from tpdet.server.front.schema_trials import SchemaTrials
-from tpdet.server.wire import limits
 from tpdet.server.wire.json_pieces import to_json
-from tpdet.server.wire.problems import ApiError, bad_request, from_code, internal_error
-from tpdet.server.wire.protocol import REFUSALS, Start
+from tpdet.server.wire.protocol import REFUSALS
 from tpdet.text.reasoning import ReasoningParser
 from tpdet.text.template_meter import BeyondCount
 from tpdet.text.tokenizer import Tokenizer
@@ -261,7 +262,7 @@ def _add_tokenizer(app: FastAPI, services: Services) -> None:
         return JsonResponse(services.tokenizer.info())
 
 
-def _continued(call: Call, cursor: str, facts: Start) -> Call:
+def _continued(call: Call, cursor: str, facts: EngineFacts) -> Call:
     """The call that goes on behind a cursor of its stream. Raises ApiError."""
     if not call.stream:
         raise bad_request("Last-Event-ID is for streams: set stream to true", HEADER)

@@ -14,13 +14,14 @@ import zmq
 import zmq.asyncio
 
 from tpdet.errors import IntegrityError
-from tpdet.request import Request
+from tpdet.requests.body.limits import MAX_MESSAGE_BYTES
+from tpdet.requests.body.problems import from_code
+from tpdet.requests.engine_facts import EngineFacts
+from tpdet.requests.request import Request
 from tpdet.server.front.metrics import Metrics
 from tpdet.server.front.pace import SLICE_SECONDS
 from tpdet.server.front.response_handle import Output, Reader, ResponseHandle
 from tpdet.server.wire import protocol
-from tpdet.server.wire.limits import MAX_MESSAGE_BYTES
-from tpdet.server.wire.problems import from_code
 
 PING_SECONDS = 1.0
 # The states that a state the engine reports may follow here; a drain is the end of the others.
@@ -44,7 +45,7 @@ class EngineClient:
         self.state = "starting"
         self.found_hung = False
         self.dead: tuple[str, str] | None = None
-        self.facts: protocol.Start | None = None
+        self.facts: EngineFacts | None = None
         self.status = protocol.Status("starting", 0, 0, {})
         self.heard = time.monotonic()
         self.started, self.stopped = asyncio.Event(), asyncio.Event()
@@ -187,7 +188,7 @@ class EngineClient:
             case protocol.Refused():
                 problem = from_code(message.code, message.message, message.param)
                 self._settle(message.group_id, problem=problem)
-            case protocol.Start():
+            case EngineFacts():
                 self.facts = message
                 self.started.set()
             case protocol.Stop():

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tpdet.server.body.prepare import Call
+from tpdet.requests.body.prepare import Call
 from tpdet.server.front.answers import ChoiceWriter, Json, usage
 from tpdet.server.wire.json_pieces import json_pieces, json_text
 from tpdet.server.wire.prompt_scores import PromptScores

@@ -8,9 +8,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tpdet.audit.replay import replay_digest_steps
-from tpdet.server.body.prepare import Call
-from tpdet.server.body.resume import check_origin
-from tpdet.server.body.resumption import Resumption
+from tpdet.requests.body.cursor import MOST_CHOICES, Progress, cursor_head
+from tpdet.requests.body.prepare import Call
+from tpdet.requests.body.problems import ApiError, internal_error
+from tpdet.requests.body.resume import check_origin
+from tpdet.requests.body.resumption import Resumption
+from tpdet.requests.engine_facts import EngineFacts
 from tpdet.server.front.answers import Json, envelope, usage
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.events import Event, EventWriter
@@ -19,11 +22,8 @@ from tpdet.server.front.pace import Pace
 from tpdet.server.front.response_handle import Output, ResponseHandle
 from tpdet.server.front.whole_answer import WholeAnswer, origin, receipt
 from tpdet.server.http1.part_writer import PartWriter
-from tpdet.server.wire.cursor import MOST_CHOICES, Progress, cursor_head
 from tpdet.server.wire.json_pieces import json_pieces, json_text
-from tpdet.server.wire.problems import ApiError, internal_error
 from tpdet.server.wire.prompt_scores import PromptPart, PromptScores
-from tpdet.server.wire.protocol import Start
 from tpdet.text.outputs import TextDelta
 from tpdet.text.reasoning import ReasoningParser
 from tpdet.text.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ class GenerationResponse(Response):
         call: Call,
         client: EngineClient,
         tokenizer: Tokenizer | None,
-        facts: Start,
+        facts: EngineFacts,
         gone: asyncio.Future[None],
         pace: Pace,
         cursors: bool = False,

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from tpdet.interpreter import python_command, python_environment
+from tpdet.launch.host.interpreter import python_command, python_environment
+from tpdet.requests.body.limits import MAX_WAITING_LARGE_BODIES, share_of
+from tpdet.requests.body.prepare import Call
+from tpdet.requests.body.problems import from_code, internal_error
 from tpdet.server.body.job import LENGTH, Job, Reply, WorkerStart, frame, too_costly
-from tpdet.server.body.prepare import Call
 from tpdet.server.front.middleware import ClientGone
-from tpdet.server.wire.limits import MAX_WAITING_LARGE_BODIES, share_of
-from tpdet.server.wire.problems import from_code, internal_error
 from tpdet.text.tokenizer import TokenizerFiles
 
 _AT_ONCE = 2

@@ -17,7 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from tpdet.request import TokenOutput
+from tpdet.requests.request import TokenOutput
 from tpdet.server.front.engine_metrics import EngineCollector
 from tpdet.server.front.tally import HISTOGRAMS, LABELS, TOTALS, Tally
 from tpdet.server.wire.protocol import Status

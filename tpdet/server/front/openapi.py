@@ -6,14 +6,14 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from tpdet.server.about.operations import OPERATIONS
-from tpdet.server.body.schema import (
+from tpdet.requests.body.schema import (
     Body,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     TokenizeBody,
 )
+from tpdet.server.about.operations import OPERATIONS
 from tpdet.server.front.middleware import PUBLIC_PATHS
 
 _BODIES: dict[str, type[Body]] = {

@@ -28,6 +28,7 @@ from tpdet.launch.life.garbage import keep_all
 from tpdet.launch.life.lifecycle import write_error
 from tpdet.launch.life.run_directory import RunDirectory
 from tpdet.launch.life.signals import STOP_SIGNALS
+from tpdet.requests.body.limits import share_of
 from tpdet.server.front.acceptor import Acceptor
 from tpdet.server.front.app import Services, make_app
 from tpdet.server.front.batch_swing import BatchSwing
@@ -43,7 +44,6 @@ from tpdet.server.front.tally import Tally
 from tpdet.server.http1.held_bytes import HeldBytes
 from tpdet.server.http1.protocol import GuardedProtocol
 from tpdet.server.settings.keys import KeyRing
-from tpdet.server.wire.limits import share_of
 from tpdet.server.wire.load_bounds import bounded_load
 from tpdet.server.wire.process_config import ProcessConfig, decode_config
 from tpdet.text.reasoning import ReasoningParser

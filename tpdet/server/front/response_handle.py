@@ -10,11 +10,11 @@ import time
 from types import TracebackType
 from typing import Protocol
 
-from tpdet.request import Request, TokenOutput
+from tpdet.requests.body.problems import internal_error
+from tpdet.requests.engine_facts import EngineFacts
+from tpdet.requests.request import Request, TokenOutput
 from tpdet.server.front.metrics import Clock
-from tpdet.server.wire.problems import internal_error
 from tpdet.server.wire.prompt_scores import PromptPart
-from tpdet.server.wire.protocol import Start
 
 Output = PromptPart | TokenOutput
 
@@ -52,7 +52,7 @@ class ResponseHandle:
     nothing to do.
     """
 
-    facts: Start | None = None
+    facts: EngineFacts | None = None
     waiting = False
 
     def __init__(

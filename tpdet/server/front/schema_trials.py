@@ -3,11 +3,11 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from tpdet.arguments.answer_form import AnswerForm
 from tpdet.errors import RequestError
 from tpdet.grammar import trial
-from tpdet.server.wire.limits import MAX_WAITING_SCHEMAS, share_of
-from tpdet.server.wire.problems import from_code, from_request_error
+from tpdet.requests.answer_form import AnswerForm
+from tpdet.requests.body.limits import MAX_WAITING_SCHEMAS, share_of
+from tpdet.requests.body.problems import from_code, from_request_error
 
 _AT_ONCE = 2
 

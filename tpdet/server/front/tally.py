@@ -9,7 +9,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from tpdet.server.wire.problems import CODES
+from tpdet.requests.body.problems import CODES
 
 # Seconds, as vLLM has them, so that its dashboards' quantiles keep their resolution.
 FIRST_TOKEN_BUCKETS = (

@@ -12,10 +12,10 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from tpdet.requests.body import limits
+from tpdet.requests.body.problems import ApiError, from_code
 from tpdet.server.http1.held_bytes import HEADER_OVERHEAD_BYTES, HeldBytes
 from tpdet.server.http1.request_order import OrderedProtocol
-from tpdet.server.wire import limits
-from tpdet.server.wire.problems import ApiError, from_code
 
 # Headers that mean something here and may stand once: which of two would others believe?
 _ONCE = (b"host", b"content-type", b"content-encoding", b"transfer-encoding")

@@ -24,10 +24,11 @@ from tpdet.errors import (
     TpdetError,
     UsageError,
 )
-from tpdet.request import PromptOutput, RequestFailed, TokenOutput, with_seed
+from tpdet.requests.body.limits import MAX_MESSAGE_BYTES, MAX_ROUTED_BYTES
+from tpdet.requests.engine_facts import EngineFacts
+from tpdet.requests.request import PromptOutput, RequestFailed, TokenOutput, with_seed
 from tpdet.server.leader.http_child import HttpProcess
 from tpdet.server.wire import load_bounds, protocol
-from tpdet.server.wire.limits import MAX_MESSAGE_BYTES, MAX_ROUTED_BYTES
 from tpdet.server.wire.prompt_scores import messages_of
 from tpdet.server.wire.request_ids import process_of
 
@@ -148,7 +149,7 @@ class Bridge:
         self.state = "accepting"
 
     def open(
-        self, start: protocol.Start, listen: Callable[[], None], tick: Callable[[], None]
+        self, start: EngineFacts, listen: Callable[[], None], tick: Callable[[], None]
     ) -> None:
         """Open the port once the HTTP processes are able to serve, and wait until they do.
 
@@ -161,7 +162,7 @@ class Bridge:
         for link in self._links:
             link.wait_for(protocol.Serving, self._patience, tick)
 
-    def announce(self, start: protocol.Start) -> None:
+    def announce(self, start: EngineFacts) -> None:
         """Tell what is served from now on. The HTTP processes were not listened to meanwhile."""
         self._send_all(start)
         self.listen_again()

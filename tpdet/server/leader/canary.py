@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tpdet.audit.replay import replay_digest
 from tpdet.errors import CheckpointError
-from tpdet.request import Request, SamplingParams
+from tpdet.requests.request import Request, SamplingParams
 from tpdet.text.outputs import RequestAssembler
 
 if TYPE_CHECKING:

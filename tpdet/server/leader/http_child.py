@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 
 from tpdet.errors import ResourceError, UsageError
-from tpdet.interpreter import python_command, python_environment
+from tpdet.launch.host.interpreter import python_command, python_environment
 from tpdet.server.wire.process_config import ProcessConfig, encode_config
 
 BACKLOG = 2048

@@ -15,6 +15,7 @@ from tpdet.launch.life.run_directory import RunDirectory
 from tpdet.launch.life.run_secret import new_secret
 from tpdet.launch.life.signals import StopSignals
 from tpdet.launch.ranks.environment import RankEnvironment
+from tpdet.requests.engine_facts import EngineFacts
 from tpdet.server.front.tally import new_tallies
 from tpdet.server.leader import http_child
 from tpdet.server.leader.bridge import Bridge, EngineSocket, Link
@@ -22,7 +23,6 @@ from tpdet.server.leader.http_child import HttpProcess
 from tpdet.server.settings.keys import read_key_file
 from tpdet.server.settings.settings import ServerConfig, Settings
 from tpdet.server.wire.process_config import ProcessConfig
-from tpdet.server.wire.protocol import Start
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
@@ -77,7 +77,7 @@ def open_port(config: ServerConfig) -> Port:
 
 
 def open_bridge(settings: Settings, run: RunDirectory, port: Port, signals: StopSignals) -> Bridge:
-    """Start the HTTP processes beside the loading of the weights.
+    """EngineFacts the HTTP processes beside the loading of the weights.
 
     Raises ResourceError and UsageError for what they cannot use.
     """
@@ -130,9 +130,9 @@ def _process_config(
     )
 
 
-def start_facts(engine: "Engine", environment: RankEnvironment) -> Start:
+def start_facts(engine: "Engine", environment: RankEnvironment) -> EngineFacts:
     """The facts of the engine that the HTTP process needs."""
-    return Start(
+    return EngineFacts(
         system_fingerprint=engine.system_fingerprint,
         contract=engine.arithmetic.contract,
         model_digest=engine.runner.model_digest,
@@ -174,7 +174,7 @@ def _tokenizer_directory(settings: Settings) -> str | None:
     """Where the tokenizer is; downloaded here, in the one process that may take its time."""
     if settings.engine.skip_tokenizer_init:
         return None
-    from tpdet.weights.resolve import resolve_tokenizer
+    from tpdet.checkpoint.resolve import resolve_tokenizer
 
     engine = settings.engine
     return str(resolve_tokenizer(engine.tokenizer, engine.model, engine.revision))

@@ -18,6 +18,7 @@ from tpdet.arguments.command_line import Parser
 from tpdet.arguments.vllm_arguments import REASONING_PARSERS, accept_habit
 from tpdet.config import EngineConfig, validated
 from tpdet.errors import UsageError
+from tpdet.requests.body.limits import limits_json
 from tpdet.server.settings import flags
 from tpdet.server.settings.sources import (
     PREFIX,
@@ -29,7 +30,6 @@ from tpdet.server.settings.sources import (
     read_variables,
     unknown_key,
 )
-from tpdet.server.wire.limits import limits_json
 
 
 def _own_parser(value: object) -> object:

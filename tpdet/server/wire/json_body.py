@@ -9,8 +9,8 @@ import json
 import re
 from typing import Any
 
-from tpdet.server.wire.limits import MAX_JSON_DEPTH
-from tpdet.server.wire.problems import bad_request
+from tpdet.requests.body.limits import MAX_JSON_DEPTH
+from tpdet.requests.body.problems import bad_request
 
 _CONTAINERS = {dict, list}
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tpdet.server.wire import limits
+from tpdet.requests.body import limits
 
 
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from tpdet.control.row_messages import SampledToken
-from tpdet.request import Candidate, PromptOutput
-from tpdet.server.wire.limits import MAX_PART_LOGPROBS
+from tpdet.requests.body.limits import MAX_PART_LOGPROBS
+from tpdet.requests.request import Candidate, PromptOutput
 
 
 class PromptPart(msgspec.Struct, frozen=True, array_like=True):

@@ -6,17 +6,18 @@ sealed (seal.py) under a key that rank 0 makes for this start and process, and h
 standard input; it is not the run secret, so that a process which faces clients knows nothing that
 the ranks would obey.
 
-Order of a life: Hello (HTTP is able to serve) -> Start (the engine is ready) -> Serving (the port
-accepts) -> Submit, Abort, Ping against Accepted, Refused, Prompts, Outputs, Status -> Stop or Dead
--> the HTTP process ends.
+Order of a life: Hello (HTTP is able to serve) -> EngineFacts (the engine is ready) -> Serving (the
+port accepts) -> Submit, Abort, Ping against Accepted, Refused, Prompts, Outputs, Status -> Stop or
+Dead -> the HTTP process ends.
 """
 
 import msgspec
 
 from tpdet.control.seal import OVERHEAD_BYTES, Opener, Sealer, derive
 from tpdet.errors import IntegrityError, UsageError
-from tpdet.request import Request, RequestFailed, TokenOutput
-from tpdet.server.wire.limits import MAX_MESSAGE_BYTES
+from tpdet.requests.body.limits import MAX_MESSAGE_BYTES
+from tpdet.requests.engine_facts import EngineFacts
+from tpdet.requests.request import Request, RequestFailed, TokenOutput
 from tpdet.server.wire.prompt_scores import PromptPart
 
 # sockaddr_un holds 108 bytes with the terminating zero.
@@ -63,25 +64,6 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """HTTP to engine, every second: the HTTP process is not stuck."""
-
-
-class Start(msgspec.Struct, frozen=True, tag="start"):
-    """Engine to HTTP: facts of the engine; requests may come from now on.
-
-    Sent again after a reload: what is accepted after it is answered by the new weights.
-    `contract` and `model_digest` (64 hex digits each) go into replay digests.
-    `approximate_fingerprint` is that of answers with a token marked approximate; where all are,
-    it is the `system_fingerprint` too.
-    """
-
-    system_fingerprint: str
-    contract: str
-    model_digest: str
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    tp: int
-    approximate_fingerprint: str
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
@@ -144,7 +126,7 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
 
 
 ToEngine = Hello | Serving | Submit | Abort | Ping
-ToHttp = Start | Accepted | Refused | Prompts | Outputs | Status | Stop | Dead
+ToHttp = EngineFacts | Accepted | Refused | Prompts | Outputs | Status | Stop | Dead
 
 _encoder = msgspec.msgpack.Encoder()
 _from_http = msgspec.msgpack.Decoder(ToEngine)

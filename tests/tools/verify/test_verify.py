@@ -1,0 +1,182 @@
+"""`tpdet verify` over real torchrun worlds: all families are equal, and the control is not."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import DATA_FAMILIES, FAMILIES
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER
+from tpdet.tools.verify.compare import compare
+from tpdet.tools.worlds.spec import Machine, Trace, WorldReport
+
+STEPS = "alone,batch,chunks,whole,preempted,prefill"  # drafts: see test_verify_drafts
+
+
+def verify(*arguments, timeout=280):
+    command = [sys.executable, "-m", "tpdet", "verify", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+
+
+def sizes_of_families():
+    """All are slow: the fold orders are verified below, and `test_engine` has ranks as threads."""
+    yield pytest.param("qwen3", (1, 2, 4), marks=pytest.mark.slow)
+    for family in (*FAMILIES, *DATA_FAMILIES):
+        yield pytest.param(family, (1, 2, 4, 8), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("family", "sizes"), list(sizes_of_families()))
+def test_a_family_is_equal_at_every_size_and_circumstance(tiny_model, tmp_path, family, sizes):
+    output = tmp_path / "verify.json"
+    short = [
+        "--relations",
+        "alone,batch,chunks,whole,preempted,prefill",
+        "--batch",
+        "1,16",
+        "--budget",
+        "100",
+        "--tokens",
+        "6",
+    ]
+    dtype = "bfloat16" if family in ("llama", "qwen3") else "float32"
+    done = verify(
+        tiny_model(family),
+        "--tp",
+        ",".join(map(str, sizes)),
+        "--dtype",
+        dtype,
+        "--fold-order",
+        DEFAULT_FOLD_ORDER,
+        "--output",
+        output,
+        *short,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all equal" in done.stdout
+    (run,) = json.loads(output.read_text())
+    assert sorted({row["tp"] for row in run["rows"]}) == list(sizes)
+    assert {row["relation"] for row in run["rows"]} == {
+        "alone",
+        "batch 16",
+        "chunks of 100",
+        "not chunked",
+        "preempted",
+        "prefill of decode",
+    }
+    assert all(row["equal"] for row in run["rows"])
+    assert len({row["digest"] for row in run["rows"]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batch", "dtype"),
+    [(2, 8, "bfloat16"), pytest.param(4, 64, "float32", marks=pytest.mark.slow)],
+)
+def test_every_fold_order_is_equal_and_a_contract_of_its_own(
+    tiny_model, tmp_path, ranks, batch, dtype
+):
+    """`test_engine` has every order at every size, by ranks that are threads."""
+    output = tmp_path / "verify.json"
+    done = verify(
+        tiny_model("qwen3"),
+        "--tp",
+        f"1,{ranks}",
+        "--dtype",
+        dtype,
+        "--fold-order",
+        "sequential,pairs,tree",
+        "--batch",
+        f"1,{batch}",
+        "--budget",
+        "100",
+        "--relations",
+        f"{STEPS},fresh,cache,eager",
+        "--tokens",
+        "4",
+        "--output",
+        output,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = json.loads(output.read_text())
+    digests = {row["mode"]: row["digest"] for row in run["rows"]}
+    assert len(set(digests.values())) == 3
+    other = [row for row in run["rows"] if row["relation"] == "fresh process"]
+    assert {row["mode"] for row in other} == {DEFAULT_FOLD_ORDER}
+    assert [row["tp"] for row in other] == [1, ranks]
+    assert {row["digest"] for row in other} == {digests[DEFAULT_FOLD_ORDER]}
+    relations = {row["relation"] for row in run["rows"]}
+    assert relations >= {"alone", f"batch {batch}", "chunks of 100", "not chunked", "preempted"}
+    assert all(row["equal"] for row in run["rows"])
+    graphs_and_caches = {"without graphs", "empty kernel cache"}  # of GPUs
+    assert not graphs_and_caches & relations
+
+
+def test_the_control_fails_and_names_the_first_difference(tiny_model, tmp_path):
+    output = tmp_path / "control.json"
+    done = verify(
+        tiny_model("qwen3"),
+        "--control",
+        "--relations",
+        STEPS,
+        "--tp",
+        "1,2",
+        "--dtype",
+        "float32",
+        "--fold-order",
+        "pairs",
+        "--batch",
+        "1,4",
+        "--budget",
+        "100",
+        "--tokens",
+        "4",
+        "--output",
+        output,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "DIFFERENT" in done.stdout
+    flat = " ".join(done.stdout.split())
+    assert "position" in flat and "the reference has" in flat and "logit of token" in flat
+    (run,) = json.loads(output.read_text())
+    assert all(row["control"] for row in run["rows"])
+    assert not any(row["equal"] for row in run["rows"] if row["tp"] == 2)
+
+
+def test_a_model_that_cannot_be_loaded_ends_with_its_reason():
+    done = verify("./nowhere", "--tp", "1")
+    assert done.returncode == 66
+    assert "is not a directory" in done.stderr + done.stdout
+
+
+def trace(digests, tokens=(1, 2)):
+    return Trace(
+        dtype="float32",
+        mode="pairs",
+        circumstance="alone",
+        tokens={"p": tokens},
+        logprob_bits={"p": ("00000000",) * len(tokens)},
+        logits={"p": digests},
+        values="none",
+        steps=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (trace({0: "a"}), "missing on one side"),
+        (trace({0: "a", 1: "b", 2: "c"}), "missing on one side"),
+        (trace({0: "a", 1: "x"}), "logits differ"),
+        (trace({0: "a", 1: "b"}, tokens=(1, 3)), "tokens"),
+        (trace({0: "a", 1: "recomputed: b then c"}), "recomputed"),
+    ],
+)
+def test_any_difference_is_found(tmp_path, other, message):
+    (tmp_path / "none").write_bytes(b"")
+    reference = WorldReport(
+        tp=1, vocab_size=4, fingerprints={}, traces=(trace({0: "a", 1: "b"}),), machine=Machine()
+    )
+    changed = WorldReport(tp=2, vocab_size=4, fingerprints={}, traces=(other,), machine=Machine())
+    first, second = compare([reference, changed], tmp_path)
+    assert first.equal and not second.equal
+    assert message in second.difference

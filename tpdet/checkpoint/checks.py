@@ -1,0 +1,23 @@
+"""What settings ask of a checkpoint, checked by its small files before any process starts."""
+
+from tpdet.checkpoint.model_config import ModelConfig, load_model_config
+from tpdet.checkpoint.model_config.fit import ModelLeaves, check_experts, check_ranks, place_experts
+from tpdet.checkpoint.resolve import resolve_model
+from tpdet.checkpoint.weight_files import find_weights
+from tpdet.config import EngineConfig
+
+
+def check_checkpoint(config: EngineConfig, ranks: int) -> tuple[ModelConfig, ModelLeaves]:
+    """The model's configuration, and its leaves over `ranks` ranks.
+
+    A hub name is downloaded here. Raises NotFoundError, CheckpointError and UsageError as a rank
+    would, seconds later.
+    """
+    directory = resolve_model(config.model, config.revision)
+    model = load_model_config(directory, config.dtype)
+    leaves = check_ranks(model, ranks, config.leaves)
+    place_experts(model, ranks, config.experts)
+    check_experts(model, config.row_layers, config.may_be_approximate)
+    if config.load_format != "dummy":
+        find_weights(directory)
+    return model, leaves

@@ -1,0 +1,282 @@
+"""The forms in which weights are stored quantised, and how each becomes numbers.
+
+One rule for each form, all in fp32, with one rounding to the model's dtype afterwards:
+
+    fp8 block, fp8 channel, mxfp4:  w = q * scale
+    awq, gptq, packed int:          w = (q - zero) * scale
+
+Integers and their difference are exact. docs/checkpoints.md describes each form's layout.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tpdet.checkpoint.forms.packed import AWQ_ORDER, fp4_values, unpack
+from tpdet.checkpoint.model_config.quantisation import Quantisation
+from tpdet.errors import CheckpointError
+
+_BLOCK = 128  # of fp8, in both directions
+_PER_INT32 = {4: 8, 8: 4}
+_EXPONENT_BIAS, _NOT_A_NUMBER = 127, 255  # of MXFP4's scales, which are powers of two
+
+
+@dataclass(frozen=True)
+class Range:
+    """Elements [first, last) along one dimension."""
+
+    first: int
+    last: int
+
+    def by(self, unit: int) -> "Range":
+        """The groups of `unit` elements that hold them."""
+        return Range(self.first // unit, -(-self.last // unit))
+
+    def times(self, unit: int) -> "Range":
+        """The elements of these groups."""
+        return Range(self.first * unit, self.last * unit)
+
+    @property
+    def cut(self) -> slice:
+        """As an index."""
+        return slice(self.first, self.last)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The tensors that one quantised matrix is stored as, by suffix; `name` is the matrix's."""
+
+    name: str
+    file: str
+    parts: Mapping[str, Any]
+    form: Quantisation
+
+    def read(self, suffix: str, rows: Range, columns: Range) -> torch.Tensor:
+        """A cut of a part."""
+        found: torch.Tensor = self.parts[suffix][rows.cut, columns.cut]
+        return found
+
+    def scales(self, suffix: str, rows: Range, columns: Range) -> torch.Tensor:
+        """A cut of a part that holds scales, in fp32. Refuses zero, NaN and infinity."""
+        found = self.read(suffix, rows, columns).float()
+        if not (torch.isfinite(found).all() and (found != 0).all()):
+            raise CheckpointError(
+                f"{self.file}: tensor {self.name}{suffix} holds a scale of zero, NaN or infinity"
+            )
+        return found
+
+    def extent(self, suffix: str, dim: int) -> int:
+        """The stored extent of a part."""
+        return int(self.parts[suffix].get_shape()[dim])
+
+    def check(self, suffix: str, *shape: int, dtypes: tuple[str, ...]) -> None:
+        """Refuse (CheckpointError) a part of another shape or dtype."""
+        view = self.parts[suffix]
+        found, dtype = tuple(view.get_shape()), view.get_dtype()
+        if found != shape or dtype not in dtypes:
+            raise CheckpointError(
+                f"{self.file}: tensor {self.name}{suffix} is {dtype} {list(found)}: "
+                f"{self.form.rule} has {' or '.join(dtypes)} {list(shape)}"
+            )
+
+    def groups(self, columns: int) -> int:
+        """The number of groups along K. Refuses groups that do not fill it, and a K of 0."""
+        size = self.form.group or max(1, columns)
+        if columns < 1 or columns % size:
+            raise CheckpointError(
+                f"{self.file}: tensor {self.name}: {columns} columns are no groups of {size}"
+            )
+        return columns // size
+
+
+@dataclass(frozen=True)
+class Form:
+    """How one kind is stored.
+
+    marker: the suffix that shows it; parts: all suffixes that are needed; shape: of the matrix,
+    after its parts were checked; values: a cut of the matrix [rows, columns], for ranges that begin
+    and end at multiples of `units`, or at the matrix's end.
+    """
+
+    marker: str
+    parts: Callable[[Quantisation], tuple[str, ...]]
+    shape: Callable[[Stored], tuple[int, int]]
+    units: Callable[[Quantisation, int], tuple[int, int]]
+    values: Callable[[Stored, Range, Range], torch.Tensor]
+    may_have: tuple[str, ...] = ()
+
+
+_SCALES = ("F32", "BF16", "F16")
+
+
+def _fp8_shape(
+    stored: Stored, suffix: str, groups: Callable[[int, int], tuple[int, int]]
+) -> tuple[int, int]:
+    rows, columns = stored.extent(".weight", 0), stored.extent(".weight", 1)
+    stored.check(suffix, *groups(rows, columns), dtypes=_SCALES)
+    return rows, columns
+
+
+def _fp8_blocks(stored: Stored, rows: Range, columns: Range) -> torch.Tensor:
+    values = stored.read(".weight", rows, columns).float()
+    scales = stored.scales(".weight_scale_inv", rows.by(_BLOCK), columns.by(_BLOCK))
+    wide = scales.repeat_interleave(_BLOCK, 0).repeat_interleave(_BLOCK, 1)
+    return values * wide[: values.shape[0], : values.shape[1]]
+
+
+def _fp8_channels(stored: Stored, rows: Range, columns: Range) -> torch.Tensor:
+    return stored.read(".weight", rows, columns).float() * stored.scales(
+        ".weight_scale", rows, Range(0, 1)
+    )
+
+
+def _packed_shape(stored: Stored) -> tuple[int, int]:
+    each = _PER_INT32[stored.form.bits]
+    stored.check(".weight_shape", 2, dtypes=("I64", "I32"))
+    rows, columns = map(int, stored.parts[".weight_shape"][:])
+    stored.check(".weight_packed", rows, -(-columns // each), dtypes=("I32",))
+    groups = stored.groups(columns)
+    stored.check(".weight_scale", rows, groups, dtypes=_SCALES)
+    if stored.form.zero_points:
+        stored.check(".weight_zero_point", -(-rows // each), groups, dtypes=("I32",))
+    return rows, columns
+
+
+def _packed_values(stored: Stored, rows: Range, columns: Range) -> torch.Tensor:
+    bits, group = stored.form.bits, stored.form.group
+    each = _PER_INT32[bits]
+    values = unpack(stored.read(".weight_packed", rows, columns.by(each)), bits, 1)
+    values = values[:, : columns.last - columns.first]
+    of_groups = columns.by(group) if group else Range(0, 1)
+    scales = stored.scales(".weight_scale", rows, of_groups)
+    zeros = torch.full_like(scales, 1 << (bits - 1))
+    if stored.form.zero_points:
+        packed = stored.read(".weight_zero_point", rows.by(each), of_groups)
+        zeros = unpack(packed, bits, 0)[: len(scales)]
+    width = group or values.shape[1]
+    return (values - _widened(zeros, width, 1)) * _widened(scales, width, 1)
+
+
+def _mxfp4_shape(stored: Stored) -> tuple[int, int]:
+    rows, half = stored.extent(".weight_packed", 0), stored.extent(".weight_packed", 1)
+    stored.check(".weight_packed", rows, half, dtypes=("U8",))
+    stored.check(".weight_scale", rows, stored.groups(2 * half), dtypes=("U8",))
+    return rows, 2 * half
+
+
+def _mxfp4_values(stored: Stored, rows: Range, columns: Range) -> torch.Tensor:
+    values = fp4_values(stored.read(".weight_packed", rows, columns.by(2)))
+    exponents = stored.read(".weight_scale", rows, columns.by(stored.form.group)).int()
+    if (exponents == _NOT_A_NUMBER).any():
+        raise CheckpointError(
+            f"{stored.file}: tensor {stored.name}.weight_scale holds a scale of NaN"
+        )
+    scales = torch.ldexp(torch.ones(exponents.shape), exponents - _EXPONENT_BIAS)
+    return values * _widened(scales, stored.form.group, 1)
+
+
+def _transposed_shape(stored: Stored, packed_along: int) -> tuple[int, int]:
+    """Of AWQ (packed along N, dimension 1) and GPTQ (along K, dimension 0): stored as [K, N]."""
+    each = _PER_INT32[stored.form.bits]
+    extents = [stored.extent(".qweight", 0), stored.extent(".qweight", 1)]
+    stored.check(".qweight", *extents, dtypes=("I32",))
+    extents[packed_along] *= each
+    columns, rows = extents
+    groups = stored.groups(columns)
+    stored.check(".scales", groups, rows, dtypes=_SCALES)
+    stored.check(".qzeros", groups, -(-rows // each), dtypes=("I32",))
+    if ".g_idx" in stored.parts:
+        stored.check(".g_idx", columns, dtypes=("I32", "I64"))
+        in_order = torch.arange(columns) // (stored.form.group or columns)
+        if not torch.equal(stored.parts[".g_idx"][:].long(), in_order):
+            raise CheckpointError(
+                f"{stored.file}: tensor {stored.name}.g_idx has columns in another order: "
+                "checkpoints made with desc_act are not supported"
+            )
+    return rows, columns
+
+
+def _awq_values(stored: Stored, rows: Range, columns: Range) -> torch.Tensor:
+    packed = stored.read(".qweight", columns, rows.by(8))
+    return _transposed(stored, unpack(packed, 4, 1, AWQ_ORDER), rows, columns, AWQ_ORDER)
+
+
+def _gptq_values(stored: Stored, rows: Range, columns: Range) -> torch.Tensor:
+    packed = stored.read(".qweight", columns.by(8), rows)
+    return _transposed(stored, unpack(packed, 4, 0), rows, columns, None)
+
+
+def _transposed(
+    stored: Stored,
+    values_KN: torch.Tensor,
+    rows: Range,
+    columns: Range,
+    order: tuple[int, ...] | None,
+) -> torch.Tensor:
+    group = stored.form.group
+    of_groups = columns.by(group) if group else Range(0, 1)
+    zeros = unpack(stored.read(".qzeros", of_groups, rows.by(8)), 4, 1, order)
+    zeros = zeros + stored.form.zero_offset
+    scales = stored.scales(".scales", of_groups, rows)
+    width = group or len(values_KN)
+    found_KN = (values_KN - _widened(zeros, width, 0)) * _widened(scales, width, 0)
+    return found_KN.T.contiguous()
+
+
+def _widened(of_groups: torch.Tensor, size: int, dim: int) -> torch.Tensor:
+    return of_groups.repeat_interleave(size, dim)
+
+
+FORMS = {
+    "fp8 block": Form(
+        ".weight",
+        lambda form: (".weight_scale_inv",),
+        lambda stored: _fp8_shape(
+            stored, ".weight_scale_inv", lambda n, k: (-(-n // _BLOCK), -(-k // _BLOCK))
+        ),
+        lambda form, columns: (_BLOCK, _BLOCK),
+        _fp8_blocks,
+    ),
+    "fp8 channel": Form(
+        ".weight",
+        lambda form: (".weight_scale",),
+        lambda stored: _fp8_shape(stored, ".weight_scale", lambda n, k: (n, 1)),
+        lambda form, columns: (1, 1),
+        _fp8_channels,
+    ),
+    "packed int": Form(
+        ".weight_packed",
+        lambda form: (
+            (".weight_scale", ".weight_shape")
+            + ((".weight_zero_point",) if form.zero_points else ())
+        ),
+        _packed_shape,
+        lambda form, columns: (8, form.group or columns),
+        _packed_values,
+    ),
+    "mxfp4": Form(
+        ".weight_packed",
+        lambda form: (".weight_scale",),
+        _mxfp4_shape,
+        lambda form, columns: (1, form.group),
+        _mxfp4_values,
+    ),
+    "awq": Form(
+        ".qweight",
+        lambda form: (".qzeros", ".scales"),
+        lambda stored: _transposed_shape(stored, 1),
+        lambda form, columns: (8, form.group or columns),
+        _awq_values,
+    ),
+    "gptq": Form(
+        ".qweight",
+        lambda form: (".qzeros", ".scales"),
+        lambda stored: _transposed_shape(stored, 0),
+        lambda form, columns: (8, form.group or columns),
+        _gptq_values,
+        may_have=(".g_idx",),
+    ),
+}
+"""By `Quantisation.kind`."""

@@ -1,0 +1,60 @@
+"""How the tensors of a directory are stored: the text part of more, quantised, or neither."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tpdet.checkpoint.model_config.families import Family
+from tpdet.checkpoint.model_config.fields import Fields
+from tpdet.checkpoint.model_config.load import read_checked, read_heads
+from tpdet.checkpoint.model_config.quantisation import Quantisation, parse_quantisation
+
+FusedParts = Mapping[str, tuple[tuple[str, int], ...]]
+
+
+@dataclass(frozen=True)
+class StoredForm:
+    """text_part: whether there are tensors of images, too; quantisation: None if there is none.
+
+    fused: by the ending of a fused tensor's name, the endings of its parts and the rows of each.
+    stacked: experts of a layer that are one tensor, 0 if each has tensors.
+    """
+
+    text_part: bool = False
+    quantisation: Quantisation | None = None
+    fused: FusedParts = field(default_factory=dict)
+    stacked: int = 0
+
+
+def read_stored_form(directory: Path) -> StoredForm:
+    """What `config.json` says of it; neither without such a file. Raises CheckpointError."""
+    if not (directory / "config.json").exists():
+        return StoredForm()
+    config, family, of_images = read_checked(directory)
+    quantisation, fused = parse_quantisation(config), _fused(config, family)
+    if fused and quantisation is not None:
+        config.refuse("quantization_config", "fused tensors that are quantised are not supported")
+    return StoredForm(of_images, quantisation, fused, _stacked(config, family))
+
+
+def _stacked(config: Fields, family: Family) -> int:
+    """The experts of a layer of a family that stacks them; 0 for any other."""
+    found = family.mixture(config, config.integer("num_hidden_layers")) if family.stacked else None
+    return found.routing.experts if found else 0
+
+
+def _fused(config: Fields, family: Family) -> FusedParts:
+    """Of a family that fuses tensors; none for any other."""
+    if not family.fused:
+        return {}
+    heads, key_heads, size = read_heads(config, family)
+    width = config.integer("intermediate_size")
+    found: dict[str, tuple[tuple[str, int], ...]] = {}
+    if "qkv" in family.fused:
+        rows = heads * size, key_heads * size, key_heads * size
+        parts = (f"self_attn.{part}_proj.weight" for part in "qkv")
+        found["self_attn.qkv_proj.weight"] = tuple(zip(parts, rows, strict=True))
+    if "gate_up" in family.fused:
+        names = "mlp.gate_proj.weight", "mlp.up_proj.weight"
+        found["mlp.gate_up_proj.weight"] = tuple((name, width) for name in names)
+    return found

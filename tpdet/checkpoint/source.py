@@ -1,0 +1,261 @@
+"""The source of weights: one interface to checkpoints and to random weights."""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from tpdet.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from tpdet.checkpoint.digests import Digests, piece_digest, piece_header, random_piece_digest
+from tpdet.checkpoint.dummy import draw_piece
+from tpdet.checkpoint.finite import all_finite
+from tpdet.checkpoint.load_progress import LoadProgress
+from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.checkpoint.next_layer import Begun, NextLayer, Part, in_jobs
+from tpdet.checkpoint.pieces import PieceRead, Pieces, TensorLeft, TensorRead
+from tpdet.checkpoint.place import memory_for
+from tpdet.checkpoint.staging import Staging
+from tpdet.errors import CheckpointError
+
+WeightRead = TensorRead | TensorLeft
+"""A call of `WeightSource.read` or of `leave`."""
+
+_log = logging.getLogger("tpdet.engine")
+
+
+class _Asked(NamedTuple):
+    """A piece, where it goes, and the job that reads it ahead, if one does."""
+
+    piece: PieceRead
+    target: torch.Tensor
+    begun: Begun | None
+
+
+class WeightSource:
+    """Reads this rank's pieces, checks and digests each of them; each tensor is read once.
+
+    `reads` lists the calls of `read` and `leave`, in order; `tick`, if set, is called after each
+    tensor that was read.
+    """
+
+    tick: Callable[[], None] | None = None
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint | None,
+        dtype: torch.dtype,
+        seed: int,
+        show_progress: bool,
+        device: torch.device | str = "cpu",
+        threads: int = 1,
+        staging: Staging | None = None,
+    ) -> None:
+        """Without a checkpoint, pieces are random: a function of `seed`, name and index.
+
+        Pieces of a checkpoint are checked and digested on the CPU, as many at a time as there are
+        threads, then copied to `device`; random ones are made there. staging: for `device`.
+        """
+        self._device = torch.device(device)
+        self._staging = Staging(self._device) if staging is None else staging
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._seed = seed
+        self._digests: Digests = {}
+        self._read: dict[str, None] = {}
+        self.reads: list[WeightRead] = []
+        self._threads: ThreadPoolExecutor | None = None
+        self._next_layer: NextLayer | None = None
+        self._torch_threads = torch.get_num_threads()
+        if checkpoint is not None:
+            # A piece has one thread: those that torch would give each as well get in the way.
+            self._threads = ThreadPoolExecutor(threads, "weights", torch.set_num_threads, (1,))
+            self._next_layer = NextLayer(self._threads, checkpoint.has)
+        total = len(checkpoint.names) if checkpoint is not None else None
+        self._progress = LoadProgress(total, show_progress)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of the checkpoint's files, sorted; () for random weights."""
+        return () if self._checkpoint is None else self._checkpoint.files
+
+    def read(self, name: str, shape: tuple[int, ...], pieces: Pieces) -> torch.Tensor:
+        """This rank's pieces of a tensor, joined along their dimension, in the model's dtype.
+
+        shape: that of the whole tensor. Raises CheckpointError naming file and tensor for a missing
+        tensor, a wrong shape or dtype, or a value that is not finite.
+        """
+        (found,) = self.read_all([TensorRead(name, shape, pieces)])
+        return found
+
+    def read_all(self, reads: Sequence[TensorRead]) -> list[torch.Tensor]:
+        """Several tensors as `read` reads one; pieces of all of them are read at a time."""
+        targets = [
+            torch.empty(read.held, dtype=self.dtype_of(read.pieces), device=self._device)
+            for read in reads
+        ]
+        self.read_into(reads, targets)
+        return targets
+
+    def read_into(self, reads: Sequence[TensorRead], targets: Sequence[torch.Tensor]) -> None:
+        """The same, each tensor into memory that is there already, and copied once.
+
+        targets: of `TensorRead.held` and any strides; dimensions of a tensor in one piece may be
+        split.
+        """
+        asked: list[_Asked] = []
+        for read, target in zip(reads, targets, strict=True):
+            if read.name in self._read:
+                raise CheckpointError(f"tensor {read.name} is asked for twice: each is read once")
+            self._read[read.name] = None
+            self.reads.append(read)
+            begun = None if self._next_layer is None else self._next_layer.take(read)
+            pieces, at = read.each(), 0
+            for place, piece in enumerate(pieces):
+                whole = len(pieces) == 1
+                into = target if whole else target.narrow(read.pieces.dim, at, piece.width)
+                asked.append(_Asked(piece, into, begun[place] if begun else None))
+                at += piece.width
+        try:
+            self._place_all(reads, asked)
+        except BaseException:
+            if self._next_layer is not None:
+                self._next_layer.cancel()
+            raise
+
+    def _place_all(self, reads: Sequence[TensorRead], asked: list[_Asked]) -> None:
+        """Copy each piece to its place, begin the next layer, and note the digests."""
+        # Random pieces are drawn in turn: a generator has one stream.
+        side_by_side = map if self._threads is None else self._threads.map
+        jobs = [*in_jobs(asked, [each.piece.size for each in asked])]
+        digests = side_by_side(self._place_pieces, jobs)
+        if self._next_layer is not None:
+            self._next_layer.begin(reads, self._read_piece)
+        for job, of_job in zip(jobs, digests, strict=True):
+            for (piece, *_), digest in zip(job, of_job, strict=True):
+                self._digests[piece.tensor.name, piece.number] = digest
+                if piece.number == piece.tensor.pieces.mine[-1]:
+                    self._progress.step()
+                    if self.tick is not None:
+                        self.tick()
+
+    def memory_for(self, held: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor:
+        """Memory for weights of a shape: what is held already, or new. Raises as `place`."""
+        return memory_for(held, shape, self._dtype, self._device)
+
+    def dtype_of(self, pieces: Pieces) -> torch.dtype:
+        """Of the elements that are read."""
+        return torch.float32 if pieces.exact else self._dtype
+
+    def read_again(self, reads: Iterable[WeightRead]) -> None:
+        """Repeat the calls of another source, and keep nothing."""
+        for read in reads:
+            if isinstance(read, TensorRead):
+                self.read(*read)
+            else:
+                self.leave(*read)
+
+    def leave(self, name: str, shape: tuple[int, ...]) -> None:
+        """A tensor that only other ranks read: it is checked for its shape alone.
+
+        Raises CheckpointError for a missing tensor and for another shape.
+        """
+        if self._checkpoint is not None:
+            self._checkpoint.check_shape(name, shape)
+        self._read[name] = None
+        self.reads.append(TensorLeft(name, shape))
+        self._progress.step()
+
+    def _place_pieces(self, job: Sequence[_Asked]) -> list[bytes]:
+        """Copy what is kept of each piece to its place; the pieces' digests."""
+        digests = []
+        for piece, target, begun in job:
+            part, digest = self._read_piece(piece) if begun is None else begun.part()
+            target.copy_(part if part.shape == target.shape else part.reshape(target.shape))
+            digests.append(digest)
+        return digests
+
+    def _read_piece(self, piece: PieceRead) -> Part:
+        """What is kept of a piece, in the dtype it has here, on the device; the piece's digest."""
+        (name, shape, pieces), number, first, last = piece
+        dim, dtype = pieces.dim, self.dtype_of(pieces)
+        if self._checkpoint is not None and self._staging.used:
+            streamed = self._checkpoint.streamed(name, shape, dim, first, last, pieces.kept)
+            if streamed is not None and streamed.tensor.dtype == dtype:
+                return streamed.send(self._staging, piece_header(dtype, piece, ""))
+        if self._checkpoint is not None:
+            part = self._checkpoint.piece(name, shape, dim, first, last)
+        else:
+            part = draw_piece(self._seed, name, number, piece.shape, self._device)
+        if part.device.type == "cpu":
+            digest = piece_digest(part, piece, self._rule(name))
+        else:  # a random piece made on a GPU stays there, unread
+            digest = random_piece_digest(part, piece, self._seed)
+        narrow = part.to(dtype)
+        if narrow is not part and part.device.type == "cpu" and not all_finite(narrow):
+            raise CheckpointError(
+                f"tensor {name} holds values too large for {self._dtype}: use another --dtype"
+            )
+        if pieces.kept is not None:
+            narrow = narrow.narrow(dim, pieces.kept.start, len(pieces.kept))
+        return self._staging.move(narrow), digest
+
+    def _rule(self, name: str) -> str:
+        return "" if self._checkpoint is None else self._checkpoint.rules.get(name, "")
+
+    def finish(self, tied: tuple[str, str] | None = None, unread: tuple[str, ...] = ()) -> Digests:
+        """The digests of all pieces read. Raises CheckpointError for tensors that were not read.
+
+        tied: (name, twin): the checkpoint may also contain `name`, with the bits of `twin`. unread:
+        what names of tensors begin with that the model has no use for.
+        """
+        self._progress.close()
+        if self._threads is not None and self._next_layer is not None:
+            self._threads.shutdown(cancel_futures=True)
+            self._next_layer.cancel()
+            torch.set_num_threads(self._torch_threads)
+        if self._checkpoint is not None:
+            if tied is not None and tied[0] in self._checkpoint.names:
+                self._checkpoint.check_equal(*tied)
+                self._read[tied[0]] = None
+            self._checkpoint.check_all_read(self._read, unread)
+        return self._digests
+
+
+class UnreadWeights(WeightSource):
+    """Memory of the right shapes, in which nothing means anything: a load fills it later."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(None, dtype, seed=0, show_progress=False, device=device)
+
+    def read_into(self, reads: Sequence[TensorRead], targets: Sequence[torch.Tensor]) -> None:
+        """Leave the targets as they are."""
+
+
+def open_weights(
+    directory: Path,
+    config: ModelConfig,
+    load_format: str,
+    seed: int,
+    show_progress: bool,
+    device: torch.device | str = "cpu",
+    threads: int = 1,
+) -> WeightSource:
+    """The weights of a model directory for `device`; random ones for load_format "dummy".
+
+    threads: how many pieces of a tensor are read at a time.
+    """
+    checkpoint = None if load_format == "dummy" else open_checkpoint(directory)
+    if checkpoint is not None and checkpoint.rules and show_progress:
+        _log.info(
+            "quantised weights (%s) become %s: memory is that of a checkpoint in %s",
+            ", ".join(sorted({*checkpoint.rules.values()})),
+            config.dtype,
+            config.dtype,
+        )
+        if checkpoint.activations_ignored:
+            _log.info("the checkpoint wants quantised activations, too: they stay %s", config.dtype)
+    dtype = getattr(torch, config.dtype)
+    return WeightSource(checkpoint, dtype, seed, show_progress, device, threads)

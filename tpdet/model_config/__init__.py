@@ -1,7 +1,0 @@
-"""Parses a checkpoint's `config.json` strictly: any unknown key is refused by name."""
-
-from tpdet.model_config.families import FAMILIES, FAMILY_NAMES
-from tpdet.model_config.load import load_model_config
-from tpdet.model_config.model import HEAD_SIZES, ModelConfig
-
-__all__ = ["FAMILIES", "FAMILY_NAMES", "HEAD_SIZES", "ModelConfig", "load_model_config"]

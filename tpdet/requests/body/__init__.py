@@ -1,0 +1,1 @@
+"""A body of JSON becomes requests: schema, limits, problems, prompts and what resumes."""

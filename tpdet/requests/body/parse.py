@@ -1,0 +1,224 @@
+"""Validates a parsed JSON object as one of the schema's bodies; reports the first error."""
+
+import re
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from tpdet.arguments.suggestions import did_you_mean
+from tpdet.errors import RequestError
+from tpdet.requests.body.problems import ApiError, bad_request, from_request_error
+from tpdet.requests.body.schema import (
+    Body,
+    CalledFunction,
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    DetokenizeBody,
+    OwnFields,
+    Prediction,
+    ResponseFormat,
+    Resume,
+    StreamOptions,
+    TextPart,
+    TokenizeBody,
+    ToolCall,
+)
+from tpdet.requests.field_ranges import MAX_LOGIT_BIAS_IDS, MIN_TEMPERATURE
+from tpdet.text.chat_messages import refuse_other_parts
+
+_ROUTES: dict[str, type[Body]] = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
+# What to do about a value out of range, where the range alone does not say it.
+_REMEDIES = {
+    "max_tokens": "leave it out, and a chat may go on to the end of the context",
+    "max_completion_tokens": "leave it out, and a chat may go on to the end of the context",
+    "seed": "leave it out, and the server draws one",
+    "top_p": "to take the likeliest token set temperature to 0",
+    "logprobs": "the likeliest few stand for all ids of the vocabulary",
+    "top_logprobs": "the likeliest few stand for all ids of the vocabulary",
+    "prompt_logprobs": "the likeliest few stand for all ids of the vocabulary",
+}
+
+_SCHEMA = 'send {"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}'
+# What other engines' types of `response_format` are called here.
+_FORMS = {
+    "json": _SCHEMA,
+    "regex": 'send structured_outputs {"regex": ...} beside the other fields',
+    "choice": 'send structured_outputs {"choice": [...]} beside the other fields',
+}
+
+_NAMED_MODEL = re.compile(r" or instance of \w+")
+_OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than_equal")
+
+Parsed = TypeVar("Parsed", bound=Body)
+
+
+def parse_body(model: type[Parsed], body: dict[str, Any]) -> Parsed:
+    """The body as its model. Raises ApiError 400 naming the first field that is wrong."""
+    given = _known(model, body)
+    bias = given.get("logit_bias")
+    if isinstance(bias, dict) and len(bias) > MAX_LOGIT_BIAS_IDS:
+        raise bad_request(
+            f"logit_bias has {len(bias)} ids; the limit is {MAX_LOGIT_BIAS_IDS}", "logit_bias"
+        )
+    if isinstance(given.get("messages"), list):
+        given["messages"] = [
+            _known_message(f"messages[{index}]", message)
+            for index, message in enumerate(given["messages"])
+        ]
+    if isinstance(given.get("prediction"), dict):
+        given["prediction"] = _with_text_parts(Prediction, "prediction", given["prediction"])
+    if isinstance(given.get("tpdet"), dict):
+        given["tpdet"] = own = _known(OwnFields, given["tpdet"], "tpdet")
+        if isinstance(own.get("resume"), dict):
+            own["resume"] = _known(Resume, own["resume"], "tpdet.resume")
+    _refuse_other_format(given.get("response_format"))
+    for name, options in (("stream_options", StreamOptions), ("response_format", ResponseFormat)):
+        if isinstance(given.get(name), dict):
+            given[name] = _known(options, given[name], name)
+    if _is_greedy(given.get("temperature")) and _is_zero(given.get("top_p")):
+        del given["top_p"]  # greedy choice has no filter
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise _first_problem(error) from None
+
+
+def _known(model: type[Body], body: dict[str, Any], place: str = "") -> dict[str, Any]:
+    """The fields that ask for something, each of them known.
+
+    Pydantic would list every unknown one. `place`: of an object inside the body, for messages.
+    """
+    given = {}
+    for name, value in body.items():
+        if name in model.model_fields:
+            if value is not None:
+                given[name] = value
+        elif name not in model.idle:
+            raise _unknown(model, name, place)
+        elif value is not None and not model.idle[name].accepts(value):
+            where = f"{place}.{name}" if place else name
+            shown = _shown(value)
+            raise bad_request(
+                f"{where}{' ' + shown if shown else ''} is not supported: "
+                f"{model.idle[name].reason}",
+                place or name,
+                "not_supported",
+            )
+    return given
+
+
+def _known_message(place: str, message: Any) -> Any:
+    """A message with its known fields, its parts text; any other shape stays as it is."""
+    if not isinstance(message, dict):
+        return message
+    message = _with_text_parts(ChatMessage, place, message)
+    if isinstance(message.get("tool_calls"), list):
+        message["tool_calls"] = [
+            _known_call(f"{place}.tool_calls[{index}]", call)
+            for index, call in enumerate(message["tool_calls"])
+        ]
+    return message
+
+
+def _with_text_parts(model: type[Body], place: str, value: dict[str, Any]) -> dict[str, Any]:
+    """The known fields of an object at `place`; the parts of its `content` are text."""
+    found = _known(model, value, place)
+    if isinstance(found.get("content"), list):
+        try:
+            refuse_other_parts(f"{place}.content", found["content"])
+        except RequestError as error:
+            raise from_request_error(error) from None
+        found["content"] = [
+            _known(TextPart, part, f"{place}.content[{index}]") if isinstance(part, dict) else part
+            for index, part in enumerate(found["content"])
+        ]
+    return found
+
+
+def _known_call(place: str, call: Any) -> Any:
+    if not isinstance(call, dict):
+        return call
+    call = _known(ToolCall, call, place)
+    if isinstance(call.get("function"), dict):
+        call["function"] = _known(CalledFunction, call["function"], f"{place}.function")
+    return call
+
+
+def _refuse_other_format(wanted: object) -> None:
+    """Refuse types of a `response_format` that other engines have, whatever stands beside them."""
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    if not isinstance(kind, str) or kind in ("text", "json_object", "json_schema"):
+        return
+    remedy = _FORMS.get(kind, "json_schema, json_object and text are")
+    raise bad_request(
+        f"response_format.type {kind[:60]!r} is not supported: {remedy}",
+        "response_format",
+        "not_supported",
+    )
+
+
+def _is_greedy(temperature: Any) -> bool:
+    number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    return number and 0 <= temperature < MIN_TEMPERATURE
+
+
+def _is_zero(value: object) -> bool:
+    return type(value) in (int, float) and value == 0
+
+
+def _first_problem(error: ValidationError) -> ApiError:
+    problem = error.errors(include_url=False, include_context=False)[0]
+    place = [part for part in problem["loc"] if not _is_branch(part)]
+    param = str(place[0]) if place else None
+    if problem["type"] == "extra_forbidden":
+        return _extra(_path(problem["loc"]))
+    where = _path(place)
+    if problem["type"] == "missing":
+        return bad_request(f"{where} is missing", param)
+    shown = _shown(problem["input"])
+    remedy = _REMEDIES.get(where) if problem["type"] in _OUT_OF_RANGE else None
+    return bad_request(
+        f"{where}: {_NAMED_MODEL.sub('', problem['msg'])}"
+        + (f", not {shown}" if shown else "")
+        + (f": {remedy}" if remedy else ""),
+        param,
+    )
+
+
+def _path(place: Iterable[int | str]) -> str:
+    """A place as a client writes it: messages[0].content."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)[1:]
+
+
+def _is_branch(part: int | str) -> bool:
+    """Whether a location names a branch of a union rather than a field."""
+    return isinstance(part, str) and ("[" in part or part in ("str", "TextPart"))
+
+
+def _shown(value: object) -> str:
+    """A scalar as it stood in the JSON, shortened; nothing for a list or an object."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)[:40] if not isinstance(value, int) or value.bit_length() < 200 else ""
+    return repr(value)[:60] if isinstance(value, str) else ""
+
+
+def _unknown(model: type[Body], name: str, place: str) -> ApiError:
+    """A field that this body does not have: where it belongs, or the nearest that there is."""
+    others = [path for path, other in _ROUTES.items() if not place and name in other.model_fields]
+    if others and model in _ROUTES.values():
+        return _extra(name, f": it is a field of {others[0]}")
+    hint = did_you_mean(name, [*model.model_fields, *model.idle])
+    return _extra(f"{place}.{name}" if place else name, hint)
+
+
+def _extra(name: str, hint: str = "") -> ApiError:
+    return bad_request(f"unknown field {name!r}{hint or ': leave it out'}", name, "unknown_field")

@@ -1,0 +1,85 @@
+"""Errors as clients see them: one exception, one serialiser, used by every route.
+
+`{"error": {"message", "type", "param", "code"}}`, at most 4 KiB, without paths, addresses or
+tracebacks.
+"""
+
+import json
+
+from tpdet.errors import RequestError
+from tpdet.requests.body.limits import MAX_ERROR_BYTES, RETRY_AFTER_SECONDS
+
+# Longest message and field name put on the wire, in characters: even if JSON escapes each of them
+# to six bytes, the body stays under MAX_ERROR_BYTES.
+MESSAGE_CHARACTERS = 560
+PARAM_CHARACTERS = 64
+
+RETRYABLE = ("engine_overloaded", "draining", "engine_dead", "audit_unavailable")
+SERVER_FAULTS = ("numerical_error", "integrity_error", "internal_error")
+CODES = (
+    RequestError.code, "authentication_error", "invalid_api_key", "method_not_allowed", "not_found",
+    "model_not_found", "not_supported", "resume_mismatch", "unknown_field", *RETRYABLE,
+    *SERVER_FAULTS,
+)  # fmt: skip
+"""Every code, or type where there is no code, that an ApiError has."""
+
+
+class ApiError(Exception):
+    """An answer other than 200: HTTP status, wire type, code and the field it is about."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        assert (code or kind) in CODES, "metrics count errors by the codes in CODES"
+        self.status, self.message, self.kind = status, message, kind
+        self.param, self.code, self.headers = param, code, headers
+
+    def body(self) -> bytes:
+        """The JSON body, at most MAX_ERROR_BYTES."""
+        error = {
+            "message": _shorten(self.message, MESSAGE_CHARACTERS),
+            "type": self.kind,
+            "param": None if self.param is None else _shorten(self.param, PARAM_CHARACTERS),
+            "code": self.code,
+        }
+        data = json.dumps({"error": error}, separators=(",", ":")).encode("ascii")
+        assert len(data) <= MAX_ERROR_BYTES
+        return data
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A 400 about one field."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def from_request_error(error: RequestError) -> ApiError:
+    """The 400 that a refused sampling parameter or prompt becomes."""
+    return bad_request(str(error), error.param)
+
+
+def from_code(code: str, message: str, param: str | None = None) -> ApiError:
+    """The answer for a wire code of `tpdet.errors`, as the engine process reports it."""
+    if code == RequestError.code:
+        return bad_request(message, param)
+    if code in RETRYABLE:
+        retry = (("retry-after", str(RETRY_AFTER_SECONDS)),)
+        return ApiError(503, message, kind=code, code=code, headers=retry)
+    kind = code if code in SERVER_FAULTS else "internal_error"
+    return ApiError(500, message, kind=kind, code=kind)
+
+
+def internal_error() -> ApiError:
+    """The answer for a fault of ours, whose details go to the log only."""
+    return from_code("internal_error", "internal error; the server's log has the details")
+
+
+def _shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."

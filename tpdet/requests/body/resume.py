@@ -1,0 +1,103 @@
+"""Continues an answer: what its client says of the tokens that it has, checked against the server.
+
+A body names them as `tpdet.resume`, by their ids; a `Last-Event-ID` header names a place in the
+stream of the same body.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from tpdet.errors import RequestError
+from tpdet.requests.body.cursor import read_cursor
+from tpdet.requests.body.problems import ApiError, bad_request, from_request_error
+from tpdet.requests.body.schema import GenerationBody, Resume
+from tpdet.requests.engine_facts import EngineFacts
+from tpdet.requests.request import Request, with_seed
+from tpdet.requests.resumed import (
+    ResumeMismatch,
+    check_resume_fields,
+    check_resume_origin,
+    check_resumed_counts,
+)
+
+FIELD, HEADER = "tpdet.resume", "last-event-id"
+
+
+class ResumePoint(NamedTuple):
+    """What computed the tokens that a client has; how many they are stands in `Request.resumed`.
+
+    `contract` and `weights` are the first hex digits of a contract id and of a model digest, or all
+    of them. `checksum` is a cursor's; ids need none. `place` names the field or header.
+    """
+
+    place: str
+    contract: str
+    weights: str
+    checksum: int | None = None
+
+
+def resume_of(body: GenerationBody) -> Resume | None:
+    """A body's resume. Raises ApiError where another field contradicts it."""
+    found = None if body.tpdet is None else body.tpdet.resume
+    if found is None or body.tpdet is None:
+        return None
+    try:
+        check_resume_fields(found.seed, body.seed, body.tpdet.drafts is not None, FIELD)
+    except RequestError as error:
+        raise from_request_error(error) from None
+    return found
+
+
+def check_origin(point: ResumePoint, facts: EngineFacts) -> None:
+    """Refuse (ApiError 409) to go on with what another contract or other weights computed."""
+    try:
+        check_resume_origin((point.contract, point.weights), (facts.contract, facts.model_digest))
+    except ResumeMismatch as error:
+        raise mismatch(point, error) from None
+
+
+def mismatch(point: ResumePoint, error: ResumeMismatch) -> ApiError:
+    """The 409 for a token, contract or weights that are not the client's."""
+    param = f"{FIELD}.{error.field}" if point.place == FIELD else point.place
+    return ApiError(409, str(error), param=param, code="resume_mismatch")
+
+
+def resumed_by_cursor(
+    requests: tuple[Request, ...], text: str, facts: EngineFacts
+) -> tuple[tuple[Request, ...], ResumePoint]:
+    """The requests of a stream that goes on behind the cursor `text`. Raises ApiError."""
+    try:
+        cursor = read_cursor(text)
+    except ValueError as error:
+        raise bad_request(
+            f"Last-Event-ID {text[:80]!r}: {error}: send the id of the last event, or leave the "
+            "header out",
+            HEADER,
+        ) from None
+    point = ResumePoint(HEADER, cursor.contract, cursor.weights, cursor.checksum)
+    check_origin(point, facts)
+    if requests[0].params.seed not in (None, cursor.seed):
+        raise bad_request(
+            f"the seed of Last-Event-ID is {cursor.seed}, the body's {requests[0].params.seed}: "
+            "send the request that the stream began with",
+            HEADER,
+        )
+    choices = requests[0].params.n
+    if len(cursor.counts) != choices * len(requests):
+        raise bad_request(
+            f"Last-Event-ID is of {len(cursor.counts)} choices, the body of "
+            f"{choices * len(requests)}: send the request that the stream began with",
+            HEADER,
+        )
+    found = []
+    for place, request in enumerate(requests):
+        counts = cursor.counts[place * choices : (place + 1) * choices]
+        request = msgspec.structs.replace(with_seed(request, cursor.seed), resumed=counts)
+        found.append(request)
+    try:
+        for request in found:
+            check_resumed_counts(request, HEADER)
+    except RequestError as error:
+        raise from_request_error(error) from None
+    return tuple(found), point

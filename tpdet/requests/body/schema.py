@@ -1,0 +1,326 @@
+"""The JSON bodies of the API as pydantic models, strict about types and unknown fields.
+
+`null` means absent. The ranges of sampling fields come from `tpdet.requests.field_ranges`; what
+spans fields is checked where a body becomes requests.
+"""
+
+import math
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, WithJsonSchema
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from tpdet.audit.replay import VERSIONS
+from tpdet.requests.body import idle_fields, limits
+from tpdet.requests.body.idle_fields import Idle
+from tpdet.requests.field_ranges import (
+    ALTERNATIVES,
+    COUNT,
+    LOGIT_BIAS,
+    MAX_LOGIT_BIAS_IDS,
+    MAX_STOP_BYTES,
+    MAX_STOP_STRINGS,
+    PENALTY,
+    RANGES,
+    TOKEN_ID,
+    Range,
+)
+
+
+def _within(allowed: Range) -> Any:
+    """A declared range, as pydantic checks and publishes it."""
+    low, high = allowed.low, None if allowed.high == math.inf else allowed.high
+    return Field(gt=low, le=high) if allowed.above_low else Field(ge=low, le=high)
+
+
+Count = Annotated[int, _within(COUNT)]
+# Without fail_fast a list of a million wrong values makes a million error objects.
+TokenIds = Annotated[list[Annotated[int, _within(TOKEN_ID)]], Field(fail_fast=True)]
+Alternatives = Annotated[int, _within(ALTERNATIVES)]
+Penalty = Annotated[float, _within(PENALTY)]
+LogitBias = Annotated[
+    dict[str, Annotated[float, _within(LOGIT_BIAS)]], Field(max_length=MAX_LOGIT_BIAS_IDS)
+]
+StopStrings = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "null"},
+                {"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES},
+                {
+                    "type": "array",
+                    "maxItems": MAX_STOP_STRINGS,
+                    "items": {
+                        "type": "string",
+                        "minLength": 1,
+                        "maxLength": MAX_STOP_BYTES,
+                    },
+                },
+            ]
+        }
+    ),
+]
+_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+Prompt = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                _IDS,
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": limits.MAX_BATCH_PROMPTS,
+                    "items": {"type": "string", "minLength": 1},
+                },
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": limits.MAX_BATCH_PROMPTS,
+                    "items": _IDS,
+                },
+            ]
+        }
+    ),
+]
+
+
+class Body(BaseModel):
+    """Strict: no coercion, no unknown fields, finite numbers.
+
+    `idle`: known fields of which only values that ask for nothing are taken.
+    """
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+    )
+    idle: ClassVar[dict[str, Idle]] = {}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The published schema, with the idle fields."""
+        schema = handler.resolve_ref_schema(handler(core))
+        idle_fields.add_to_schema(schema, cls.idle)
+        return schema
+
+
+class StreamOptions(Body):
+    """What a stream carries beside the choices; the statistics need `include_usage`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    idle = idle_fields.STREAM_OPTIONS
+
+
+class JsonSchema(Body):
+    """OpenAI's wrapper of a schema; `strict` makes no difference, every schema is followed."""
+
+    name: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME_CHARACTERS)]
+    description: Annotated[str, Field(max_length=limits.MAX_DESCRIPTION_CHARACTERS)] | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """Plain text, any JSON object, or JSON that a schema describes."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    idle = idle_fields.RESPONSE_FORMAT
+
+
+class TextPart(Body):
+    """One part of a message's content; text is the only kind."""
+
+    idle = idle_fields.TEXT_PART
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Body):
+    """OpenAI's guess of the answer's text: it may save steps and changes no bit."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+
+
+SchemaOrText = Annotated[
+    Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]})
+]
+StructuredOutputs = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "description": "The form of the answer by vLLM's names: one of these.",
+            "properties": {
+                "json": {"anyOf": [{"type": "object"}, {"type": "string"}]},
+                "regex": {"type": "string", "minLength": 1},
+                "choice": {"type": "array", "minItems": 1, "items": {"type": "string"}},
+                "json_object": {"type": "boolean"},
+            },
+        }
+    ),
+]
+Digest = Annotated[str, Field(pattern=r"^([0-9a-f]{12}|[0-9a-f]{64})$")]
+ChoicesIds = Annotated[list[TokenIds], Field(fail_fast=True)]
+
+
+class Resume(Body):
+    """An answer to go on with: what computes it, its seed, and the ids of each choice so far.
+
+    `contract` and `weights` are whole, or the 12 digits that a system fingerprint shows.
+    """
+
+    contract: Digest
+    weights: Digest
+    seed: Annotated[int, _within(RANGES["seed"])]
+    choices: ChoicesIds
+
+
+class OwnFields(Body):
+    """Fields that no other API has.
+
+    `drafts` has for each choice ids that it may begin with. `json_schema_after`: the ids behind
+    which `response_format` holds; [] for from the first token. `replay_version`: of the digest.
+    """
+
+    drafts: ChoicesIds | None = None
+    json_schema_after: TokenIds | None = None
+    resume: Resume | None = None
+    replay_version: Annotated[int, Field(ge=VERSIONS[0], le=VERSIONS[-1])] | None = None
+
+
+class GenerationBody(Body):
+    """The fields completions and chat share."""
+
+    idle = idle_fields.GENERATION
+    model: Annotated[str, Field(max_length=limits.MAX_MODEL_CHARACTERS)] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    n: Annotated[int, _within(RANGES["n"])] | None = None
+    temperature: Annotated[float, _within(RANGES["temperature"])] | None = None
+    top_p: Annotated[float, _within(RANGES["top_p"])] | None = None
+    top_k: Annotated[int, _within(RANGES["top_k"])] | None = None
+    min_p: Annotated[float, _within(RANGES["min_p"])] | None = None
+    seed: Annotated[int, _within(RANGES["seed"])] | None = None
+    stop: StopStrings = None
+    stop_token_ids: TokenIds | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logit_bias: LogitBias | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, _within(RANGES["repetition_penalty"])] | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Count | None = None
+    prompt_logprobs: Alternatives | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaOrText = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
+    prediction: Prediction | None = None
+    metadata: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    session_id: str | None = None
+    tpdet: OwnFields | None = None
+
+
+class CompletionBody(GenerationBody):
+    """`POST /v1/completions`."""
+
+    idle = idle_fields.COMPLETION
+    prompt: Prompt
+    logprobs: Alternatives | None = None
+    echo: bool | None = None
+
+
+class CalledFunction(Body):
+    """The function that a tool call names; `arguments` is a JSON object, as text or as it is."""
+
+    name: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)]
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(Body):
+    """A tool call in the history; `index` is what the pieces of a stream have."""
+
+    id: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)] | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+    index: int | None = None
+
+
+class ChatMessage(Body):
+    """One message of a conversation; `type` is what lm-eval puts beside each message's content.
+
+    `content` may be null where an assistant's message has tool calls. `reasoning` and
+    `reasoning_content` are two names of one field.
+    """
+
+    idle = idle_fields.MESSAGE
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    name: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    type: Literal["text"] | None = None
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ChatBody(GenerationBody):
+    """`POST /v1/chat/completions`."""
+
+    idle = idle_fields.CHAT
+    messages: Messages
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool | None = None
+
+
+class TokenizeBody(Body):
+    """`POST /tokenize`: a prompt or a conversation, one of the two."""
+
+    idle = idle_fields.CONVERSATION
+    model: Annotated[str, Field(max_length=limits.MAX_MODEL_CHARACTERS)] | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """`POST /detokenize`."""
+
+    model: Annotated[str, Field(max_length=limits.MAX_MODEL_CHARACTERS)] | None = None
+    tokens: TokenIds

@@ -1,0 +1,1 @@
+"""Proposers of the tokens that are expected to follow, one file each."""

@@ -1,0 +1,218 @@
+"""`tpdet bench host`: rank 0's processor time in a decode step, through each door, part by part.
+
+A door is `LLM.generate` or the server's loop (engine, canary, the messages to the HTTP process).
+On the CPU the model is not run: plans are made, sent, checked and packed as for a GPU's graphs, and
+the tokens are fixed ones. So the figures show the host's path alone, without a GPU.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from tpdet.engine import Engine
+from tpdet.errors import UsageError
+from tpdet.llm import LLM
+from tpdet.requests.request import SamplingParams
+from tpdet.server.leader.bridge import Bridge, EngineSocket, Link
+from tpdet.server.leader.canary import Canary
+from tpdet.server.leader.http_child import HttpProcess
+from tpdet.tools.bench.host_model import plan_only
+from tpdet.tools.bench.latency import engine_row
+from tpdet.tools.bench.load import prompt, submit
+from tpdet.tools.bench.report.record import BenchRow, finish
+from tpdet.tools.bench.spec import BenchResult, HostSpec
+from tpdet.tools.verify.run import parse_sizes
+from tpdet.tools.worlds.machine import machine
+from tpdet.tools.worlds.worlds import run_rank, run_world
+
+_WARM_UP_STEPS = 3
+_PARTS = (
+    ("plan", "scheduler", "schedule_ahead"),
+    ("send", "control", "send_plan"),
+    ("launch", "runner", "launch"),
+    ("wait", "runner", "wait"),
+    ("commit", "scheduler", "commit"),
+)
+"""A step's parts: of the engine's `scheduler`, `control` and `runner`, the method that is timed."""
+
+
+def host_command(options: argparse.Namespace) -> int:
+    """Rank 0's processor time in a decode step, a world a size."""
+    spec = HostSpec(
+        model=options.model,
+        load_format=options.load_format,
+        device=options.device,
+        batch=options.batch,
+        context=options.context,
+        steps=options.steps,
+        temperature=options.temperature,
+        top_p=options.top_p,
+    )
+    results: list[BenchResult] = []
+    with tempfile.TemporaryDirectory(prefix="tpdet-bench-") as name:
+        folder = Path(name)
+        (folder / "spec.json").write_bytes(msgspec.json.encode(spec))
+        for tp in parse_sizes(options.tp):
+            found = folder / f"tp{tp}.json"
+            run_world(tp, "tpdet.tools.bench.host", [str(folder / "spec.json"), str(found)], folder)
+            results.append(msgspec.json.decode(found.read_bytes(), type=BenchResult))
+    rows = [row for result in results for row in result.rows]
+    largest = max(results, key=lambda result: result.machine.gpus)
+    finish("host", largest.machine, rows, options.output, as_json=options.json)
+    return 0
+
+
+class _Meter:
+    """Processor time of this thread from one full step's end to the next, and its parts'."""
+
+    def __init__(self, engine: Engine, batch: int) -> None:
+        """batch: tokens of a full step."""
+        self._spent = {part: 0.0 for part, _, _ in _PARTS} | {"step": 0.0}
+        self._marks: list[dict[str, float]] = []
+        for part, owner, method in _PARTS:
+            self._time(getattr(engine, owner), method, part)
+        self._time(engine, "step", "step")
+        step = engine.step
+
+        def marked() -> Any:
+            outputs = step()
+            if len(outputs) == batch:
+                now = {"all": time.thread_time(), "wall": time.perf_counter()}
+                self._marks.append(self._spent | now)
+            return outputs
+
+        vars(engine)["step"] = marked
+
+    def take(self) -> dict[str, float]:
+        """Median seconds a step of each part since the last call; "wall" is the clock's."""
+        marks, self._marks = self._marks[_WARM_UP_STEPS:-1], []
+        if len(marks) < 3:
+            raise UsageError(f"{len(marks)} full steps are too few to time: ask for more --steps")
+        found = {
+            part: statistics.median(after[part] - before[part] for before, after in pairwise(marks))
+            for part in marks[0]
+        }
+        inner = sum(found[part] for part, _, _ in _PARTS)
+        found["results"] = found.pop("step") - inner
+        found["readers"] = found["all"] - inner - found["results"]
+        return found
+
+    def _time(self, owner: object, method: str, part: str) -> None:
+        call: Callable[..., Any] = getattr(owner, method)
+
+        def timed(*given: Any, **named: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return call(*given, **named)
+            finally:
+                self._spent[part] += time.thread_time() - began
+
+        vars(owner)[method] = timed
+
+
+def main(arguments: Sequence[str]) -> int:
+    """One rank; rank 0 writes the rows."""
+    spec = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=HostSpec)
+    llm = LLM(
+        spec.model,
+        tensor_parallel_size=None,
+        load_format=spec.load_format,  # type: ignore[arg-type]
+        device=spec.device,  # type: ignore[arg-type]
+        max_model_len=spec.tokens + spec.context,
+        max_num_seqs=spec.batch,
+        drafts="off",
+    )
+    engine = llm.engine
+    if engine.runner.device.type == "cpu":
+        plan_only(engine)
+    meter = _Meter(engine, spec.batch)
+    vocabulary = engine.model_config.vocab_size
+    prompts = [prompt(spec.context, vocabulary, seed) for seed in range(spec.batch)]
+    params = SamplingParams(
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+        max_tokens=spec.tokens,
+        ignore_eos=True,
+    )
+    llm.generate(list(map(list, prompts)), params, use_tqdm=False)
+    cases = [("LLM.generate", meter.take() if engine.world.rank == 0 else {})]
+    if engine.world.rank == 0:
+        _run_loop(engine, prompts, spec)
+        cases.append(("server loop", meter.take()))
+        engine.stop_workers()
+        rows = [row for door, found in cases for row in _rows(engine, spec, door, found)]
+        result = BenchResult(
+            rows=tuple(rows), machine=machine(spec.device, engine.world.size), notes=()
+        )
+        Path(arguments[1]).write_bytes(msgspec.json.encode(result))
+    else:
+        engine.worker_loop()
+    llm.close()
+    return 0
+
+
+def _rows(engine: Engine, spec: HostSpec, door: str, found: dict[str, float]) -> list[BenchRow]:
+    common = {"batch": spec.batch, "context": spec.context}
+    wall, whole = found.pop("wall"), found.pop("all")
+    each = {part: round(seconds * 1e6 / spec.batch, 3) for part, seconds in found.items()}
+    return [
+        engine_row(engine, case=f"{door}: a step", value=wall * 1e3, unit="ms", **common),
+        engine_row(
+            engine,
+            case=f"{door}: rank 0's thread",
+            value=whole * 1e3,
+            unit="ms",
+            metrics={"us_a_row": each},
+            **common,
+        ),
+        *(
+            engine_row(engine, case=f"{door}: {part}", value=value, unit="us a row", **common)
+            for part, value in each.items()
+        ),
+    ]
+
+
+def _run_loop(engine: Engine, prompts: Sequence[tuple[int, ...]], spec: HostSpec) -> None:
+    """The server's loop over the same requests; what it sends is taken from the socket."""
+    with tempfile.TemporaryDirectory(prefix="tpdet-bench-") as folder:
+        socket = EngineSocket(folder, bytes(32))
+        reader: Any = zmq.Context.instance().socket(zmq.PAIR)
+        reader.connect(socket.address)
+        bridge = Bridge([Link(socket, _NoProcess())], 3600.0)
+        canary = Canary(engine, 0.0)
+        submit(engine, prompts, spec.tokens, "loop", spec.temperature, spec.top_p)
+        while engine.has_work:
+            bridge.report(engine, canary_mismatches=0)
+            bridge.receive(engine, 0.0)
+            began = time.monotonic()
+            outputs = canary.take(engine.step())
+            bridge.deliver(outputs, time.monotonic() - began)
+            while reader.poll(0):
+                reader.recv()
+        reader.close()
+        socket.close()
+
+
+class _NoProcess(HttpProcess):
+    """In place of the HTTP process: it is always there."""
+
+    def __init__(self) -> None:
+        """Start nothing."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """None: it runs."""
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(run_rank(main))

@@ -1,0 +1,184 @@
+"""Load on a running OpenAI-compatible server: random prompts as ids, and when their tokens came.
+
+A token's time is when its event arrived; TTFT is from the request's sending to its first token,
+TPOT the mean time of a later token of a request, ITL each gap between two events.
+"""
+
+import asyncio
+import random
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tpdet.client.connection import client_key
+from tpdet.tools.bench.client import Address, Answer, get_text, stream
+from tpdet.tools.bench.load import lengths, prompt
+
+_ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server and the name of its model. `headers` hold the API key, if it wants one."""
+
+    address: Address
+    headers: Mapping[str, str]
+    model: str
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests of random prompts of `shortest` to `longest` ids, for exactly `generate` tokens.
+
+    concurrency: requests at a time, at most; None for all. rate: requests a second, with random
+    (Poisson) arrivals; None sends all at once. timeout: seconds for one request.
+    """
+
+    requests: int
+    shortest: int
+    longest: int
+    generate: int
+    concurrency: int | None = None
+    rate: float | None = None
+    temperature: float = 0.0
+    vocabulary: int = 1000
+    seed: int = 0
+    timeout: float = 600.0
+
+
+def request_body(model: str, ids: Sequence[int], load: Load) -> dict[str, Any]:
+    """The body of a streamed completion that ends only after `load.generate` tokens."""
+    return {
+        "model": model,
+        "prompt": ids,
+        "max_tokens": load.generate,
+        "temperature": load.temperature,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+async def send(target: Target, load: Load) -> tuple[list[Answer], float]:
+    """Every answer, and the seconds from the first request to the last end."""
+    counts = lengths(load.requests, load.shortest, load.longest, load.seed)
+    limit = asyncio.Semaphore(load.concurrency or load.requests)
+
+    async def one(index: int, count: int) -> Answer:
+        ids = prompt(count, load.vocabulary, load.seed + index)
+        body = request_body(target.model, ids, load)
+        async with limit:
+            try:
+                return await asyncio.wait_for(
+                    stream(target.address, "/v1/completions", target.headers, body), load.timeout
+                )
+            except TimeoutError:
+                return Answer(error=f"no end within {load.timeout:g} s")
+
+    generator, begin, tasks = random.Random(load.seed), time.perf_counter(), []
+    due = begin
+    for index, count in enumerate(counts):
+        if load.rate is not None:
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            due += generator.expovariate(load.rate)
+        tasks.append(asyncio.create_task(one(index, count)))
+    answers = await asyncio.gather(*tasks)
+    return answers, time.perf_counter() - begin
+
+
+def metrics(
+    answers: Sequence[Answer], duration: float, accepted: int | None = None
+) -> dict[str, Any]:
+    """vLLM's figures; a request that failed counts only in `failed` and `errors`.
+
+    accepted: tokens that came from drafts; None if nobody counted them.
+    """
+    good = [answer for answer in answers if answer.error is None]
+    errors = sorted({answer.error for answer in answers if answer.error is not None})
+    into = sum(answer.input_tokens for answer in good)
+    out = sum(answer.output_tokens for answer in good)
+    first, later, between = [], [], []
+    for answer in good:
+        if not answer.pieces:
+            continue
+        first.append(answer.pieces[0] - answer.sent)
+        if answer.output_tokens > 1:
+            span = answer.pieces[-1] - answer.pieces[0]
+            later.append(span / (answer.output_tokens - 1))
+        between += [end - begin for begin, end in pairwise(answer.pieces)]
+    found: dict[str, Any] = {
+        "duration": duration,
+        "completed": len(good),
+        "failed": len(answers) - len(good),
+        "total_input_tokens": into,
+        "total_output_tokens": out,
+        "request_throughput": len(good) / duration,
+        "output_throughput": out / duration,
+        "total_token_throughput": (into + out) / duration,
+        "accepted_draft_tokens": accepted,
+        "errors": errors,
+    }
+    for name, seconds in (("ttft", first), ("tpot", later), ("itl", between)):
+        times = [1e3 * second for second in seconds]
+        found[f"mean_{name}_ms"] = statistics.fmean(times) if times else 0.0
+        found[f"median_{name}_ms"] = statistics.median(times) if times else 0.0
+        found[f"p99_{name}_ms"] = percentile(times, 99)
+    return found
+
+
+async def accepted_drafts(target: Target) -> int | None:
+    """Tokens of drafts that the server has found right so far, by its `/metrics`.
+
+    None where it does not count them: it has none of vLLM's metrics. A counter with a label is
+    there from its first token on.
+    """
+    text = await get_text(target.address, "/metrics", target.headers) or ""
+    if "\nvllm:" not in text:
+        return None
+    lines = (line for line in text.splitlines() if line.startswith(_ACCEPTED))
+    return int(sum(float(line.split()[-1]) for line in lines))
+
+
+def added(so_far: int | None, before: int | None, after: int | None) -> int | None:
+    """A count with what came between two readings of `accepted_drafts`; None if one is."""
+    if so_far is None or before is None or after is None:
+        return None
+    return so_far + after - before
+
+
+def tell_of_drafts(name: str, found: Mapping[str, Any]) -> None:
+    """Say on standard error how many tokens came from drafts: they are no plain decoding."""
+    accepted, tokens = found["accepted_draft_tokens"], found["total_output_tokens"]
+    if accepted:
+        print(
+            f"{name}: {accepted:,} of {tokens:,} tokens came from drafts, which greedy answers to "
+            "random prompts flatter: start it with --drafts off to time plain decoding",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """With linear interpolation between neighbours, as numpy has it; 0 of nothing."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    place = percent / 100 * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def bearer(key: str | None) -> dict[str, str]:
+    """The header that holds a key; none without one."""
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+def our_headers(key_file: Path | None) -> dict[str, str]:
+    """The key of a file, else of the environment."""
+    return bearer(client_key(key_file))

@@ -1,0 +1,149 @@
+"""`tpdet bench attention`: prefill beside cuDNN's attention, decode beside its bytes' floor.
+
+Graphs over rotating pages, in turn. cuDNN's attention is torch's `scaled_dot_product_attention`
+pinned to that backend, with keys and values repeated to the query heads.
+"""
+
+import argparse
+import random
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tpdet.errors import UsageError
+from tpdet.kernels import ops
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER, PAGE_TOKENS
+from tpdet.layers.partition import Partition
+from tpdet.tools.bench.kernels.gpu import gpu_only, random_values, this_gpu
+from tpdet.tools.bench.kernels.timing import times_us
+from tpdet.tools.bench.report.floor import Work, print_floor
+from tpdet.tools.bench.report.record import BenchRow, finish
+from tpdet.tools.bench.report.shapes import shards
+from tpdet.tools.verify.run import parse_sizes
+
+COLD_BYTES = 256 << 20
+_PREFILL_COPIES = 2
+
+
+def attention_command(options: argparse.Namespace) -> int:
+    """Every decode and prefill case at the heads of the named models' shards."""
+    gpu_only("attention")
+    rows: list[BenchRow] = []
+    decode, prefill = parse_pairs(options.decode), parse_pairs(options.prefill)
+    seen = set()
+    names = options.model_shape.split(",")
+    for name, partition in shards(names, parse_sizes(options.tp), DEFAULT_FOLD_ORDER):
+        heads = len(partition.query_heads), len(partition.key_heads), partition.config.head_dim
+        if heads in seen:
+            continue  # another model's shard is the same
+        seen.add(heads)
+        for kind, cases in (("decode", decode), ("prefill", prefill)):
+            for count, length in cases:
+                rows.append(_case(kind, name, partition, count, length, options.repeats))
+                torch.cuda.empty_cache()
+    finish("attention", this_gpu(), rows, options.output, as_json=options.json)
+    return 0
+
+
+def parse_pairs(text: str) -> list[tuple[int, int]]:
+    """ "1:4096,2:128" as pairs of numbers. Raises UsageError."""
+    pairs = []
+    for part in text.split(",") if text else ():
+        sizes = part.split(":")
+        if len(sizes) != 2 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+            raise UsageError(f"{text!r} is not a list of pairs such as 1:4096,16:8192")
+        pairs.append((int(sizes[0]), int(sizes[1])))
+    return pairs
+
+
+def _case(
+    kind: str, name: str, partition: Partition, count: int, length: int, repeats: int
+) -> BenchRow:
+    heads, keys = len(partition.query_heads), len(partition.key_heads)
+    ranks = partition.world.size
+    size = partition.config.head_dim
+    queries = length if kind == "prefill" else 1
+    pairs = count * (length * (length + 1) / 2 if kind == "prefill" else length)
+    work = Work(
+        4.0 * heads * size * pairs,
+        2.0 * count * size * (2 * keys * length + 2 * heads * queries),
+    )
+    floor = print_floor(f"{name} {kind}, TP {ranks}, {count} x {length}", work)
+    time = _prefill_times if kind == "prefill" else _decode_times
+    ours, peer = time(heads, keys, size, count, length, repeats)
+    base = peer or floor
+    return BenchRow(
+        case=f"attention {kind}",
+        model=name,
+        dtype="bfloat16",
+        tp=ranks,
+        batch=count,
+        context=length,
+        value=ours,
+        unit="us",
+        floor=floor,
+        peer="cuDNN" if peer else None,
+        peer_value=peer,
+        ratio=ours / base if base else None,
+        flops=work.flops,
+        bytes=work.bytes,
+    )
+
+
+def _pages(count: int, length: int) -> list[tuple[int, ...]]:
+    """Each sequence's pages, in no order."""
+    each = -(-length // PAGE_TOKENS)
+    order = random.Random(0).sample(range(count * each), count * each)
+    return [tuple(order[i * each : (i + 1) * each]) for i in range(count)]
+
+
+def _pools(keys: int, size: int, pages: int, copies: int) -> list[list[torch.Tensor]]:
+    return [
+        [random_values(pages, keys, PAGE_TOKENS, size, seed=2 * copy + part) for part in (0, 1)]
+        for copy in range(copies)
+    ]
+
+
+def _decode_times(
+    heads: int, keys: int, size: int, count: int, length: int, repeats: int
+) -> tuple[float, None]:
+    pages = _pages(count, length)
+    total = sum(map(len, pages))
+    copies = max(2, -(-COLD_BYTES // (4 * total * keys * PAGE_TOKENS * size)))
+    q = random_values(count, heads, size, seed=99)
+    sequences = [PagedSequence(i, 1, length - 1, mine) for i, mine in enumerate(pages)]
+    batch = make_batch(tuple(sequences), q.device)
+    (ours,) = times_us(
+        [lambda pool: ops.paged_attention(q, pool[0], pool[1], batch)],
+        _pools(keys, size, total, copies),
+        repeats,
+    )
+    return ours, None
+
+
+def _prefill_times(
+    heads: int, keys: int, size: int, count: int, length: int, repeats: int
+) -> tuple[float, float]:
+    pages = _pages(count, length)
+    q = random_values(count * length, heads, size, seed=99)
+    sequences = [PagedSequence(i * length, length, 0, mine) for i, mine in enumerate(pages)]
+    batch = make_batch(tuple(sequences), q.device)
+    pools = _pools(keys, size, sum(map(len, pages)), _PREFILL_COPIES)
+    dense = [
+        [random_values(count, heads, length, size, seed=3 * copy + part) for part in (0, 1, 2)]
+        for copy in range(_PREFILL_COPIES)
+    ]
+
+    def ours(copy: int) -> object:
+        return ops.paged_attention(q, pools[copy][0], pools[copy][1], batch)
+
+    def peer(copy: int) -> object:
+        queries, held, values = dense[copy]
+        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
+            return torch.nn.functional.scaled_dot_product_attention(
+                queries, held, values, is_causal=True
+            )
+
+    first, second = times_us([ours, peer], range(_PREFILL_COPIES), repeats)
+    return first, second

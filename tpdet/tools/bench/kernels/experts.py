@@ -1,0 +1,201 @@
+"""`tpdet bench experts`: a layer's experts on one rank, from the router's logits to their sums.
+
+CUDA graphs over steps with other routes: choice, places, both products, lanes. Experts are timed
+whole on ranks and cut over all ranks; gathers and exchanges between ranks, and a shared expert, are
+not. Routes are drawn: every expert alike, or low ids more often (`--skew`), as in Zipf's law: those
+of rank 0, which is the fullest then.
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.checkpoint.model_config.model import Mixture
+from tpdet.errors import UsageError
+from tpdet.kernels import ops
+from tpdet.kernels.inputs.experts import Lanes
+from tpdet.kernels.inputs.paged_batch import PagedBatch, PagedSequence, make_batch
+from tpdet.kernels.order import PAGE_TOKENS, fold_tree
+from tpdet.kernels.partial_sums import relative_roots
+from tpdet.layers.experts import held_experts, held_outputs
+from tpdet.layers.partition import Partition
+from tpdet.tools.bench.kernels.gpu import gpu_only, random_values, this_gpu
+from tpdet.tools.bench.kernels.timing import times_us
+from tpdet.tools.bench.report.find_model import find_model
+from tpdet.tools.bench.report.floor import Work, print_floor
+from tpdet.tools.bench.report.record import BenchRow, finish
+from tpdet.tools.bench.report.shapes import cut_for
+from tpdet.tools.verify.run import parse_sizes
+
+_STEPS = {16: 12, 256: 6, 1 << 30: 2}  # steps with different routes, by the most rows
+_SCALE = 0.02
+
+
+class Step(NamedTuple):
+    """Normed rows [M, H] and their router's logits [M, E] fp32."""
+
+    x: torch.Tensor
+    logits: torch.Tensor
+
+
+def experts_command(options: argparse.Namespace) -> int:
+    """Every model, size, placement and number of rows."""
+    gpu_only("experts")
+    found: list[BenchRow] = []
+    for name in options.model_shape.split(","):
+        config = find_model(name)
+        if config.mixture is None:
+            raise UsageError(f"{name} has no experts: name a mixture, such as qwen3-30b-a3b")
+        for ranks in parse_sizes(options.tp):
+            for placed in ("lanes", "columns") if ranks > 1 else ("lanes",):
+                partition = cut_for(config, ranks, options.fold_order, experts=placed)
+                run = _layer(partition)
+                for rows in parse_sizes(options.rows):
+                    found.append(_case(name, partition, placed, run, rows, options))
+                del run
+                torch.cuda.empty_cache()
+    finish("experts", this_gpu(), found, options.output, as_json=options.json)
+    return 0
+
+
+def _case(
+    name: str,
+    partition: Partition,
+    placed: str,
+    run: Callable[[Step, PagedBatch], object],
+    rows: int,
+    options: argparse.Namespace,
+) -> BenchRow:
+    config, ranks = partition.config, partition.world.size
+    count = next(steps for most, steps in _STEPS.items() if rows <= most)
+    steps = [_step(config, rows, options.skew, seed) for seed in range(count)]
+    batch = _batch(rows, steps[0].x.device)
+    touched = [_touched(partition, step, batch, placed) for step in steps]
+    mean, mine, fullest, chosen, most = (sum(part) / count for part in zip(*touched, strict=True))
+    share, load = fullest / mean, most / (rows * _mixture(config).routing.chosen)
+    mixture = _mixture(config)
+    width, outputs = map(len, held_outputs(partition))
+    weights = 2 * width * config.hidden_size + outputs * mixture.width
+    work = Work(2.0 * chosen * weights, 2.0 * mine * weights)
+    floor = print_floor(f"{name} experts {placed}, TP {ranks}, {rows} rows", work)
+    print(
+        f"  {mean:.1f} experts touched; the fullest rank has {share:.2f} of them, and one takes "
+        f"{load:.2f} of the choices",
+        flush=True,
+    )
+    (value,) = times_us([lambda step: run(step, batch)], steps, options.repeats)
+    return BenchRow(
+        case="experts of a layer" + (f", skew {options.skew:g}" if options.skew else ""),
+        model=name,
+        dtype="bfloat16",
+        tp=ranks,
+        batch=rows,
+        mode=placed,
+        value=value,
+        unit="us",
+        floor=floor,
+        ratio=floor and value / floor,
+        flops=work.flops,
+        bytes=work.bytes,
+        metrics={
+            "experts_touched": round(mean, 2),
+            "touched_on_this_rank": round(mine, 2),
+            "fullest_rank": round(fullest, 2),
+            "fullest_share": round(share, 4),
+            "fullest_load": round(load, 4),
+            "skew": options.skew,
+        },
+    )
+
+
+def _layer(partition: Partition) -> Callable[[Step, PagedBatch], object]:
+    """What a rank runs for one layer, on weights that are drawn here."""
+    config, mixture = partition.config, _mixture(partition.config)
+    experts, (width, outputs) = held_experts(partition), map(len, held_outputs(partition))
+    hidden, routing, total = config.hidden_size, mixture.routing, mixture.routing.experts
+
+    def drawn(*shape: int, seed: int) -> torch.Tensor:
+        flat = random_values(shape[0], shape[1] * (shape[2] if shape[2:] else 1), seed=seed)
+        return (flat * _SCALE).view(shape)
+
+    gate_up = drawn(len(experts), 2 * width, hidden, seed=1)
+    down = drawn(len(experts), outputs, mixture.width, seed=2)
+    shifts: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
+    if mixture.biased:
+        shifts = (
+            drawn(len(experts), 2 * width, seed=3),
+            drawn(len(experts), outputs, seed=4),
+        )
+    bias = drawn(1, total, seed=5)[0].float() if mixture.choice_bias else None
+    if partition.experts is None:
+        roots = relative_roots(partition.plan.roots[0])
+        lanes = Lanes(experts, total, len(partition.mine), roots)
+
+        def whole(step: Step, batch: PagedBatch) -> object:
+            ids, weights, places = ops.choose_experts(step.logits, bias, batch, routing, experts)
+            of = step.x, ids, weights, gate_up, down, shifts, lanes
+            return ops.expert_sums(*of, activation=mixture.activation, places=places)
+
+        return whole
+    root = fold_tree(partition.fold_order, partition.leaves)
+    lanes = Lanes(experts, total, partition.leaves, (root,))
+    gathered: dict[int, torch.Tensor] = {}
+
+    def cut(step: Step, batch: PagedBatch) -> object:
+        ids, weights, _ = ops.choose_experts(step.logits, bias, batch, routing)
+        of = gate_up, shifts[0], experts, total, mixture.activation
+        mixed = ops.expert_rows(step.x, ids, *of)
+        rows = len(step.x)
+        if rows not in gathered:  # as if other ranks' columns had come
+            gathered[rows] = mixed.repeat(1, 1, partition.world.size)
+        return ops.sums_of_rows(gathered[rows], ids, weights, down, shifts[1], lanes)
+
+    return cut
+
+
+def _step(config: ModelConfig, rows: int, skew: float, seed: int) -> Step:
+    experts = config.experts
+    normal = random_values(rows, experts, seed=100 + seed, dtype=torch.float32)
+    return Step(random_values(rows, config.hidden_size, seed=seed), skewed_logits(normal, skew))
+
+
+def skewed_logits(normal: torch.Tensor, skew: float) -> torch.Tensor:
+    """Logits [M, E] whose best are drawn one after another with odds (1 + i) ** -skew of expert i.
+
+    normal: normal values fp32, which become Gumbel's.
+    """
+    below = torch.special.ndtr(normal.double())
+    odds = torch.arange(1, normal.shape[1] + 1, device=normal.device).double().log()
+    return (-(-below.log()).log() - skew * odds).float()
+
+
+def _batch(rows: int, device: torch.device) -> PagedBatch:
+    """One prompt of `rows` rows; the choice reads which rows are there."""
+    pages = tuple(range(-(-rows // PAGE_TOKENS)))
+    return make_batch((PagedSequence(0, rows, 0, pages),), device)
+
+
+def _touched(
+    partition: Partition, step: Step, batch: PagedBatch, placed: str
+) -> tuple[int, int, int, int, int]:
+    """Experts that are touched in all, on rank 0, and on the fullest rank; choices on rank 0, and
+    on the rank that has most of them."""
+    routing = _mixture(partition.config).routing
+    ids, _, _ = ops.choose_experts(step.logits, None, batch, routing)
+    counts = torch.bincount(ids.flatten().long(), minlength=routing.experts).tolist()
+    if placed == "columns":
+        touched = sum(map(bool, counts))
+        return touched, touched, touched, sum(counts), sum(counts)
+    held = routing.experts // partition.world.size
+    parts = [counts[i : i + held] for i in range(0, routing.experts, held)]
+    touched_by_rank = [sum(map(bool, part)) for part in parts]
+    choices = [sum(part) for part in parts]
+    return sum(touched_by_rank), touched_by_rank[0], max(touched_by_rank), choices[0], max(choices)
+
+
+def _mixture(config: ModelConfig) -> Mixture:
+    assert config.mixture is not None  # `experts_command` has asked
+    return config.mixture

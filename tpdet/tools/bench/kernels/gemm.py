@@ -1,0 +1,167 @@
+"""`tpdet bench gemm`: the engine's matrix products beside torch's `linear`, in turn, in graphs.
+
+Row-parallel products include the fold of their leaves with residual stream and norm; `linear` is
+followed by the same norm. A gated product includes its activation; `linear` is followed by it, as
+in stock engines. At TP above 1 only rank 0's first root is folded: the exchange, which is
+not timed here, does the rest.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+import torch
+
+from tpdet.kernels import ops
+from tpdet.kernels.inputs.activations import GATED_KINDS
+from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.product import HEAD_ROWS, Product, read_roots
+from tpdet.kernels.partial_sums import PartialSums
+from tpdet.layers.partition import Partition
+from tpdet.layers.products import LayerProduct
+from tpdet.models.products import model_products
+from tpdet.runner.start.kernel_checks import admit_products
+from tpdet.tools.bench.kernels.gpu import gpu_only, random_values, this_gpu
+from tpdet.tools.bench.kernels.timing import enough, rotated, times_us
+from tpdet.tools.bench.report.floor import Work, print_floor
+from tpdet.tools.bench.report.record import BenchRow, finish
+from tpdet.tools.bench.report.shapes import shards
+from tpdet.tools.verify.run import parse_sizes
+
+PEERS = {"row": "linear + norm"} | dict.fromkeys(GATED_KINDS, "linear + activation")
+"""What stands beside a product, by its kind; beside the others, `linear` alone."""
+
+_EPS = 1e-6
+
+
+def gemm_command(options: argparse.Namespace) -> int:
+    """Every product of the named models at every size and number of rows."""
+    gpu_only("gemm")
+    found: list[BenchRow] = []
+    counts, names = parse_sizes(options.rows), options.model_shape.split(",")
+    device = torch.device("cuda", torch.cuda.current_device())
+    for name, partition in shards(names, parse_sizes(options.tp), options.fold_order):
+        # The variants that an engine of this model would use.
+        limits = {"column": max(counts), "head": HEAD_ROWS}
+        admit_products(partition, device, limits, f"tpdet tune {name}")
+        for product in model_products(partition):
+            if product.experts:  # `tpdet bench experts` times these
+                continue
+            mine = [count for count in counts if product.kind != "head" or count <= HEAD_ROWS]
+            for count in mine:
+                found.append(_case(name, partition, product, count, options))
+            torch.cuda.empty_cache()
+    finish("gemm", this_gpu(), found, options.output, as_json=options.json)
+    return 0
+
+
+def product_work(product: LayerProduct, rows: int) -> Work:
+    """Operations, and the bytes of operands and results: bf16, fp32 for the head's results."""
+    n, k = product.n, product.k
+    out = 4 if product.kind == "head" else 2
+    stream = 8 * rows * n if product.kind == "row" else 0  # the fp32 residual, in and out
+    results = out * rows * product.product.outputs
+    return Work(2.0 * rows * n * k, 2.0 * (n * k + rows * k) + results + stream)
+
+
+def _case(
+    name: str,
+    partition: Partition,
+    product: LayerProduct,
+    count: int,
+    options: argparse.Namespace,
+) -> BenchRow:
+    repeats, fold_order = options.repeats, options.fold_order
+    ranks, row_parallel = partition.world.size, product.kind == "row"
+    work = product_work(product, count)
+    floor = print_floor(f"{name} {product.name}, TP {ranks}, {count} rows", work)
+    weights = enough(rotated(random_values(product.n, product.k, seed=1)), count)
+    if row_parallel:
+        ours, peer = _row_times(partition, product.product, weights, count, repeats)
+    elif product.product.gated:
+        ours, peer = _gated_times(partition, weights, count, repeats)
+    else:
+        out = torch.float32 if product.kind == "head" else torch.bfloat16
+        ours, peer = _column_times(partition, weights, count, out, repeats)
+    return BenchRow(
+        case=f"gemm {product.name}",
+        model=name,
+        dtype="bfloat16",
+        tp=ranks,
+        batch=count,
+        mode=fold_order if row_parallel else None,
+        value=ours,
+        unit="us",
+        floor=floor,
+        peer=PEERS.get(product.kind, "linear"),
+        peer_value=peer,
+        ratio=ours / peer,
+        flops=work.flops,
+        bytes=work.bytes,
+    )
+
+
+def _column_times(
+    partition: Partition,
+    weights: Sequence[torch.Tensor],
+    count: int,
+    out: torch.dtype,
+    repeats: int,
+) -> list[float]:
+    """Microseconds of ours and of `linear`."""
+    x = random_values(count, weights[0].shape[1])
+
+    def ours(weight: torch.Tensor) -> object:
+        return partition.arithmetic.column(x, weight, None, out)
+
+    def peer(weight: torch.Tensor) -> object:
+        return torch.nn.functional.linear(x, weight)
+
+    return times_us([ours, peer], weights, repeats)
+
+
+def _gated_times(
+    partition: Partition, weights: Sequence[torch.Tensor], count: int, repeats: int
+) -> list[float]:
+    """Microseconds of ours, and of `linear` followed by the activation of its rounded rows."""
+    x = random_values(count, weights[0].shape[1])
+
+    activation = partition.config.activation
+
+    def ours(weight: torch.Tensor) -> object:
+        return partition.arithmetic.gated(x, weight, activation)
+
+    def peer(weight: torch.Tensor) -> object:
+        rounded = torch.nn.functional.linear(x, weight)
+        return ops.activate_and_multiply(rounded, activation=activation)
+
+    return times_us([ours, peer], weights, repeats)
+
+
+def _row_times(
+    partition: Partition,
+    product: Product,
+    weights: Sequence[torch.Tensor],
+    count: int,
+    repeats: int,
+) -> list[float]:
+    """Microseconds of ours with fold and norm, and of `linear` with the norm."""
+    from tpdet.kernels.cuda.pointwise.norm import add_residual_and_norm
+
+    n, k = weights[0].shape
+    leaves = 1 if product.widths else product.leaves
+    roots = read_roots(product.roots)
+    x, residual = random_values(count, k), random_values(count, n, seed=2, dtype=torch.float32)
+    gain = Norm(random_values(n, seed=3), _EPS)
+
+    def ours(weight: torch.Tensor) -> object:
+        by_leaf = weight.view(leaves, n, k // leaves)
+        sums = partition.arithmetic.row(x, by_leaf, roots, product.widths)
+        if len(sums.roots) > 1:
+            sums = PartialSums(sums.values, sums.roots[:1])
+        return ops.fold_and_norm(sums, None, residual, gain)
+
+    def peer(weight: torch.Tensor) -> object:
+        product = torch.nn.functional.linear(x, weight)
+        return add_residual_and_norm(product, None, residual, gain)
+
+    return times_us([ours, peer], weights, repeats)

@@ -1,0 +1,157 @@
+"""The least time a case can take: bytes over the GPU's bandwidth, operations over its peak."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.checkpoint.model_config.expert_load import touched_experts
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FoldPlan
+from tpdet.layers.products import LayerProduct
+from tpdet.models.products import layer_products
+from tpdet.tools.bench.report.shapes import cut_for
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of one GPU: bytes a second read, bf16 operations a second, bytes a second sent to peers."""
+
+    bytes: float
+    flops: float
+    link: float
+
+
+RATES = {"NVIDIA H200": Rates(4.5e12, 989e12, 450e9)}
+"""By GPU: measured read-only bandwidth, data-sheet peak and NVLink; other GPUs have no floor."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Operations and bytes that a case needs, over all GPUs."""
+
+    flops: float
+    bytes: float
+
+    def over(self, ranks: int) -> "Work":
+        """A rank's share."""
+        return Work(self.flops / ranks, self.bytes / ranks)
+
+    def seconds(self, rates: Rates) -> float:
+        """The least time on one GPU of these rates."""
+        return max(self.flops / rates.flops, self.bytes / rates.bytes)
+
+
+def gpu_rates(gpu: str) -> Rates | None:
+    """The rates of a GPU by torch's name for it, None for a CPU and for unknown GPUs."""
+    return RATES.get(gpu)
+
+
+def here() -> Rates | None:
+    """The rates of this process's GPU."""
+    return gpu_rates(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+
+
+def print_floor(case: str, work: Work) -> float | None:
+    """Say the least microseconds of a case on this GPU, before it is timed; None: not known."""
+    rates = here()
+    if rates is None:
+        print(f"{case}: no floor is known for this GPU", flush=True)
+        return None
+    floor = 1e6 * work.seconds(rates)
+    print(f"{case}: floor {floor:.2f} us", flush=True)
+    return floor
+
+
+def exchange_seconds(rates: Rates, plan: FoldPlan, values: int) -> float:
+    """For the bytes that leave a GPU when `values` outputs are folded, one-shot or two-shot.
+
+    Every rank sends its fp32 roots to all others, or to each row's owner, which sends y in bf16.
+    """
+    return min(sent_bytes(len(plan.roots), plan.slots, values)) / rates.link
+
+
+def sent_bytes(ranks: int, slots: int, values: int) -> tuple[float, float]:
+    """Bytes that leave a GPU when `values` outputs are folded, one-shot and two-shot."""
+    one = values * 4 * slots * (ranks - 1)
+    two = values * (4 * slots + 2) * (ranks - 1) / ranks
+    return one, two
+
+
+def linear_weights(config: ModelConfig, rows: int) -> float:
+    """Values in the weights that `rows` rows read in the layers' products.
+
+    Of experts those that rows touch on average which choose them evenly and each for itself.
+    """
+    return sum(each.n * each.k * _touched(config, each, rows) for each in _products(config))
+
+
+def multiplied_weights(config: ModelConfig) -> int:
+    """Values by which one row is multiplied in the layers' products."""
+    return _multiplied(_products(config))
+
+
+def _products(config: ModelConfig) -> list[LayerProduct]:
+    partition = cut_for(config, 1, DEFAULT_FOLD_ORDER)
+    layers = range(config.num_layers)
+    return [each for index in layers for each in layer_products(partition, index)]
+
+
+def _touched(config: ModelConfig, product: LayerProduct, rows: int) -> float:
+    if not product.experts:
+        return 1.0
+    return touched_experts(config.experts, product.chosen, rows)
+
+
+def weight_bytes(config: ModelConfig, rows: int = 1) -> float:
+    """Bytes of the weights that a step of `rows` reads: all but the embedding's unread rows."""
+    count = linear_weights(config, rows) + config.vocab_size * config.hidden_size
+    return count * float(getattr(torch, config.dtype).itemsize)
+
+
+def decode_work(config: ModelConfig, batch: int, context: int) -> Work:
+    """A step in which `batch` sequences of `context` tokens gain one each."""
+    size = getattr(torch, config.dtype).itemsize
+    cached = batch * context * 2 * config.num_layers * config.num_kv_heads * config.head_dim * size
+    multiplied = multiplied_weights(config) + config.vocab_size * config.hidden_size
+    return Work(
+        batch * (2 * multiplied + attention_flops(config, context)),
+        weight_bytes(config, batch) + cached,
+    )
+
+
+def prefill_work(config: ModelConfig, prompts: int, length: int) -> Work:
+    """Prompts of `length` tokens each, one token sampled for each; weights are read once.
+
+    Of a prompt's last layer, only the last token needs more than keys and values.
+    """
+    head, layers = config.vocab_size * config.hidden_size, config.num_layers
+    all_keys = attention_flops(config, length) / layers  # of one row and layer
+    products = 2 * (length * multiplied_weights(config) - (length - 1) * _finishing(config) + head)
+    attended = (layers - 1) * length * all_keys / 2 + all_keys
+    return Work(prompts * (products + attended), weight_bytes(config, prompts * length))
+
+
+def _finishing(config: ModelConfig) -> int:
+    """Values by which one row is multiplied behind the last layer's keys and values."""
+    partition = cut_for(config, 1, DEFAULT_FOLD_ORDER)
+    products = layer_products(partition, config.num_layers - 1)
+    return _multiplied(each for each in products if each.name != "qkv")
+
+
+def _multiplied(products: Iterable[LayerProduct]) -> int:
+    return sum(each.n * each.k * (each.chosen or 1) for each in products)
+
+
+def mixed_work(config: ModelConfig, lengths: list[int], generate: int) -> Work:
+    """Prompts of these lengths and `generate` tokens each; weights are read once a token."""
+    flops = 0.0
+    for length in lengths:
+        flops += prefill_work(config, 1, length).flops
+        flops += (generate - 1) * decode_work(config, 1, length + generate // 2).flops
+    return Work(flops, generate * weight_bytes(config, len(lengths)))
+
+
+def attention_flops(config: ModelConfig, keys: float) -> float:
+    """Operations of a token's scores and sums over `keys` keys, in all layers."""
+    return 4 * config.num_layers * config.num_heads * config.head_dim * keys

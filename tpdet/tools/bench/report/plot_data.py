@@ -1,0 +1,220 @@
+"""Data of the plots, from rows of results files: curves of decode steps, roofline points."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.config import APPROXIMATE
+from tpdet.errors import UsageError
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER
+from tpdet.tools.bench.report.default_order import in_default_order
+from tpdet.tools.bench.report.floor import Work, decode_work, prefill_work
+from tpdet.tools.bench.report.results import Row, Run
+from tpdet.tools.bench.report.shapes import named_config
+
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_STEPS = ("decode", "prefill")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Decode steps of one model, size, mode and context: (batch, milliseconds), by batch."""
+
+    model: str
+    tp: int
+    mode: str
+    context: int
+    steps: tuple[tuple[int, float], ...]
+
+    @property
+    def label(self) -> str:
+        """As the legend has it."""
+        return f"TP {self.tp}, {self.mode}, context {self.context}"
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Decode steps of one size, batch and mode: (context, milliseconds), by context."""
+
+    tp: int
+    batch: int
+    steps: tuple[tuple[int, float], ...]
+    mode: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What determinism costs in the same engine: time by case, over that of approximate arithmetic.
+
+    mode: the strict one; cases: (name of the case, ratio), a ratio of 1 being no cost.
+    """
+
+    tp: int
+    mode: str
+    cases: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A case on one GPU: operations a byte, operations a second, and its group in the plot."""
+
+    group: str
+    intensity: float
+    speed: float
+
+
+def curves(found: Iterable[tuple[Run, list[Row]]]) -> list[Curve]:
+    """Of decode rows in the default fold order, or another where that was not timed, and of
+    approximate ones; of several contexts only the shortest one's."""
+    runs = list(found)
+    strict = [row for _, row in in_default_order(runs)]
+    approximate = [row for _, rows in runs for row in rows if row.get("mode") == APPROXIMATE]
+    steps: dict[tuple[str, int, str, int], dict[int, float]] = {}
+    for row in strict + approximate:
+        if row["case"] == "decode" and row["unit"] == "ms":
+            key = row["model"], row["tp"], row["mode"], row["context"]
+            steps.setdefault(key, {})[row["batch"]] = row["value"]
+    shortest = {
+        model: min(context for other, _, _, context in steps if other == model)
+        for model, _, _, _ in steps
+    }
+    return [
+        Curve(*key, tuple(sorted(mine.items())))
+        for key, mine in sorted(steps.items())
+        if key[3] == shortest[key[0]]
+    ]
+
+
+def by_context(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[Growth]]:
+    """By model, where a batch was timed at more than one context.
+
+    Of one strict mode: the default fold order, or the first where that was not timed so.
+    """
+    steps: dict[str, dict[str, dict[tuple[int, int], dict[int, float]]]] = {}
+    for _, rows in found:
+        for row in rows:
+            if row["case"] != "decode" or row["unit"] != "ms" or _approximate(row):
+                continue
+            modes = steps.setdefault(row["model"], {})
+            cases = modes.setdefault(row.get("mode") or "", {})
+            cases.setdefault((row["tp"], row["batch"]), {})[row["context"]] = row["value"]
+    grown: dict[str, list[Growth]] = {}
+    for model, modes in steps.items():
+        for mode in sorted(modes, key=lambda mode: mode != DEFAULT_FOLD_ORDER):
+            growth = [
+                Growth(tp, batch, tuple(sorted(mine.items())), mode)
+                for (tp, batch), mine in sorted(modes[mode].items())
+                if len(mine) > 1
+            ]
+            if growth:
+                grown.setdefault(model, growth)
+    return grown
+
+
+def costs(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[Cost]]:
+    """By model, size and strict mode, of cases that one commit measured both ways, one transport.
+
+    `found` holds every run, not the newest rows alone: what counts is the newest commit that has
+    both, for figures of two machines are no comparison. Of its strict modes the default fold order
+    counts, else the first that was measured.
+    """
+    times: dict[tuple[str, int, str, str], dict[str | None, dict[str, float]]] = {}
+    for run, rows in found:
+        for row in rows:
+            seconds = _case_seconds(row)
+            if seconds is None:
+                continue
+            order, _, transport = row.get("mode", "").partition(", ")
+            key = row["model"], row["tp"], transport, _case_name(row)
+            times.setdefault(key, {}).setdefault(run.get("commit"), {})[order] = seconds
+    by_size: dict[tuple[str, int, str], dict[str, float]] = {}
+    for (model, tp, _, name), commits in times.items():
+        for orders in reversed(commits.values()):
+            strict = [order for order in orders if order != APPROXIMATE]
+            if APPROXIMATE not in orders or not strict:
+                continue
+            order = DEFAULT_FOLD_ORDER if DEFAULT_FOLD_ORDER in strict else strict[0]
+            ratio = orders[order] / orders[APPROXIMATE]
+            by_size.setdefault((model, tp, order), {}).setdefault(name, ratio)
+            break
+    made: dict[str, list[Cost]] = {}
+    for (model, tp, order), cases in sorted(by_size.items()):
+        named = sorted(cases.items(), key=lambda case: _by_numbers(case[0]))
+        made.setdefault(model, []).append(Cost(tp, order, tuple(named)))
+    return made
+
+
+def _by_numbers(name: str) -> list[tuple[int, str]]:
+    """A sort key for names: numbers inside them count by their size."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def points(found: Iterable[tuple[Run, list[Row]]]) -> list[Point]:
+    """Of rows that say their work, and of decode and prefill of well-known models, in the default
+    fold order or another where that was not timed."""
+    configs: dict[str, ModelConfig | None] = {}
+    measured = []
+    runs = list(found)
+    others = [row for _, rows in runs for row in rows if row["case"] not in _STEPS]
+    kernels = [row for row in others if not _approximate(row)]
+    steps = [row for _, row in in_default_order(runs) if row["case"] in _STEPS]
+    for row in kernels + steps:
+        work = _work(row, configs)
+        if work is None or not work.flops or not work.bytes:
+            continue
+        measured.append(Point(_group(row), work.flops / work.bytes, work.flops / _seconds(row)))
+    return measured
+
+
+def _approximate(row: Row) -> bool:
+    mode: str = row.get("mode") or ""
+    return mode.partition(", ")[0] == APPROXIMATE
+
+
+def _case_seconds(row: Row) -> float | None:
+    """The time of a case of the engine; None for another."""
+    if (row["case"], row["unit"]) in (("decode", "ms"), ("prefill", "tokens/s"), ("mixed", "s")):
+        return _seconds(row)
+    return None
+
+
+def _case_name(row: Row) -> str:
+    if row["case"] == "decode":
+        return f"decode, batch {row['batch']}, context {row['context']:,}"
+    if row["case"] == "prefill":
+        return f"prefill, {row['batch']} prompts of {row['context']:,}"
+    return f"mixed, {row.get('batch')} requests"
+
+
+def _work(row: Row, configs: dict[str, ModelConfig | None]) -> Work | None:
+    """Operations and bytes of a row's case on one GPU; None if they are unknown."""
+    if row.get("flops") and row.get("bytes") and row["unit"] in _SECONDS:
+        return Work(row["flops"], row["bytes"])
+    if row["case"] not in _STEPS:
+        return None
+    name = row["model"]
+    if name not in configs:
+        try:
+            configs[name] = named_config(name)
+        except UsageError:  # a model that only its measurer knows
+            configs[name] = None
+    config = configs[name]
+    if config is None:
+        return None
+    work = decode_work if row["case"] == "decode" else prefill_work
+    return work(config, row["batch"], row["context"]).over(row["tp"])
+
+
+def _seconds(row: Row) -> float:
+    if row["unit"] == "tokens/s":
+        seconds: float = row["batch"] * row["context"] / row["value"]
+        return seconds
+    return float(row["value"]) * _SECONDS[row["unit"]]
+
+
+def _group(row: Row) -> str:
+    if row["case"] in _STEPS:
+        return f"{row['case']} of the model, TP {row['tp']}"
+    kind = str(row["case"]).split()[0]
+    return "attention, " + str(row["case"]).split()[1] if kind == "attention" else kind

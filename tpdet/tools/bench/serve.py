@@ -1,0 +1,138 @@
+"""`tpdet bench serve`: load on a running OpenAI-compatible server, as its clients see it.
+
+The JSON keys are those of `vllm bench serve`; `http_load` says what the times mean.
+"""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tpdet.arguments.counts import check_counts
+from tpdet.errors import TpdetError, UsageError
+from tpdet.tools.bench.client import Address, Answer, get_json, run_load
+from tpdet.tools.bench.http_load import (
+    Load,
+    Target,
+    accepted_drafts,
+    added,
+    metrics,
+    our_headers,
+    send,
+    tell_of_drafts,
+)
+from tpdet.tools.bench.report.record import BenchRow, print_line
+from tpdet.tools.bench.run import parse_range
+from tpdet.tools.verify.report import append_record, run_record
+from tpdet.tools.worlds.machine import machine
+
+
+def serve_command(options: argparse.Namespace) -> int:
+    """Send the requests, print the metrics; 1 when some request failed."""
+    check_counts(options, "requests", "generate", "vocabulary", "concurrency")
+    if options.rate is not None and options.rate <= 0:
+        raise UsageError(f"--rate {options.rate}: use more than 0")
+    model, answers, duration, accepted = run_load(_load(options))
+    found = metrics(answers, duration, accepted)
+    if not found["completed"]:
+        raise TpdetError(f"no request was answered; the first error: {found['errors'][0]}")
+    load = {"model_id": model, "num_prompts": options.requests, "request_rate": options.rate,
+            "max_concurrency": options.concurrency}  # fmt: skip
+    return _report(options, model, load | found)
+
+
+def _report(options: argparse.Namespace, model: str, found: dict[str, Any]) -> int:
+    mode = f"rate {options.rate:g}" if options.rate else "all at once"
+    if options.concurrency:
+        mode += f", {options.concurrency} in flight"
+    row = BenchRow(
+        case="serve",
+        model=Path(model).name,
+        mode=mode,
+        tp=options.tp,
+        batch=options.requests,
+        value=found["output_throughput"],
+        unit="tokens/s",
+        metrics=found,
+    )
+    print_figures(found)
+    tell_of_drafts(model, found)
+    command = shlex.join(["tpdet", *sys.argv[1:]])
+    record = run_record(
+        "serve", machine("auto", options.tp or 1), command, [msgspec.to_builtins(row)]
+    )
+    if options.output is not None:
+        append_record(options.output, "serve", record)
+    environment = {key: value for key, value in record.items() if key != "rows"}
+    print_line(found | {"environment": environment}, options.json)
+    return 1 if found["failed"] else 0
+
+
+async def _load(options: argparse.Namespace) -> tuple[str, list[Answer], float, int | None]:
+    """The served model's name, every answer, seconds from the first request to the last end, and
+    how many tokens came from drafts.
+    """
+    address, headers = Address.parse(options.base_url), our_headers(options.api_key_file)
+    model = options.model
+    if model is None:
+        model = (await get_json(address, "/v1/models", headers))["data"][0]["id"]
+    shortest, longest = parse_range(options.input)
+    load = Load(
+        requests=options.requests,
+        shortest=shortest,
+        longest=longest,
+        generate=options.generate,
+        concurrency=options.concurrency,
+        rate=options.rate,
+        temperature=options.temperature,
+        vocabulary=options.vocabulary,
+        seed=options.seed,
+        timeout=options.timeout,
+    )
+    target = Target(address, headers, model)
+    before = await accepted_drafts(target)
+    answers, seconds = await send(target, load)
+    after = await accepted_drafts(target)
+    return model, answers, seconds, added(0, before, after)
+
+
+def print_figures(found: dict[str, Any]) -> None:
+    """Print the figures under the labels of `vllm bench serve`, a line each."""
+    width = 50
+    lines = [
+        " Serving Benchmark Result ".center(width, "="),
+        *(_labelled(label, found[key]) for label, key in _TOTALS),
+    ]
+    for title, name in _TIMES:
+        lines.append(f" {title} ".center(width, "-"))
+        for kind, label in (("mean", "Mean"), ("median", "Median"), ("p99", "P99")):
+            lines.append(_labelled(f"{label} {name.upper()} (ms)", found[f"{kind}_{name}_ms"]))
+    if found["accepted_draft_tokens"] is not None:
+        lines.append(_labelled("Tokens from drafts", found["accepted_draft_tokens"]))
+    lines += [_labelled("Failed requests", found["failed"])] if found["failed"] else []
+    lines += [f"  {error}" for error in found["errors"][:5]]
+    print("\n".join([*lines, "=" * width]), flush=True)
+
+
+_TOTALS = (
+    ("Successful requests", "completed"),
+    ("Benchmark duration (s)", "duration"),
+    ("Total input tokens", "total_input_tokens"),
+    ("Total generated tokens", "total_output_tokens"),
+    ("Request throughput (req/s)", "request_throughput"),
+    ("Output token throughput (tok/s)", "output_throughput"),
+    ("Total token throughput (tok/s)", "total_token_throughput"),
+)
+_TIMES = (
+    ("Time to First Token", "ttft"),
+    ("Time per Output Token (excl. 1st token)", "tpot"),
+    ("Inter-token Latency", "itl"),
+)
+
+
+def _labelled(label: str, value: float) -> str:
+    shown = f"{value:.2f}" if isinstance(value, float) else str(value)
+    return f"{label}:".ljust(40) + shown

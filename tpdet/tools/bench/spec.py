@@ -1,0 +1,106 @@
+"""The work of a benchmark's ranks, and their results, as plain data in JSON files."""
+
+from typing import Any
+
+import msgspec
+
+from tpdet.tools.bench.generate_load import Sizes
+from tpdet.tools.bench.report.record import BenchRow
+from tpdet.tools.worlds.spec import Machine
+
+
+class LatencyCases(msgspec.Struct, frozen=True, kw_only=True):
+    """Decode steps of every batch at every context, then prompts of each `prefill_tokens`."""
+
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    steps: int
+    prefill_tokens: tuple[int, ...]
+    prefill_prompts: int
+
+
+class MixedCase(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests submitted at once: random lengths, even from `shortest` to `longest`."""
+
+    requests: int
+    shortest: int
+    longest: int
+    generate: int
+    seed: int
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One model at one size; `latency` or `mixed` says what to time.
+
+    settings: those of the engine that were given (`EngineConfig`); the others have its defaults.
+    """
+
+    settings: dict[str, Any]
+    latency: LatencyCases | None = None
+    mixed: MixedCase | None = None
+
+
+class GenerateSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What `LLM.generate` is timed by; settings: the keywords of `LLM` that were given."""
+
+    settings: dict[str, Any]
+    sizes: Sizes
+
+
+class DraftsSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What drafters are timed by: synthetic ones at each batch, and texts where `texts` is set.
+
+    settings: the keywords of `LLM` that were given. acceptance: chances that a synthetic draft is
+    right. context, tokens: of each prompt and each answer. repeats: runs, of which the fastest
+    counts.
+    """
+
+    settings: dict[str, Any]
+    batches: tuple[int, ...]
+    acceptance: tuple[float, ...]
+    context: int
+    tokens: int
+    texts: bool
+    repeats: int
+    seed: int
+
+
+class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Decode steps of `batch` sequences, whose host's time is taken."""
+
+    model: str
+    load_format: str
+    device: str
+    batch: int
+    context: int
+    steps: int
+    temperature: float
+    top_p: float
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of each answer: the first sequences decode while the last prompts are read."""
+        return self.steps + -(-self.batch * self.context // 1024)
+
+
+class ExchangeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The exchange between ranks: outputs of `kilobytes` each, in rows of `hidden` bf16 values."""
+
+    kilobytes: tuple[int, ...]
+    hidden: int
+    fold_order: str
+    repeats: int
+    timeout: float = 600.0
+
+
+class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """All measurements of one world, its machine, and the cases left out, with reasons."""
+
+    rows: tuple[BenchRow, ...]
+    machine: Machine
+    notes: tuple[str, ...] = ()
+
+
+def output_rows(kilobytes: int, hidden: int) -> int:
+    """Rows of `hidden` bf16 values in an output of `kilobytes`, at least 1."""
+    return max(1, kilobytes * 1024 // (2 * hidden))

@@ -1,0 +1,211 @@
+"""Checks recorded answers by a running server: each is asked for again, with itself as drafts."""
+
+import argparse
+import json
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from tpdet.audit.replay import COVERED
+from tpdet.client.commands import connect
+from tpdet.client.connection import Connection
+from tpdet.client.retries import ask
+from tpdet.errors import CheckpointError, DisagreementError, RequestError, TpdetError, UsageError
+from tpdet.llm.recorded import CHECKED_AT_ONCE, RecordedAnswer, RecordedChoice, tokens_of
+from tpdet.requests.structured_outputs import form_in
+from tpdet.tools.check.answers import (
+    BatchLine,
+    BodyOverHttp,
+    Line,
+    asked_body,
+    check_same_choices,
+    check_same_prompt,
+)
+from tpdet.tools.check.computed import Compared, batch_line, compare_line, offline_line
+from tpdet.tools.check.report import Checked
+
+_SAME_NAMES = (*COVERED, "ignore_eos")
+"""Parameters that have one name in a record and in a body."""
+
+_SAME_OUTPUTS = ("index", "token_ids", "logprob_bits", "finish_reason", "stop_reason")
+
+
+def check_by_server(
+    options: argparse.Namespace, lines: list[Line]
+) -> tuple[list[Compared], Checked]:
+    """What the server that the flags name finds.
+
+    Raises what `Connection` raises, UsageError for a server that is approximate or another's,
+    DisagreementError for answers of another contract, other weights or another form.
+    """
+    connection = connect(options)
+    facts = server_facts(connection)
+    begin = time.monotonic()
+    found = compare_by_server(connection, lines, facts)
+    names = facts["contract"], facts["weights"], facts["system_fingerprint"]
+    return found, Checked.of(*names, found, time.monotonic() - begin)
+
+
+def server_facts(connection: Connection) -> dict[str, Any]:
+    """What `/server_info` says. Raises UsageError for a server that is approximate, or another."""
+    facts: dict[str, Any] = connection.get("/server_info")
+    if "contract" not in facts:
+        raise UsageError(f"the server at {connection.url} names no contract: it is not of tpdet")
+    if facts.get("arithmetic") == "approximate":
+        raise UsageError("the server is approximate: no answer can be checked by it")
+    return facts
+
+
+def compare_by_server(
+    connection: Connection, lines: list[Line], facts: dict[str, Any]
+) -> list[Compared]:
+    """Each line against the server's answer. Raises what `Connection` raises."""
+    for line in lines:
+        _refuse_other(line, facts)
+
+    def one(line: Line) -> Compared:
+        path, body = _question(line)
+        try:
+            answer = ask(connection, path, {**body, "model": facts["model"]})
+        except RequestError as error:
+            raise RequestError(f"line {line.number}: {error}", error.param) from None
+        return _compared(line, answer, facts)
+
+    with ThreadPoolExecutor(CHECKED_AT_ONCE) as pool:
+        return list(pool.map(one, lines))
+
+
+def _refuse_other(line: Line, facts: dict[str, Any]) -> None:
+    """Refuse a line that this server cannot compute, or cannot show as it was shown."""
+    for name, theirs in (("contract", line.origin.contract), ("weights", line.origin.weights)):
+        if theirs != facts[name]:
+            raise DisagreementError(
+                f"line {line.number} was computed with {name} {theirs}, and the server has "
+                f"{facts[name]}: check it by a server of the same"
+            )
+    answer = line.answer
+    if isinstance(answer, RecordedAnswer):
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(answer.params, name) is not None:
+                raise CheckpointError(
+                    f"line {line.number} has {name} {getattr(answer.params, name)}, which no "
+                    "server shows in that form: check it by its model, tpdet check MODEL"
+                )
+        schema = answer.params.json_schema
+        if schema is not None and schema != _as_sent(schema):
+            raise CheckpointError(
+                f"line {line.number} has a schema that is not compact JSON, as servers read it: "
+                "check it by its model, tpdet check MODEL"
+            )
+        return
+    splits = facts.get("reasoning_parser", "off") != "off"
+    if answer.request.url.endswith("/chat/completions") and splits != line.is_split:
+        theirs, ours = ("with", "without") if line.is_split else ("without", "with")
+        raise DisagreementError(
+            f"line {line.number} was made {theirs} a reasoning parser, and the server runs {ours} "
+            "one: check it by its model, tpdet check MODEL"
+        )
+
+
+def _compared(line: Line, answer: dict[str, Any], facts: dict[str, Any]) -> Compared:
+    try:
+        found = msgspec.convert(answer, BodyOverHttp)
+    except msgspec.ValidationError as error:
+        raise TpdetError(f"line {line.number}: the answer lacks ids: {error}") from None
+    check_same_choices(line, len(found.choices))
+    choices = [RecordedChoice(c.token_ids, c.logprob_bits) for c in found.choices]
+    recorded = line.answer
+    if isinstance(recorded, BatchLine):
+        for theirs, ours in zip(recorded.response.body.choices, found.choices, strict=True):
+            check_same_prompt(line, theirs.prompt_token_ids, ours.prompt_token_ids)
+        return compare_line(line, choices, batch_line(line, answer))
+    for choice in found.choices:
+        check_same_prompt(line, recorded.prompt_token_ids, choice.prompt_token_ids)
+    answered = _offline_answer(line, recorded, answer, facts)
+    return compare_line(line, choices, offline_line(line, answered))
+
+
+def _offline_answer(
+    line: Line, recorded: RecordedAnswer, answer: dict[str, Any], facts: dict[str, Any]
+) -> dict[str, Any]:
+    """The fields of a line of `tpdet generate`, of what a server answers to the same request."""
+    names = ("contract", "weights")
+    found = {name: facts[name] for name in names} | {
+        "seed": recorded.seed,
+        "prompt_token_ids": list(recorded.prompt_token_ids),
+        "replay_digest": answer["tpdet"]["replay_digest"],
+        "replay_version": answer["tpdet"]["replay_version"],
+        "outputs": [_offline_choice(recorded, choice) for choice in answer["choices"]],
+    }
+    if line.is_bare:
+        ids = ("token_ids", "logprob_bits")
+        found["outputs"] = [{name: one[name] for name in ids} for one in found["outputs"]]
+        return found
+    shown = {"request_id": None, "prompt_logprobs": None, "prompt_routed_experts": None}
+    return found | shown | {"finished": True, "system_fingerprint": answer["system_fingerprint"]}
+
+
+def _offline_choice(recorded: RecordedAnswer, choice: dict[str, Any]) -> dict[str, Any]:
+    tokens = tokens_of(RecordedChoice(choice["token_ids"], choice["logprob_bits"]))
+    total = math.fsum([token.logprob for token in tokens])
+    return {name: choice[name] for name in _SAME_OUTPUTS} | {
+        "text": choice["text"] if recorded.params.detokenize else "",
+        "cumulative_logprob": total if math.isfinite(total) else None,
+        "logprobs": None,
+        "routed_experts": choice.get("routed_experts"),
+    }
+
+
+def _question(line: Line) -> tuple[str, dict[str, Any]]:
+    """The path and body that ask for a line's answer again."""
+    answer = line.answer
+    own: dict[str, Any] = {}
+    if isinstance(answer, RecordedAnswer):
+        path, body = "/v1/completions", _offline_body(line, answer)
+        after: Any = answer.params.json_schema_after or ()
+        version = answer.replay_version
+    else:
+        path, body = answer.request.url, asked_body(line, answer)
+        told = answer.response.body.tpdet
+        after, version = told.json_schema_after, told.replay_version
+    wanted = body.get("response_format") or {}
+    if wanted.get("type", "text") != "text" or form_in(body) is not None:
+        own["json_schema_after"] = after
+    one_prompt = isinstance(answer, RecordedAnswer) or _has_one_prompt(body)
+    if one_prompt and not body.get("echo"):
+        own["drafts"] = [choice.token_ids for choice in line.choices]
+    own["replay_version"] = version
+    return path, body | {"tpdet": own, "return_token_ids": True}
+
+
+def _offline_body(line: Line, answer: RecordedAnswer) -> dict[str, Any]:
+    """What asks a server for an answer of `tpdet generate`; a prompt that was text is text."""
+    params, text = answer.params, line.fields.get("prompt")
+    body: dict[str, Any] = {name: getattr(params, name) for name in _SAME_NAMES}
+    body["prompt"] = text if isinstance(text, str) else answer.prompt_token_ids
+    body["seed"] = answer.seed
+    body["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
+    if not params.stop:
+        del body["stop"]
+    if params.json_schema is not None:
+        schema = {"name": "recorded", "schema": json.loads(params.json_schema)}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if params.regex is not None:
+        body["structured_outputs"] = {"regex": params.regex}
+    return body
+
+
+def _as_sent(schema: str) -> str | None:
+    """A schema in the form in which a server's digest covers it; None for no JSON."""
+    try:
+        return json.dumps(json.loads(schema), ensure_ascii=False, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _has_one_prompt(body: dict[str, Any]) -> bool:
+    prompt = body.get("prompt")
+    return not isinstance(prompt, list) or (bool(prompt) and isinstance(prompt[0], int))

@@ -1,0 +1,124 @@
+"""The kernels that a start on a GPU would ask for, found on a machine without one.
+
+    with on_gpu(H200):
+        asked = kernels_of(config, model, context, rank, size)   # digest -> what is to be compiled
+
+The rank's own start is rehearsed (`runner/start/rehearsal.py`) with one layer of each kind, whose
+weights nobody reads, over tensors of the CPU that the kernels take for a GPU's.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from tpdet.cache.kv import allocate_pages
+from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.checkpoint.source import UnreadWeights
+from tpdet.comm.world.rehearsal_world import RehearsalWorld
+from tpdet.config import EngineConfig
+from tpdet.kernels.cuda.gemm import admission
+from tpdet.kernels.cuda.hardware import MEMORY, Gpu, gpu_of, pretending
+from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.cuda.launch.target_driver import TargetDriver
+from tpdet.kernels.inputs.product import HEAD_ROWS
+from tpdet.layers.arithmetic import make_arithmetic
+from tpdet.layers.experts import open_columns_of_experts
+from tpdet.layers.row_layers import row_rule
+from tpdet.models.decoder import Decoder
+from tpdet.models.products import rank_products
+from tpdet.models.warm_up import pages_needed
+from tpdet.runner.start.contracts import name_contracts, partition_of
+from tpdet.runner.start.kernel_checks import product_limits
+from tpdet.runner.start.rehearsal import (
+    rehearse_checks,
+    rehearse_steps,
+    room_for_samples,
+)
+from tpdet.runner.start.step_tokens import choose_step_tokens
+from tpdet.runner.step.shared_rows import open_sharing
+from tpdet.tools.compile.weightless import Weightless
+
+if TYPE_CHECKING:
+    from tpdet.kernels.cuda.launch.recording import Recorded
+
+_CPU = torch.device("cpu")
+
+
+@contextmanager
+def on_gpu(gpu: Gpu) -> Iterator[None]:
+    """Kernels are chosen and compiled for this GPU, and none can be launched."""
+    major, minor = gpu.capability
+    there: Any = TargetDriver(GPUTarget("cuda", 10 * major + minor, 32))
+    before = driver._active  # Triton's own way back makes a driver, for which there is no GPU
+    driver.set_active(there)
+    try:
+        with pretending(gpu):
+            yield
+    finally:
+        driver._active = before
+
+
+def kernels_of(
+    config: EngineConfig, model: ModelConfig, context: int, rank: int, size: int
+) -> "Recorded":
+    """What one rank of `size` asks for, by digest; inside `on_gpu`.
+
+    context: tokens of a sequence, at most. Raises UsageError for a size that does not fit.
+    """
+    partition = partition_of(config, one_layer_of_each_kind(model), RehearsalWorld(rank, size))
+    dtype = getattr(torch, model.dtype)
+    most = _most_tokens(config, model, size)
+    rows = max(most, config.max_num_seqs)
+    limits = product_limits(rows, HEAD_ROWS)
+    with Weightless(), recording() as asked:
+        rehearse_checks(partition, _CPU, limits)
+        exchange = row_rule(partition).open_exchange(config.transport, partition, rows, dtype, _CPU)
+        partition = partition.by(make_arithmetic(False, partition.world, exchange))
+        partition = open_columns_of_experts(partition, rows)
+        partition.arithmetic.admitted = admission.foreseen(
+            rank_products(partition), _CPU, limits, dtype
+        )
+        decoder = Decoder(UnreadWeights(dtype, _CPU), partition, context)
+        count = pages_needed(most, context)
+        heads, layers = len(partition.key_heads), partition.config.num_layers
+        rehearse_steps(
+            decoder,
+            allocate_pages(layers, count, heads, model.head_dim, dtype, _CPU),
+            room_for_samples(config, _CPU),
+            open_sharing(config, exchange, partition, HEAD_ROWS),
+            config,
+            most,
+            context,
+            graphs=not config.enforce_eager and config.transport != "mpi",
+        )
+    return asked
+
+
+def _most_tokens(config: EngineConfig, model: ModelConfig, size: int) -> int:
+    """Tokens of a step that ranks of this size agree on."""
+    gpu = gpu_of(_CPU)
+    whole = (partition_of(config, model, RehearsalWorld(rank, size)) for rank in range(size))
+    return min(choose_step_tokens(config, each, gpu, MEMORY[gpu]).most for each in whole)
+
+
+def contract_of(config: EngineConfig, model: ModelConfig, size: int) -> str:
+    """The contract id of a start at one size on a GPU."""
+    return name_contracts(
+        config, partition_of(config, model, RehearsalWorld(0, size)), "cuda"
+    ).strict
+
+
+def one_layer_of_each_kind(model: ModelConfig) -> ModelConfig:
+    """The same model with as few layers as have all its windows, with and without experts."""
+    every = {(window, model.has_experts(i)) for i, window in enumerate(model.windows)}
+    kinds, mixture = sorted(every, key=str), model.mixture
+    if mixture is not None:
+        dense = tuple(i for i, (_, has_experts) in enumerate(kinds) if not has_experts)
+        mixture = replace(mixture, dense_layers=dense)
+    windows = tuple(window for window, _ in kinds)
+    return replace(model, num_layers=len(windows), windows=windows, mixture=mixture)

@@ -1,0 +1,156 @@
+"""The planner's constants of one GPU, which `tpdet.tools.plan.fit` writes from measured results.
+
+Times are in seconds, rates in bytes or operations a second.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from tpdet.errors import UsageError
+from tpdet.kernels.inputs.activations import GATED_KINDS
+
+FORMAT = 1
+EXPERTS = "experts"
+"""The cost of a layer's experts among those of products: both products, places, lanes, choice."""
+FOLDER = Path(__file__).resolve().parent / "constants"
+
+
+class ProductCost(msgspec.Struct, frozen=True):
+    """A matrix product: launch, smooth maximum of reading and computing, and its activations."""
+
+    launch: float
+    bytes: float
+    flops: float
+    sharpness: float
+    activations: float
+
+
+class DecodeAttentionCost(msgspec.Struct, frozen=True):
+    """One layer's decode attention: launch, reading of keys and values, work of heads and splits.
+
+    head: for each key head of each sequence; split: for each 256 tokens of the longest sequence.
+    """
+
+    launch: float
+    bytes: float
+    head: float
+    split: float
+
+
+class PrefillAttentionCost(msgspec.Struct, frozen=True):
+    """One layer's prefill attention; flops counts only scores that the mask leaves visible."""
+
+    launch: float
+    flops: float
+
+
+class ExchangeCost(msgspec.Struct, frozen=True):
+    """One exchange: launch, time for each further peer, bytes a second that leave a GPU."""
+
+    launch: float
+    peer: float
+    bytes: float
+
+
+class SamplingCost(msgspec.Struct, frozen=True):
+    """Greedy sampling: launch, extra time of several ranks, reading of a rank's fp32 logits."""
+
+    launch: float
+    ranks: float
+    bytes: float
+
+
+class LayerCost(msgspec.Struct, frozen=True):
+    """The rest of a layer (rotation, stores, gaps): seconds a layer, and bytes moved.
+
+    saved: seconds a layer that its products are faster in a step, where launches are dependent,
+    than when timed alone; `seconds` is then 0.
+    """
+
+    seconds: float
+    bytes: float
+    saved: float = 0.0
+
+
+class OverlapCost(msgspec.Struct, frozen=True):
+    """An exchange that overlaps products: bytes a second that one of its programs sends."""
+
+    program: float
+    sharpness: float
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A file that constants come from, and the commits of the runs used."""
+
+    file: str
+    commits: tuple[str, ...]
+
+
+class FitError(msgspec.Struct, frozen=True):
+    """The error of a formula: the number of figures, and the relative error (rms and worst)."""
+
+    figures: int
+    rms: float
+    worst: float
+
+
+class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All constants of one GPU. host: seconds of rank 0's CPU work for each decoded row."""
+
+    format: int
+    gpu: str
+    sources: tuple[Source, ...]
+    products: dict[str, ProductCost]
+    decode_attention: DecodeAttentionCost
+    prefill_attention: PrefillAttentionCost
+    one_shot: ExchangeCost
+    two_shot: ExchangeCost
+    library_gather: ExchangeCost
+    sampling: SamplingCost
+    layer: LayerCost
+    overlapped: OverlapCost
+    host: float
+    errors: dict[str, FitError]
+
+    def product(self, kind: str) -> ProductCost:
+        """The cost of a kind of product; of a gated one that was not fitted, another's."""
+        if kind in GATED_KINDS and kind not in self.products:
+            kind = "gated" if "gated" in self.products else "column"
+        return self.products[kind]
+
+
+@cache
+def load_constants(gpu: str, folder: Path = FOLDER) -> Constants:
+    """The constants of a GPU such as "h200". Raises UsageError naming the known GPUs."""
+    known = sorted(path.stem for path in folder.glob("*.json"))
+    if gpu not in known:
+        raise UsageError(
+            f"--gpu {gpu}: not measured, use {', '.join(known)}, or measure it (tpdet bench, "
+            "tpdet tune) and run python -m tpdet.tools.plan.fit"
+        )
+    path = folder / f"{gpu}.json"
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Constants)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path} holds no constants ({error}): write it anew") from error
+    if found.format != FORMAT:
+        raise UsageError(f"{path} has format {found.format}, not {FORMAT}: write it anew")
+    return found
+
+
+def write_constants(constants: Constants, path: Path) -> None:
+    """Write indented JSON with numbers of six digits; further digits are noise."""
+    rounded = _rounded(msgspec.to_builtins(constants))
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(rounded), indent=1) + b"\n")
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(inner) for inner in value]
+    return value

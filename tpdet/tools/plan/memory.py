@@ -1,0 +1,91 @@
+"""Predicts the bytes of one rank's GPU: weights, slots of exchanges, workspaces, KV pages.
+
+Weights, rotary tables, slots and pages are counted as the runtime allocates them. Workspaces are
+the largest tensors of a step that live at the same time; `Hardware.reserved` stands for the rest.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from tpdet.cache.kv import page_bytes
+from tpdet.comm.exchange.peer_carrier import gather_bytes
+from tpdet.comm.exchange.slot_layout import SlotLayout
+from tpdet.kernels.inputs.product import HEAD_ROWS
+from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.models.footprint import row_bytes, weight_bytes
+from tpdet.models.products import head_product
+from tpdet.tools.plan.step import World
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a rank's GPU. `usable` is the share the engine may use (gpu_memory_utilization).
+
+    `draft`: what a draft model takes, on rank 0.
+    """
+
+    usable: int
+    weights: int
+    tables: int
+    slots: int
+    workspaces: int
+    reserved: int
+    page: int
+    draft: int = 0
+
+    @property
+    def fixed(self) -> int:
+        """Bytes of everything except KV pages."""
+        held = self.weights + self.tables + self.slots + self.workspaces
+        return held + self.reserved + self.draft
+
+    @property
+    def pages(self) -> int:
+        """KV pages that fit; 0 when the rest alone does not fit."""
+        return max(0, self.usable - self.fixed) // self.page
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose keys and values fit."""
+        return self.pages * PAGE_TOKENS
+
+    def sequences(self, context: int) -> int:
+        """Sequences of `context` tokens whose pages fit."""
+        return self.pages // -(-context // PAGE_TOKENS)
+
+
+def rank_memory(world: World, positions: int, utilization: float) -> Memory:
+    """The memory of a rank. positions: the longest sequence; utilization: the share to use."""
+    config = world.config
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    keys = len(world.partition.key_heads)
+    return Memory(
+        usable=int(utilization * world.hardware.memory),
+        weights=weight_bytes(world.partition),
+        tables=4 * positions * config.head_dim * len(config.rotaries),
+        slots=_slot_bytes(world, dtype),
+        workspaces=_workspace_bytes(world),
+        reserved=world.hardware.reserved,
+        page=page_bytes(config.num_layers, keys, config.head_dim, dtype),
+    )
+
+
+def _slot_bytes(world: World, dtype: torch.dtype) -> int:
+    """Bytes that peers of the node write to, and that take other nodes' partials."""
+    levels, hidden = world.levels, world.config.hidden_size
+    inside = 0
+    if levels.local > 1:
+        inside = gather_bytes(levels.local)
+        inside += SlotLayout(levels.local, levels.slots, world.budget, hidden, dtype).bytes
+    if levels.nodes == 1:
+        return inside
+    rows = max(levels.one_shot_rows, -(-world.budget // levels.local))
+    return inside + 4 * levels.nodes * levels.node_slots * rows * hidden
+
+
+def _workspace_bytes(world: World) -> int:
+    """The rows of a step, and the logits of HEAD_ROWS rows."""
+    head = head_product(world.partition).n
+    logits = 4 * HEAD_ROWS * (2 * head + 3 * head * world.ranks)
+    return world.budget * row_bytes(world.partition, world.levels.slots) + logits

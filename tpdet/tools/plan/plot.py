@@ -1,0 +1,105 @@
+"""Draws the charts of `tpdet plan --plot`: scaling to many nodes, and the parts of a step."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tpdet.errors import ResourceError, UsageError
+from tpdet.tools.bench.report.plot import require_matplotlib, save_figure
+from tpdet.tools.plan.plan import Plan, PlanRequest, plan_size
+
+NODES = (1, 2, 4, 8, 16, 32, 64)
+_COLOURS = ("#1b6ca8", "#c8553d", "#3c8d53", "#8a5aa8", "#b8860b", "#555555", "#111111")
+
+
+def draw_plan(request: PlanRequest, stem: Path) -> None:
+    """Write stem.png and stem.svg. Raises UsageError without matplotlib, ResourceError when no
+    size holds the batch."""
+    require_matplotlib()
+    every = sizes_at(replace(request, nodes=NODES[-1]))
+    if not any(plan.fits for plan in every):
+        raise ResourceError(
+            f"no size holds {request.batch} sequences of {request.context} tokens: lower --batch "
+            "or --context, or raise --leaves"
+        )
+    figure, (left, right) = _new_figure()
+    _draw_scaling(left, request, every)
+    _draw_parts(right, every)
+    figure.suptitle(
+        f"{request.model} on {request.gpu.upper()}, {request.hardware.gpus} a node: planned "
+        f"decode, batch {request.batch} a world, context {request.context:,}, {request.fold_order}"
+    )
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    save_figure(figure, stem)
+
+
+def sizes_at(request: PlanRequest) -> list[Plan]:
+    """Plans of every size that the model and the nodes allow, even if memory is short."""
+    found = []
+    tp = 1
+    while tp <= request.nodes * request.hardware.gpus:
+        try:
+            found.append(plan_size(request, tp))
+        except UsageError:
+            break
+        tp *= 2
+    return found
+
+
+def _new_figure() -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11.0, 4.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(1, 2)
+
+
+def _draw_scaling(axes: Any, request: PlanRequest, every: list[Plan]) -> None:
+    """Draw tokens a second of all worlds over nodes, a line for each size that holds the batch."""
+    for index, plan in enumerate(every):
+        if not plan.fits:
+            continue
+        nodes = [count for count in NODES if count * request.hardware.gpus >= plan.tp]
+        rate = plan.decode_tokens / plan.worlds
+        axes.plot(
+            nodes,
+            [rate * count * request.hardware.gpus / plan.tp for count in nodes],
+            marker="o",
+            color=_COLOURS[index % len(_COLOURS)],
+            label=f"TP {plan.tp}: {plan.decode_ms:.1f} ms",
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(NODES, [str(count) for count in NODES])
+    axes.set_xlabel("nodes")
+    axes.set_ylabel("tokens a second, all worlds")
+    axes.set_title("Worlds of one size, side by side", fontsize=10)
+    axes.grid(True, which="both", alpha=0.25)
+    axes.legend(fontsize=8, title="size: a step")
+
+
+def _draw_parts(axes: Any, every: list[Plan]) -> None:
+    """Draw the parts of a step in ms, a bar for each size; hatched where it does not fit."""
+    from matplotlib.patches import Patch
+
+    names = [name for name in every[0].decode_parts if name != "host"]
+    ticks = range(len(every))
+    below, keys = [0.0] * len(every), []
+    for index, name in enumerate(names):
+        heights = [plan.decode_parts[name] for plan in every]
+        colour = _COLOURS[index % len(_COLOURS)]
+        bars = axes.bar(ticks, heights, bottom=below, color=colour)
+        for bar, plan in zip(bars, every, strict=True):
+            if not plan.fits:
+                bar.set_hatch("//")
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+        keys.append(Patch(color=colour, label=name))
+    floors = [plan.floor_ms for plan in every]
+    keys += axes.plot(ticks, floors, "_", color="white", markersize=18, label="floor")
+    axes.set_facecolor("#e8e8e8")
+    axes.set_xticks(list(ticks), [str(plan.tp) for plan in every])
+    axes.set_xlabel("tensor-parallel size (hatched: memory does not hold the batch)")
+    axes.set_ylabel("milliseconds a step")
+    axes.set_title("One world", fontsize=10)
+    axes.legend(handles=keys, fontsize=8, facecolor="#e8e8e8")

@@ -1,0 +1,252 @@
+"""Predicts the seconds of a decode step and of a prefill step, part by part."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.kernels.inputs.product import HEAD_ROWS
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER
+from tpdet.layers.partition import Partition
+from tpdet.layers.products import LayerProduct
+from tpdet.models.micro_batches import MICRO_BATCH_ROWS
+from tpdet.models.products import head_product, layer_products
+from tpdet.tools.bench.report.floor import attention_flops
+from tpdet.tools.bench.report.shapes import cut_for
+from tpdet.tools.plan.constants import EXPERTS, Constants
+from tpdet.tools.plan.exchange_time import (
+    Levels,
+    between_seconds,
+    exchange_seconds,
+    levels_of,
+    overlapped_seconds,
+)
+from tpdet.tools.plan.hardware import Hardware, Network
+from tpdet.tools.plan.kernel_time import (
+    decode_attention_seconds,
+    decode_attention_work,
+    experts_work,
+    layer_bytes,
+    prefill_attention_seconds,
+    product_seconds,
+    product_work,
+    sampling_seconds,
+    smooth_maximum,
+)
+
+_NORM_BYTES = 12  # of a value: fp32 and bf16, in and out
+
+
+@dataclass(frozen=True)
+class World:
+    """A model divided over ranks on nodes, with the constants for its steps.
+
+    budget: rows of a step, at most; overlapped: multiprocessors of an exchange that overlaps
+    products, None for the runtime's.
+    """
+
+    partition: Partition
+    levels: Levels
+    constants: Constants
+    hardware: Hardware
+    network: Network
+    budget: int
+    overlapped: int | None = None
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's configuration."""
+        return self.partition.config
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return self.partition.world.size
+
+
+def make_world(
+    config: ModelConfig,
+    ranks: int,
+    constants: Constants,
+    hardware: Hardware,
+    network: Network,
+    *,
+    budget: int = 8192,
+    fold_order: str = DEFAULT_FOLD_ORDER,
+    leaves: int | None = None,
+    overlapped: int | None = None,
+) -> World:
+    """The world of `ranks`, seen from the rank that holds most of it.
+
+    Raises UsageError naming the sizes or leaves that fit the model.
+    """
+    parts = [cut_for(config, ranks, fold_order, leaves, rank=rank) for rank in range(ranks)]
+    partition = max(parts, key=lambda part: (len(part.key_heads), len(part.query_heads)))
+    cut = partition.leaves, fold_order, config.hidden_size, budget
+    return World(
+        partition,
+        levels_of(ranks, hardware.gpus, *cut),
+        constants,
+        hardware,
+        network,
+        budget,
+        overlapped,
+    )
+
+
+Parts = dict[str, float]
+"""Seconds by name, in a fixed order; `host` runs beside the other parts and is not added."""
+
+
+def step_seconds(parts: Parts) -> float:
+    """The sum of the GPU's parts, or the host's work for the next step if that is longer."""
+    return max(sum(parts.values()) - parts["host"], parts["host"])
+
+
+def limit_of(parts: Parts) -> str:
+    """The largest part of a step."""
+    if parts["host"] >= step_seconds(parts):
+        return "host"
+    return max((name for name in parts if name != "host"), key=lambda name: parts[name])
+
+
+def decode_parts(world: World, batch: int, context: int) -> Parts:
+    """The parts of a step in which `batch` sequences of `context` tokens get one token each."""
+    config, constants, levels = world.config, world.constants, world.levels
+    layers = config.num_layers
+    work = decode_attention_work(batch, context, len(world.partition.key_heads), config.head_dim)
+    exchanges = 2 * layers if world.ranks > 1 else 0
+    inside, between = exchange_seconds(constants, levels, batch, world.network)
+    return {
+        "products": _layers_products(world, batch) + _head(world, batch),
+        "attention": layers * decode_attention_seconds(constants.decode_attention, work),
+        "other kernels": layers * _between_products(world, batch),
+        "sampling": _sampling(world, batch),
+        "exchange in a node": exchanges * inside + _expert_rows(world, batch),
+        "exchange between nodes": exchanges * between + _embedding(world, batch),
+        "host": constants.host * batch,
+    }
+
+
+def prefill_parts(world: World, length: int) -> Parts:
+    """The parts of a step of `budget` tokens from prompts of `length` tokens, each sampled once.
+
+    A step of many rows runs as two micro-batches: the exchanges of one overlap the products of the
+    other.
+    """
+    config, rows = world.config, world.budget
+    layers, ended = config.num_layers, max(1, rows // length)
+    overlaps = world.ranks > 1 and world.partition.experts is None
+    micro_batches = 2 if overlaps and rows >= MICRO_BATCH_ROWS else 1
+    size = -(-rows // micro_batches)
+    attention = rows * attention_flops(config, length / 2) / layers / world.ranks
+    cost = world.constants.prefill_attention
+    attention_time = layers * prefill_attention_seconds(cost, attention)
+    products = micro_batches * _layers_products(world, size)
+    other = layers * micro_batches * _between_products(world, size)
+    inside, between = _prefill_exchanges(world, micro_batches, products + attention_time + other)
+    return {
+        "products": products + _head(world, ended),
+        "attention": attention_time,
+        "other kernels": other,
+        "sampling": _sampling(world, ended),
+        "exchange in a node": inside + _expert_rows(world, rows),
+        "exchange between nodes": between + _embedding(world, rows),
+        "host": 0.0,
+    }
+
+
+def _prefill_exchanges(world: World, micro_batches: int, computed: float) -> tuple[float, float]:
+    """Seconds that exchanges add to the `computed` seconds: inside a node, and between nodes."""
+    if world.ranks == 1:
+        return 0.0, 0.0
+    levels, constants = world.levels, world.constants
+    count = 2 * micro_batches * world.config.num_layers
+    size = -(-world.budget // micro_batches)
+    inside, between = exchange_seconds(constants, levels, size, world.network)
+    if micro_batches == 1 or levels.local == 1:
+        return count * inside, count * between
+    between *= count
+    programs = world.overlapped or levels.overlapped
+    mine = world.hardware.multiprocessors
+    slowed = computed * mine / (mine - programs)
+    inside = count * overlapped_seconds(constants, levels, size, programs)
+    whole = smooth_maximum(slowed, inside + between, constants.overlapped.sharpness)
+    added = whole - computed
+    share = between / (inside + between)
+    return added * (1 - share), added * share
+
+
+def _layers_products(world: World, rows: int) -> float:
+    """Seconds of a rank's products of all layers, those with experts and those without."""
+    config = world.config
+    kinds = Counter(map(config.has_experts, range(config.num_layers)))
+    of_kind = {config.has_experts(index): index for index in range(config.num_layers)}
+    return sum(kinds[kind] * _layer_products(world, rows, of_kind[kind]) for kind in kinds)
+
+
+def _layer_products(world: World, rows: int, index: int) -> float:
+    """Seconds of a rank's products of layer `index`."""
+    products = layer_products(world.partition, index)
+    alone = sum(_product(world, each, rows) for each in products if not each.experts)
+    if experts := [each for each in products if each.experts]:
+        work = experts_work(experts, world.config.experts, rows)
+        alone += product_seconds(world.constants.product(EXPERTS), work)
+    return max(alone - world.constants.layer.saved, 0.0)
+
+
+def _expert_rows(world: World, rows: int) -> float:
+    """Seconds of gathering rows between the products of experts that are cut over outputs.
+
+    It has the costs of a one-shot exchange; the totals behind the experts count as the exchange of
+    any layer.
+    """
+    mixture, constants = world.config.mixture, world.constants.one_shot
+    if mixture is None or world.partition.experts is None:
+        return 0.0
+    ranks = world.ranks
+    sent = 2.0 * rows * mixture.routing.chosen * mixture.width * (ranks - 1) / ranks
+    each = constants.launch + (ranks - 1) * constants.peer + sent / constants.bytes
+    return sum(map(world.config.has_experts, range(world.config.num_layers))) * each
+
+
+def _head(world: World, rows: int) -> float:
+    """Seconds of the output head, in blocks of HEAD_ROWS."""
+    head = head_product(world.partition)
+    full, rest = divmod(rows, HEAD_ROWS)
+    blocks = [HEAD_ROWS] * full + ([rest] if rest else [])
+    return sum(_product(world, head, block) for block in blocks)
+
+
+def _product(world: World, each: LayerProduct, rows: int) -> float:
+    work = product_work(each.kind, rows, each.n, each.k, world.levels.slots)
+    return product_seconds(world.constants.product(each.kind), work)
+
+
+def _between_products(world: World, rows: int) -> float:
+    """Seconds of rotation, stores, activation and gaps of one layer, and of norms behind blocks."""
+    cost = world.constants.layer
+    moved = layer_bytes(rows, layer_products(world.partition))
+    return cost.seconds + moved / cost.bytes + _norms_behind(world, rows)
+
+
+def _norms_behind(world: World, rows: int) -> float:
+    """Seconds of a kernel for each norm behind a block, which adds to the stream and norms it.
+
+    Nothing was fitted to it: it has the launch of a product, and the bandwidth of sampling. It
+    reads and writes the fp32 stream and rows in bf16.
+    """
+    config, constants = world.config, world.constants
+    count = sum(map(bool, config.layer_norms[1::2]))
+    moved = rows * config.hidden_size * _NORM_BYTES
+    return count * (constants.product("column").launch + moved / constants.sampling.bytes)
+
+
+def _sampling(world: World, rows: int) -> float:
+    columns = head_product(world.partition).n
+    return sampling_seconds(world.constants.sampling, world.ranks, rows, columns)
+
+
+def _embedding(world: World, rows: int) -> float:
+    """Seconds of embedded rows from other nodes: bf16, half the bytes of a partial."""
+    values = -(-rows * world.config.hidden_size // (2 * world.levels.node_slots))
+    return between_seconds(world.constants, world.levels, values, world.network)

@@ -1,0 +1,433 @@
+"""Small random checkpoints, complete Hugging Face directories: the demo's and the tests' models.
+
+The random weights make answers worth comparing: projections keep the size of their input, norm
+weights lie around 1, and logits spread over several units, neither uniform nor one-hot.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from tpdet.checkpoint.model_config import FAMILIES, HEAD_SIZES, load_model_config
+from tpdet.checkpoint.model_config.fields import Fields
+from tpdet.checkpoint.model_config.model import Mixture
+from tpdet.errors import UsageError
+from tpdet.tools.synthetic.train_tokenizer import train_tokenizer
+
+_FAMILIES = {family.name: family for family in FAMILIES.values()}
+_DTYPES = ("float32", "bfloat16", "float16")
+_INTERMEDIATE_GROUP = 128
+_MIN_VOCABULARY = 1024
+_LOGIT_SPREAD = 3.0
+_MOST_SKEW = 16.0
+_OWN_SETTINGS: dict[str, dict[str, Any]] = {
+    "ministral3": {
+        "rope_theta": None,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1000000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 1024,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "smollm3": {"no_rope_layer_interval": 2, "pad_token_id": None},
+    "granite": {
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 3.0,
+    },
+    "seed_oss": {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
+    "phi3": {"partial_rotary_factor": 0.75, "pad_token_id": None},
+    "olmo3": {
+        "rope_theta": None,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 1024,
+                "attention_factor": 1.2,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+            },
+        },
+    },
+    "gemma2": {
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 144,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+        "pad_token_id": None,
+    },
+    "gemma3_text": {
+        "hidden_act": None,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 168,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "pad_token_id": None,
+    },
+    "starcoder2": {
+        "hidden_act": "gelu_pytorch_tanh",
+        "norm_epsilon": 1e-5,
+        "rms_norm_eps": None,
+        "use_bias": True,
+    },
+    "qwen3_moe": {
+        "attention_bias": False,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 96,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [0],
+    },
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2, "router_jitter_noise": 0.0},
+    "gpt_oss": {
+        "attention_bias": True,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 4,
+        "swiglu_limit": 7.0,
+        "rope_theta": 150000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 128,
+        },
+    },
+    "glm4_moe": {
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "partial_rotary_factor": 0.5,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 4,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 128,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+        "n_group": 1,
+        "topk_group": 1,
+        "pad_token_id": None,
+    },
+    "glm": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
+    "glm4": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
+}
+"""What a made model of these families has beside the common keys."""
+_ALTERNATING = ("olmo3", "gemma2", "gemma3_text", "gpt_oss")
+"""Families whose made models have a window on every second layer, the first among them."""
+_SHORT_WINDOW = 40
+_PUSH = 16.0
+"""Value of the first dimension of every embedding where the router is skewed: it stays large."""
+_EXACT = "e_score_correction_bias"
+"""The last part of names of tensors that checkpoints hold in fp32, whatever their dtype."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A model to be made: its family (`like`), its sizes and its dtype.
+
+    kv_heads: half the heads by default; intermediate: by default a multiple of 128 near 3 * hidden;
+    tie (whether the output head is the embedding): only Qwen2 by default. router_skew: of a
+    mixture; the odds of expert i fall about as (1 + i) ** -router_skew. Raises UsageError for
+    values that tpdet could not serve.
+    """
+
+    like: str
+    hidden: int = 512
+    layers: int = 4
+    heads: int = 8
+    kv_heads: int | None = None
+    head_dim: int = 64
+    intermediate: int | None = None
+    vocab: int = 2048
+    context: int = 4096
+    dtype: str = "float32"
+    tie: bool | None = None
+    rope_scaling: dict[str, Any] | None = None
+    sliding_window: int | None = None
+    router_skew: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.like not in _FAMILIES:
+            raise UsageError(f"like {self.like!r}: use one of {', '.join(_FAMILIES)}")
+        if self.heads < 1 or self.key_heads < 1 or self.heads % self.key_heads:
+            raise UsageError(
+                f"{self.key_heads} key heads do not divide {self.heads} attention heads"
+            )
+        if self.head_dim % 2 or not 2 <= self.head_dim <= max(HEAD_SIZES):
+            raise UsageError(
+                f"head_dim {self.head_dim}: use an even number up to {max(HEAD_SIZES)}"
+            )
+        if self.vocab < _MIN_VOCABULARY:
+            raise UsageError(f"vocab {self.vocab}: use at least {_MIN_VOCABULARY}")
+        if self.dtype not in _DTYPES:
+            raise UsageError(f"dtype {self.dtype!r}: use float32, bfloat16 or float16")
+        if not 0.0 <= self.router_skew <= _MOST_SKEW:
+            raise UsageError(f"router_skew {self.router_skew}: use 0 to {_MOST_SKEW:g}")
+
+    @property
+    def key_heads(self) -> int:
+        """Key and value heads."""
+        return self.kv_heads or max(1, self.heads // 2)
+
+    @property
+    def middle(self) -> int:
+        """Columns between the two products of the MLP."""
+        groups = -(-3 * self.hidden // _INTERMEDIATE_GROUP)
+        return self.intermediate or groups * _INTERMEDIATE_GROUP
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output head is the embedding."""
+        return self.like == "qwen2" if self.tie is None else self.tie
+
+
+def make_model(directory: Path | str, *, seed: int = 0, shards: int = 1, **shape: Any) -> Path:
+    """Write a checkpoint of a family: config, safetensors (in `shards` files), tokenizer.
+
+    shape: the fields of `Shape`. The directory appears whole or not at all. Raises UsageError for
+    values that tpdet could not serve and for a directory that is not empty.
+    """
+    directory = Path(directory)
+    model = Shape(**shape)
+    if shards < 1:
+        raise UsageError(f"shards {shards}: use at least 1")
+    if directory.is_dir() and any(os.scandir(directory)):
+        raise UsageError(f"{directory} is not empty: choose another directory or remove it")
+    temporary = _temporary(directory)
+    try:
+        config = _config(model, train_tokenizer(temporary, model.vocab))
+        _write_json(temporary / "config.json", config)
+        _write_json(
+            temporary / "generation_config.json",
+            {"eos_token_id": config["eos_token_id"], "bos_token_id": config["bos_token_id"]},
+        )
+        load_model_config(temporary)
+        _write_weights(temporary, config, seed, shards, model.router_skew)
+        temporary.chmod(0o755)
+        if directory.exists():
+            directory.rmdir()
+        temporary.rename(directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return directory
+
+
+def _temporary(directory: Path) -> Path:
+    """A new directory beside one that is not made yet. Raises UsageError where none can be."""
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory} is a file: choose another directory")
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    except OSError as error:
+        raise UsageError(
+            f"{directory} cannot be made ({error.strerror}): choose another directory"
+        ) from None
+
+
+def _config(model: Shape, special: dict[str, int]) -> dict[str, Any]:
+    """config.json in the style that transformers 4 and 5 both read."""
+    config: dict[str, Any] = {
+        "architectures": [_FAMILIES[model.like].architecture],
+        "model_type": model.like,
+        "vocab_size": model.vocab,
+        "hidden_size": model.hidden,
+        "intermediate_size": model.middle,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.key_heads,
+        "head_dim": model.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": model.context,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "rope_scaling": model.rope_scaling,
+        "tie_word_embeddings": model.tied,
+        "torch_dtype": model.dtype,
+        "use_cache": True,
+        "bos_token_id": special["bos_token_id"],
+        "eos_token_id": special["eos_token_id"],
+    }
+    if model.like in ("mistral", "ministral3", "phi3", "starcoder2", "mixtral"):
+        config["sliding_window"] = model.sliding_window
+    elif model.like.startswith("qwen") or model.like == "smollm3":
+        config |= {
+            "use_sliding_window": model.sliding_window is not None,
+            "sliding_window": model.sliding_window,
+            "max_window_layers": model.layers // 2,
+        }
+    elif model.like in _ALTERNATING:
+        kinds = ("sliding_attention", "full_attention")
+        config["sliding_window"] = model.sliding_window or _SHORT_WINDOW
+        config["layer_types"] = [kinds[i % 2] for i in range(model.layers)]
+    elif model.sliding_window is not None:
+        raise UsageError(f"{model.like} has no sliding window: use mistral or a qwen")
+    if model.like in ("llama", "qwen3", "olmo2", "olmo3"):
+        config["attention_bias"] = False
+    return config | _OWN_SETTINGS.get(model.like, {})
+
+
+def _write_weights(
+    directory: Path, config: dict[str, Any], seed: int, shards: int, skew: float
+) -> None:
+    """Make every tensor and save them, in order, in `shards` files."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = getattr(torch, config["torch_dtype"])
+    tensors = {
+        name: _random(name, shape, generator, _FAMILIES[config["model_type"]].norm).to(
+            torch.float32 if name.endswith(_EXACT) else dtype
+        )
+        for name, shape in tensor_shapes(config).items()
+    }
+    if skew:
+        _skew(tensors, config, skew)
+    names = list(tensors)
+    if shards > len(names):
+        raise UsageError(f"{shards} shards for {len(names)} tensors: use fewer")
+    if shards == 1:
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        return
+    mapping: dict[str, str] = {}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+        mine = names[shard * len(names) // shards : (shard + 1) * len(names) // shards]
+        save_file({n: tensors[n] for n in mine}, directory / file, metadata={"format": "pt"})
+        mapping |= dict.fromkeys(mine, file)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    _write_json(
+        directory / "model.safetensors.index.json",
+        {"metadata": {"total_size": size}, "weight_map": mapping},
+    )
+
+
+def _skew(tensors: dict[str, torch.Tensor], config: dict[str, Any], skew: float) -> None:
+    """Make low ids likelier: routers subtract from logits by a dimension that is always large."""
+    family, layers = _FAMILIES[config["model_type"]], config["num_hidden_layers"]
+    mixture = family.mixture(Fields(config, "config.json"), layers)
+    if mixture is None:
+        raise UsageError(f"router_skew {skew:g}: {family.name} has no router, use a mixture")
+    tensors["model.embed_tokens.weight"][:, 0] = _PUSH
+    ids = torch.arange(1, mixture.routing.experts + 1).log()
+    normed = _PUSH / (1.0 + _PUSH**2 / config["hidden_size"]) ** 0.5  # beside values of about 1
+    for name, tensor in tensors.items():
+        if name.endswith(f".{mixture.block}.{mixture.router}.weight"):
+            tensor[:, 0] = (ids * (-skew / normed)).to(tensor.dtype)
+
+
+def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the model under its Hugging Face name."""
+    family = _FAMILIES[config["model_type"]]
+    hidden, head = config["hidden_size"], config["head_dim"]
+    query, key = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    middle, vocab = config["intermediate_size"], config["vocab_size"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
+    kinds = ("weight", "bias") if family.norm == "layer" else ("weight",)
+    mixture = family.mixture(Fields(config, "config.json"), config["num_hidden_layers"])
+    fused_qkv, fused_gate_up = ("qkv" in family.fused), ("gate_up" in family.fused)
+    for index in range(config["num_hidden_layers"]):
+        layer, attention = f"model.layers.{index}", f"model.layers.{index}.self_attn"
+        norms = [norm for norm in family.layer_norms if norm]
+        shapes |= {f"{layer}.{norm}.{kind}": (hidden,) for norm in norms for kind in kinds}
+        columns = (("q", query), ("k", key), ("v", key))
+        for name, rows in (("qkv", query + 2 * key),) if fused_qkv else columns:
+            shapes[f"{attention}.{name}_proj.weight"] = (rows, hidden)
+            if config.get("attention_bias", family.attention_bias):
+                shapes[f"{attention}.{name}_proj.bias"] = (rows,)
+        shapes[f"{attention}.o_proj.weight"] = (hidden, query)
+        if family.row_bias:
+            shapes[f"{attention}.o_proj.bias"] = (hidden,)
+        if config.get("use_qk_norm", family.qk_norm):
+            rows = family.qk_norm_over == "row"
+            shapes[f"{attention}.q_norm.weight"] = (query if rows else head,)
+            shapes[f"{attention}.k_norm.weight"] = (key if rows else head,)
+        if family.sinks:
+            shapes[f"{attention}.sinks"] = (config["num_attention_heads"],)
+        if mixture is not None and index not in mixture.dense_layers:
+            of_experts = _stacked_shapes if family.stacked else _expert_shapes
+            shapes |= of_experts(mixture, f"{layer}.{mixture.block}", hidden)
+            continue
+        if not family.gated:
+            for name, rows, columns in (("c_fc", middle, hidden), ("c_proj", hidden, middle)):
+                shapes[f"{layer}.mlp.{name}.weight"] = (rows, columns)
+                shapes[f"{layer}.mlp.{name}.bias"] = (rows,)
+            continue
+        gated = (("gate_up", 2 * middle),) if fused_gate_up else (("gate", middle), ("up", middle))
+        for name, rows in gated:
+            shapes[f"{layer}.mlp.{name}_proj.weight"] = (rows, hidden)
+        shapes[f"{layer}.mlp.down_proj.weight"] = (hidden, middle)
+    shapes |= {f"model.norm.{kind}": (hidden,) for kind in kinds}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (vocab, hidden)
+    return shapes
+
+
+def _expert_shapes(mixture: Mixture, block: str, hidden: int) -> dict[str, tuple[int, ...]]:
+    """Tensors of a layer's router and experts."""
+    shapes: dict[str, tuple[int, ...]] = {f"{block}.gate.weight": (mixture.routing.experts, hidden)}
+    gate, up, down = mixture.projections
+    for expert in range(mixture.routing.experts):
+        name = f"{block}.experts.{expert}"
+        shapes[f"{name}.{gate}.weight"] = shapes[f"{name}.{up}.weight"] = (mixture.width, hidden)
+        shapes[f"{name}.{down}.weight"] = (hidden, mixture.width)
+    if mixture.choice_bias:
+        shapes[f"{block}.gate.{mixture.choice_bias}"] = (mixture.routing.experts,)
+    if mixture.shared:
+        name, width = f"{block}.{mixture.shared}", mixture.shared_width
+        shapes |= dict.fromkeys((f"{name}.{each}.weight" for each in (gate, up)), (width, hidden))
+        shapes[f"{name}.{down}.weight"] = (hidden, width)
+    return shapes
+
+
+def _stacked_shapes(mixture: Mixture, block: str, hidden: int) -> dict[str, tuple[int, ...]]:
+    """Tensors of a layer's router and experts, which lie together and have biases."""
+    experts, width = mixture.routing.experts, mixture.width
+    return {
+        f"{block}.router.weight": (experts, hidden),
+        f"{block}.router.bias": (experts,),
+        f"{block}.experts.gate_up_proj": (experts, hidden, 2 * width),
+        f"{block}.experts.gate_up_proj_bias": (experts, 2 * width),
+        f"{block}.experts.down_proj": (experts, width, hidden),
+        f"{block}.experts.down_proj_bias": (experts, hidden),
+    }
+
+
+def _random(
+    name: str, shape: tuple[int, ...], generator: torch.Generator, norm: str
+) -> torch.Tensor:
+    values = torch.randn(shape, generator=generator)
+    if name.endswith(_EXACT):
+        return 0.1 * values
+    if name.endswith("norm.weight"):
+        return (0.0 if norm == "rms_plus_one" else 1.0) + 0.1 * values
+    if name.endswith((".bias", "_bias")):
+        return 0.5 * values
+    if name.endswith(".sinks"):
+        return 2.0 * values
+    if name.endswith(("lm_head.weight", "embed_tokens.weight")):
+        return values * (_LOGIT_SPREAD / shape[1] ** 0.5)
+    return values / shape[1] ** 0.5
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,266 @@
+"""Tune a layer of experts: at each number of tokens, the tiles of both products and their blocks.
+
+Every tile is timed alone, on cold weights, with routes that differ from call to call. The best few
+of each form of blocks are then timed in pairs, from the router's logits to the sums of the lanes,
+beside the static choice. A tile counts if its rows have the bytes of dense products.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from tpdet.kernels.cuda.experts.admission import differs
+from tpdet.kernels.cuda.experts.candidates import block_forms, tiles_of
+from tpdet.kernels.cuda.experts.choice import route
+from tpdet.kernels.cuda.experts.gather import rows_in_slots
+from tpdet.kernels.cuda.experts.places import Places, place
+from tpdet.kernels.cuda.experts.products import grouped_product
+from tpdet.kernels.cuda.experts.sums import expert_sums
+from tpdet.kernels.cuda.experts.tiles import programs, static_tiles, weights_of
+from tpdet.kernels.cuda.gemm.choice.expert_entries import TOKENS, LayerTiles
+from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.inputs.experts import ExpertLayer, Lanes, Routing
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.order import PAGE_TOKENS, fold_tree
+from tpdet.tools.bench.kernels.timing import COLD_BYTES, capture, interleaved_us
+from tpdet.tools.tune.product import quick_us
+
+_BEST = 2  # tiles of a product and form of blocks that are timed in pairs
+_FORMS = 2  # forms of blocks of which pairs are timed
+_STEPS = {16: 8, 256: 4, 1 << 30: 2}  # steps with different routes, by the most tokens
+_GAIN = 0.99  # what another choice must take of the static one's time
+_BANDWIDTH = 4.5e12  # bytes a second that an H200 reads
+_RATE = 0.65e15  # operations a second of its large products
+
+
+class Expert(NamedTuple):
+    """A layer's experts, the activation of their gates and whether they have biases."""
+
+    layer: ExpertLayer
+    activation: str = "silu"
+    biased: bool = False
+
+
+class Step(NamedTuple):
+    """x [M, H], its router's logits [M, E] fp32, and the weights of a layer."""
+
+    x: torch.Tensor
+    logits: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+class Ready(NamedTuple):
+    """What a product reads [S, K], where its rows stand, the weights [E, N, K]."""
+
+    rows: torch.Tensor
+    places: Places
+    weight: torch.Tensor
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """What a number of tokens got: tiles, microseconds of them, of the static choice and least."""
+
+    tiles: LayerTiles
+    us: float
+    static_us: float
+    floor_us: float
+
+
+@dataclass
+class TunedLayer:
+    """Rows by tokens of a step; tiles that were refused for other bits."""
+
+    expert: Expert
+    rows: dict[int, LayerRow] = field(default_factory=dict)
+    refused: dict[str, None] = field(default_factory=dict)
+
+
+class LayerTuner:
+    """Weights of one layer, more of them than the L2 cache holds."""
+
+    def __init__(self, expert: Expert, repeats: int, device: torch.device) -> None:
+        """Draw the weights."""
+        self.expert, self._repeats, self._device = expert, repeats, device
+        layer = expert.layer
+        size = 6 * layer.held * layer.width * layer.hidden
+        copies = max(1, -(-int(2 * COLD_BYTES) // size))
+        up, below = (layer.held, 2 * layer.width), (layer.held, layer.hidden)
+        self._weights = [
+            (self._draw(*up, layer.hidden, seed=i), self._draw(*below, layer.width, seed=i))
+            for i in range(copies)
+        ]
+        self._biases: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
+        if expert.biased:
+            self._biases = self._draw(*up, seed=1), self._draw(*below, seed=2)
+        self._lanes = Lanes(range(layer.held), layer.total, 1, (fold_tree("tree", 1),))
+        self._differ: dict[tuple[Tile, bool, bool], bool] = {}
+
+    def _draw(self, *shape: int, seed: int) -> torch.Tensor:
+        generator = torch.Generator(self._device).manual_seed(seed)
+        drawn = torch.empty(shape, dtype=torch.bfloat16, device=self._device)
+        return drawn.normal_(0.0, 0.02, generator=generator)
+
+    def tune(self, tokens: Iterable[int]) -> TunedLayer:
+        """Every number of tokens in turn."""
+        tuned = TunedLayer(self.expert)
+        for count in tokens:
+            tuned.rows[count] = self._tune_step(count, tuned.refused)
+        return tuned
+
+    def record(self, tokens: Iterable[int]) -> None:
+        """Launch each kernel of `tune` once, for them to be compiled side by side."""
+        for count in tokens:
+            steps = self._steps(count)[:1]
+            for height, spread in block_forms(self.expert.layer, count):
+                for gated in (True, False):
+                    ready = self._ready(steps, height, spread, gated)
+                    for tile in self._tiles(height, gated):
+                        self._run(tile, gated)(ready[0])
+                        self._leaves_the_class(tile, spread, gated)
+            self._whole(count, self._static(count))(steps[0])
+        self._differ.clear()
+
+    def _steps(self, tokens: int) -> list[Step]:
+        """Other rows, routes and weights from step to step."""
+        layer = self.expert.layer
+        count = next(steps for most, steps in _STEPS.items() if tokens <= most)
+        generator = torch.Generator(self._device).manual_seed(tokens)
+        found = []
+        for i in range(max(count, len(self._weights))):
+            x = torch.randn(tokens, layer.hidden, generator=generator, device=self._device)
+            logits = torch.randn(tokens, layer.total, generator=generator, device=self._device)
+            found.append(Step(x.bfloat16(), logits, *self._weights[i % len(self._weights)]))
+        return found
+
+    def _tune_step(self, tokens: int, refused: dict[str, None]) -> LayerRow:
+        steps, static = self._steps(tokens), self._static(tokens)
+        forms = sorted(
+            (self._form(steps, form, refused) for form in block_forms(self.expert.layer, tokens)),
+            key=lambda found: found[0],
+        )
+        tried = [pair for us, pairs in forms[:_FORMS] if us < math.inf for pair in pairs]
+        tried = list(dict.fromkeys([static, *tried]))
+        graphs = [capture(self._whole(tokens, each), steps) for each in tried]
+        times = interleaved_us(graphs, len(steps), self._repeats)
+        best = min(range(len(tried)), key=times.__getitem__)
+        if times[best] > _GAIN * times[0]:
+            best = 0
+        return LayerRow(tried[best], times[best], times[0], self._floor(tokens, steps))
+
+    def _form(
+        self, steps: Sequence[Step], form: tuple[int, bool], refused: dict[str, None]
+    ) -> tuple[float, list[LayerTiles]]:
+        """Microseconds of both products by the best tiles of blocks of a form, and its pairs."""
+        height, spread = form
+        kept = []
+        for gated in (True, False):
+            ready = self._ready(steps, height, spread, gated)
+            times = self._quick(ready, self._tiles(height, gated), gated)
+            mine: list[Tile] = []
+            for tile in times:
+                if len(mine) < _BEST:
+                    if self._leaves_the_class(tile, spread, gated):
+                        refused[f"{format_tile(tile)} of {'gates' if gated else 'down'}"] = None
+                    else:
+                        mine.append(tile)
+            kept.append((mine, times))
+        (ups, up_times), (downs, down_times) = kept
+        if not ups or not downs:
+            return math.inf, []
+        total = up_times[ups[0]] + down_times[downs[0]]
+        return total, [LayerTiles(up, down, spread) for up in ups for down in downs]
+
+    def _quick(self, ready: Sequence[Ready], tiles: list[Tile], gated: bool) -> dict[Tile, float]:
+        """Microseconds of the tiles that run, fastest first."""
+        found: dict[Tile, float] = {}
+        for tile in tiles:
+            try:
+                graph = capture(self._run(tile, gated), ready)
+            except Exception:  # a tile that this GPU or compiler refuses is no candidate
+                torch.cuda.synchronize()
+                continue
+            found[tile] = quick_us(graph, len(ready), min(found.values(), default=math.inf))
+        return dict(sorted(found.items(), key=lambda entry: entry[1]))
+
+    def _ready(self, steps: Sequence[Step], height: int, spread: bool, gated: bool) -> list[Ready]:
+        layer, found = self.expert.layer, []
+        for step in steps:
+            ids = step.logits.topk(layer.chosen).indices.sort().values.int()
+            places = place(ids, self._lanes.experts, height, spread)
+            if gated:
+                rows = step.x if spread else rows_in_slots(step.x, places)
+            else:
+                rows = self._draw(places.slot_count, layer.width, seed=3)
+            found.append(Ready(rows, places, step.gate_up if gated else step.down))
+        return found
+
+    def _tiles(self, height: int, gated: bool) -> list[Tile]:
+        gate_up, down = weights_of(self.expert.layer, 2)
+        return tiles_of(height, gate_up if gated else down)
+
+    def _run(self, tile: Tile, gated: bool) -> Callable[[Ready], object]:
+        name = self.expert.activation if gated else ""
+        bias, sms = self._biases[0 if gated else 1], programs(self._device)
+
+        def run(ready: Ready) -> object:
+            rows, places, weight = ready
+            shared = gated and places.spread
+            return grouped_product(rows, weight, bias, places, tile, sms, name, shared)
+
+        return run
+
+    def _whole(self, tokens: int, tiles: LayerTiles) -> Callable[[Step], object]:
+        """From the router's logits to the sums of lanes."""
+        pages = tuple(range(-(-tokens // PAGE_TOKENS)))
+        spans = make_batch((PagedSequence(0, tokens, 0, pages),), self._device).rows
+        layer, name = self.expert.layer, self.expert.activation
+        routing = Routing(layer.total, layer.chosen)
+
+        def run(step: Step) -> object:
+            routes = route(step.logits, None, spans, routing, self._lanes.experts)
+            return expert_sums(
+                step.x,
+                routes.ids,
+                routes.weights,
+                step.gate_up,
+                step.down,
+                self._biases,
+                self._lanes,
+                activation=name,
+                tiles=tiles,
+                places=routes.places,
+            )
+
+        return run
+
+    def _static(self, tokens: int) -> LayerTiles:
+        return static_tiles(self.expert.layer, tokens, 2, programs(self._device))
+
+    def _leaves_the_class(self, tile: Tile, spread: bool, gated: bool) -> bool:
+        case = tile, spread, gated
+        if case not in self._differ:
+            weight = weights_of(self.expert.layer, 2)[0 if gated else 1]
+            self._differ[case] = differs(weight, tile, spread, self._device, torch.bfloat16)
+        return self._differ[case]
+
+    def _floor(self, tokens: int, steps: Sequence[Step]) -> float:
+        """Least microseconds: the touched weights at an H200's bandwidth, or its rate."""
+        layer, each = self.expert.layer, 3 * self.expert.layer.width * self.expert.layer.hidden
+        touched = chosen = 0
+        for step in steps:
+            ids = step.logits.topk(layer.chosen).indices
+            mine = ids[ids < layer.held]
+            touched, chosen = touched + mine.unique().numel(), chosen + mine.numel()
+        least = max(2 * touched * each / _BANDWIDTH, 2 * chosen * each / _RATE)
+        return 1e6 * least / len(steps)
+
+
+def step_sizes(most: int) -> tuple[int, ...]:
+    """Tokens at which a layer is tuned, for steps of up to `most`."""
+    return tuple(tokens for tokens in TOKENS if tokens <= most) or TOKENS[:1]

@@ -1,0 +1,125 @@
+"""The products of well-known models at given tensor-parallel sizes."""
+
+from collections.abc import Iterable
+from itertools import product
+from typing import TYPE_CHECKING
+
+from tpdet.errors import UsageError
+from tpdet.kernels.inputs.product import Product
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS, ROW_LAYERS
+from tpdet.models.products import expert_layer, rank_products
+from tpdet.tools.bench.report.find_model import find_model
+from tpdet.tools.bench.report.shapes import cut_for
+
+if TYPE_CHECKING:
+    from tpdet.tools.tune.experts import Expert
+
+Place = tuple[int, int]
+"""Ranks of a world, and one of them."""
+
+
+def products_by_value(
+    names: Iterable[str], ranks: Iterable[int], orders: Iterable[str], row_layers: Iterable[str]
+) -> tuple[tuple[Product, ...], tuple[str, ...]]:
+    """Products of each model at each size, without repeats; and why sizes were left out.
+
+    In the order of names, then of sizes. A model leaves out sizes that do not fit it, as long as
+    one does. Raises UsageError for one that none fits, NotFoundError for an unknown model.
+    """
+    found: dict[Product, None] = {}
+    left_out = []
+    sizes, orders, rules = tuple(ranks), tuple(orders), tuple(row_layers)
+    for name in names:
+        refused = []
+        for size in sizes:
+            try:
+                found |= dict.fromkeys(_products_of(name, size, orders, rules))
+            except UsageError as error:
+                refused.append(f"{name}: {error}")
+        if len(refused) == len(sizes):
+            raise UsageError(refused[0])
+        left_out += refused
+    return tuple(found), tuple(left_out)
+
+
+def _products_of(
+    name: str, size: int, orders: tuple[str, ...], rules: tuple[str, ...]
+) -> tuple[Product, ...]:
+    found: tuple[Product, ...] = ()
+    if "fold" in rules:
+        found += tuned_products([name], [size]) + tuned_row_products([name], [size], orders)
+    if "gather" in rules:
+        found += tuned_gathered_products([name], [size])
+    return found
+
+
+def expert_layers(names: Iterable[str], ranks: Iterable[int]) -> "tuple[Expert, ...]":
+    """Layers of whole experts of each model at each size that fits, without repeats.
+
+    In the order of names, then of sizes. Raises NotFoundError for an unknown model.
+    """
+    from tpdet.tools.tune.experts import Expert
+
+    found: dict[Expert, None] = {}
+    sizes = tuple(ranks)
+    for name in names:
+        config = find_model(name)
+        mixture = config.mixture
+        for size in sizes if mixture is not None else ():
+            try:
+                partition = cut_for(config, size, DEFAULT_FOLD_ORDER)
+            except UsageError:  # `products_by_value` says which
+                continue
+            layer = expert_layer(partition)
+            if layer is not None and mixture is not None:
+                found[Expert(layer, mixture.activation, mixture.biased)] = None
+    return tuple(found)
+
+
+def tuned_products(names: Iterable[str], ranks: Iterable[int]) -> tuple[Product, ...]:
+    """All but row products of the models on every rank, without repeats.
+
+    Raises NotFoundError for an unknown model, UsageError for a number of ranks that does not fit.
+    """
+    places = [(size, rank) for size in ranks for rank in range(size)]
+    return _products(names, places, (DEFAULT_FOLD_ORDER,), ("column", "gated", "head"))
+
+
+def tuned_row_products(
+    names: Iterable[str], ranks: Iterable[int], orders: Iterable[str] = FOLD_ORDERS
+) -> tuple[Product, ...]:
+    """Row products of the models on every rank in each fold order, without repeats.
+
+    Raises as `tuned_products`.
+    """
+    places = [(size, rank) for size in ranks for rank in range(size)]
+    return _products(names, places, orders, ("row",))
+
+
+def tuned_gathered_products(names: Iterable[str], ranks: Iterable[int]) -> tuple[Product, ...]:
+    """What gathered row layers multiply in addition to `tuned_products`, without repeats.
+
+    Raises as `tuned_products`.
+    """
+    models, places = tuple(names), [(size, rank) for size in ranks for rank in range(size)]
+    known, gathered = (
+        _products(models, places, (DEFAULT_FOLD_ORDER,), ("column",), rule) for rule in ROW_LAYERS
+    )
+    return tuple(product for product in gathered if product not in known)
+
+
+def _products(
+    names: Iterable[str],
+    places: Iterable[Place],
+    orders: Iterable[str],
+    kinds: tuple[str, ...],
+    row_layers: str = "fold",
+) -> tuple[Product, ...]:
+    found: set[Product] = set()
+    for name in names:
+        config = find_model(name)
+        for (size, rank), order in product(places, orders):
+            partition = cut_for(config, size, order, rank=rank, row_layers=row_layers)
+            mine = rank_products(partition)
+            found |= {p for p in mine if p.kind in kinds and not p.widths}  # these have one way
+    return tuple(sorted(found))

@@ -1,0 +1,129 @@
+"""Drafts of every kind for the probes, by somebody who knows their answers; see docs/drafts.md."""
+
+import random
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import torch
+
+from tpdet.config import EngineConfig
+from tpdet.control.plan import PlanRows, StepPlan
+from tpdet.engine.fault_points import FaultPoints
+from tpdet.requests.request import Request
+from tpdet.runner import Runner, SampleTogether, TakeLogits
+from tpdet.scheduler.sequence import Sequence as Choice
+from tpdet.speculative.acceptance import Chances
+from tpdet.speculative.counts import DraftCounts
+from tpdet.speculative.draft_model.model import DraftModel
+from tpdet.speculative.drafting import Drafting, Proposer
+from tpdet.speculative.proposal import DRAFT_MODEL, NGRAM
+from tpdet.tools.worlds.spec import Drafted
+
+RIGHT, HALF, WRONG, RANDOM = "right", "half right", "wrong", "random"
+KINDS = RIGHT, HALF, WRONG, RANDOM
+"""What drafts may be. Half right: up to a place that varies; wrong: at every position."""
+NGRAMS, ITSELF, OTHER = "n-grams", "the model itself", "another model"
+MODELS = ITSELF, OTHER
+OF_ENGINE = NGRAMS, *MODELS
+"""Whose drafts come from the engine's own drafters."""
+MOST = 15  # drafts of a row: with its last token as many rows as kernels attend together
+Tokens = Mapping[str, tuple[int, ...]]
+"""By the name of a probe."""
+
+
+def with_drafts(request: Request) -> Request:
+    """The request, which the engine's drafter may draft for."""
+    return msgspec.structs.replace(request, drafts=((0,),) * request.params.n)
+
+
+def drafter(kind: str, answers: Tokens, vocabulary: int, seed: int) -> Proposer:
+    """Drafts of a kind. Requests without a known answer get random ones."""
+    draw = random.Random(f"{seed} {kind}")
+
+    def propose(sequence: Choice, most: int) -> list[int]:
+        length = min(most, draw.randint(1, MOST))
+        answer = answers.get(sequence.request_id)
+        if kind == RANDOM or answer is None:
+            return [draw.randrange(vocabulary) for _ in range(length)]
+        output = len(sequence.tokens) - sequence.prompt_length
+        told = list(answer[output : output + length])
+        right = {RIGHT: len(told), HALF: draw.randint(0, len(told)), WRONG: 0}[kind]
+        return told[:right] + [(token + 1) % vocabulary for token in told[right:]]
+
+    return propose
+
+
+def drafting_of_engine(config: EngineConfig, runner: Runner, model: DraftModel | None) -> Drafting:
+    """The engine's drafters, which draft by what is assumed of times, whatever steps take here."""
+
+    def clock() -> float:
+        return 1.0
+
+    if model is not None:
+        model.pace.clock = clock
+    runs_ahead = runner.device.type == "cuda"
+    chances = Chances(proof=0)  # wrong drafts of a draft model are to be verified, too
+    return Drafting(config.drafters, runs_ahead, clock, model, chances)
+
+
+def counted(kind: str, drafters: Mapping[str, DraftCounts], own: bool) -> Drafted:
+    """Drafts of a kind of `OF_ENGINE`, of which some must be accepted or rejected.
+
+    own: whether the other model is that of `tpdet verify`, which is mostly wrong.
+    """
+    counts = drafters.get(NGRAM if kind == NGRAMS else DRAFT_MODEL, DraftCounts())
+    return Drafted(
+        drafts=counts.draft_tokens,
+        accepted=counts.accepted_tokens,
+        some_right=kind != OTHER,
+        some_wrong=kind == NGRAMS or (kind == OTHER and own),
+    )
+
+
+class NanBehindWrongDrafts(FaultPoints):
+    """Makes every logit behind a wrong draft of a probe NaN; on rank 0."""
+
+    def __init__(self, names: Mapping[int, str], tokens: Tokens) -> None:
+        """names: of the probes by admission; tokens: of each, prompt and answer."""
+        super().__init__((), 0)
+        self._names, self._tokens = names, tokens
+
+    def meet(self, plan: StepPlan, results: TakeLogits) -> tuple[StepPlan, TakeLogits]:
+        """The plan, and results that see NaN."""
+        return plan, _Spoiled(results, refused_logits(plan.rows, self._names, self._tokens))
+
+
+def refused_logits(rows: PlanRows, names: Mapping[int, str], tokens: Tokens) -> list[int]:
+    """Which of a step's logits lie behind a wrong draft of a probe."""
+    refused: list[int] = []
+    first = 0
+    for row in rows:
+        known = tokens.get(names.get(row.admission, ""), ())
+        if row.samples > 1 and known:
+            right = count_right(row.start, row.token_ids, known)
+            refused += range(first + right, first + row.logits)
+        first += row.logits
+    return refused
+
+
+def count_right(start: int, ids: Sequence[int], known: Sequence[int]) -> int:
+    """How many of the first `ids`, which stand at `start` and on, are the known tokens there."""
+    told = known[start : start + len(ids)]
+    return next((i for i, (a, b) in enumerate(zip(ids, told, strict=False)) if a != b), len(told))
+
+
+class _Spoiled:
+    """Results of a step, some of whose logits are NaN."""
+
+    def __init__(self, results: TakeLogits, refused: list[int]) -> None:
+        self._results, self._refused = results, refused
+
+    def take(
+        self, first: int, logits: torch.Tensor, together: SampleTogether | None
+    ) -> torch.Tensor:
+        """As TakeLogits."""
+        mine = [at - first for at in self._refused if first <= at < first + len(logits)]
+        if mine:
+            logits = logits.clone()
+            logits[mine] = torch.nan
+        return self._results.take(first, logits, together)

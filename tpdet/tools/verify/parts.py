@@ -1,0 +1,140 @@
+"""Lists the worlds of one verification, and runs them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from tpdet.comm.device import resolve_device
+from tpdet.errors import TpdetError
+from tpdet.tools.verify.progress import Progress
+from tpdet.tools.verify.room import gpus_here, needed_bytes, smallest
+from tpdet.tools.worlds.launchers import SEEN, Launchers
+from tpdet.tools.worlds.placement import Place, gpu_names, run_placed
+from tpdet.tools.worlds.spec import VerifySpec, WorldReport
+from tpdet.tools.worlds.ways import USUAL, Way
+from tpdet.tools.worlds.worlds import run_world
+
+_KERNEL_CACHE = "TRITON_CACHE_DIR"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One world: a tensor-parallel size, the part of the relations that it runs, and its way."""
+
+    tp: int
+    name: str
+    way: Way = USUAL
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder."""
+        way = self.way
+        return f"tp{self.tp}.{self.name}.{way.launcher}.{way.transport}.{way.nodes}"
+
+
+def parts_of(spec: VerifySpec, worlds: Sequence[tuple[int, Way]]) -> list[Part]:
+    """Every world of a verification, by size and way; the first runs the reference.
+
+    The part "fresh" also runs the relations without graphs, which saves a third start. The part
+    "cache" needs other processes, for its empty kernel cache. Both start each size in its first way
+    only, because every other way uses new processes anyway.
+    """
+    names = ["fresh"] if {"fresh", "eager", "gather", "experts"} & set(spec.relations) else []
+    names += ["cache"] if "cache" in spec.relations else []
+    first: dict[int, Way] = {}
+    for tp, way in worlds:
+        first.setdefault(tp, way)
+    again = [Part(tp, name, way) for name in names for tp, way in first.items()]
+    return [Part(tp, "steps", way) for tp, way in worlds] + again
+
+
+def run_worlds(
+    spec: VerifySpec,
+    worlds: Sequence[tuple[int, Way]],
+    worlds_per_gpu: int,
+    console: Console,
+    folder: Path,
+    launchers: Launchers | None = None,
+    progress: Progress | None = None,
+) -> list[WorldReport]:
+    """Run every world, side by side where they fit; reports in the order of `parts_of`.
+
+    `progress` goes on counting from the worlds of other models.
+
+    Raises TpdetError when a world fails (with the end of its log), or did not run as specified.
+    """
+    parts = parts_of(spec, worlds)
+    progress = progress or Progress(console, len(parts))
+    on_gpus = resolve_device(spec.device) == "cuda"
+    gpus = gpus_here() if on_gpus else []
+    needs, memory = [], 0
+    if gpus and worlds_per_gpu > 1:
+        needs = [needed_bytes(spec, part.tp, part.name, len(gpus)) for part in parts]
+        memory = smallest(gpus).total
+
+    def start(index: int, place: Place) -> None:
+        part = parts[index]
+        where = f" on {', '.join(place.gpus)}" if place.gpus else ""
+        how = "" if part.way == USUAL else f", {part.way}"
+        what = f"{Path(spec.model).name}, TP {part.tp}, {part.name}{how}{where}"
+        with progress.watched(what, folder / part.folder):
+            _run(part, spec, place, folder / part.folder, launchers)
+
+    sizes = [part.tp for part in parts]
+    run_placed(sizes, start, gpu_names(len(gpus)), worlds_per_gpu, needs, memory)
+    paths = [folder / part.folder / "report.json" for part in parts]
+    reports = [msgspec.json.decode(path.read_bytes(), type=WorldReport) for path in paths]
+    for part, report in zip(parts, reports, strict=True):
+        if difference := otherwise(part, spec, report):
+            raise TpdetError(f"TP {part.tp}, {part.way}: {difference}")
+        if report.seen is not None and report.seen.by_mpi:
+            said = (
+                f"TP {part.tp}, {part.name}, {part.way}: tensors travelled by {report.seen.by_mpi}"
+            )
+            console.print(said, style="dim", highlight=False)
+        for said in report.left_out:
+            console.print(f"left out, {said}", style="dim", highlight=False)
+    return reports
+
+
+def otherwise(part: Part, spec: VerifySpec, report: WorldReport) -> str | None:
+    """Describes how a world did not run as specified, so that it proves nothing; else None."""
+    way, seen = part.way, report.seen
+    if seen is None or (report.tp, report.way) != (part.tp, way):
+        return f"a world of TP {report.tp}, {report.way}, reported in its place"
+    if seen.launcher not in SEEN[way.launcher]:
+        return f"its ranks were started by {seen.launcher or 'nobody'}"
+    if seen.nodes != way.nodes:
+        return f"its ranks lie on {seen.nodes} nodes"
+    if bool(seen.by_mpi) != (way.transport == "mpi" and part.tp > 1):
+        return f"tensors were {'' if seen.by_mpi else 'not '}carried by MPI"
+    several = 1 < way.nodes < part.tp and "fold" in spec.row_layers
+    if bool(seen.node_folds) != several:
+        return f"{seen.node_folds} sums were folded in two levels"
+    return None
+
+
+def _run(
+    part: Part, spec: VerifySpec, place: Place, folder: Path, launchers: Launchers | None
+) -> None:
+    folder.mkdir()
+    mine = msgspec.structs.replace(spec, part=part.name, way=part.way)
+    (folder / "spec.json").write_bytes(msgspec.json.encode(mine))
+    environment = place.environment
+    cache = folder / "kernels"
+    if part.name == "cache":
+        cache.mkdir()
+        environment |= {_KERNEL_CACHE: str(cache)}
+    run_world(
+        part.tp, "tpdet.tools.verify.rank", [str(folder)], folder, environment, part.way, launchers
+    )
+    if not (folder / "report.json").exists():
+        raise TpdetError(
+            f"TP {part.tp}, {part.way}: its ranks left no report in {folder}: ranks on other hosts "
+            "have to see this folder, set TMPDIR to one that all share"
+        )
+    if part.name == "cache" and not any(cache.iterdir()):
+        raise TpdetError(f"TP {part.tp}: no kernel was compiled into the empty cache {cache}")

@@ -1,0 +1,388 @@
+"""One rank of a verification world, under any launcher: `-m tpdet.tools.verify.rank FOLDER`.
+
+The folder has the world's `spec.json`; the rank writes `report.json` and raw logits into it.
+"""
+
+import gc
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from tpdet.checkpoint.model_config import load_model_config
+from tpdet.checkpoint.model_config.fit import place_experts
+from tpdet.checkpoint.resolve import resolve_model
+from tpdet.comm.device import open_world, ranks_per_gpu, resolve_device
+from tpdet.comm.world.group_world import GroupWorld
+from tpdet.comm.world.world import World
+from tpdet.config import EngineConfig
+from tpdet.engine import Engine
+from tpdet.errors import NotFoundError, UsageError
+from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.launch.ranks.environment import read_environment
+from tpdet.requests.request import Request
+from tpdet.runner import Runner
+from tpdet.speculative.draft_model.model import DraftModel, start_draft_model
+from tpdet.speculative.drafting import Drafting
+from tpdet.text.outputs import RequestAssembler, logprob_bits
+from tpdet.tools.verify.cases import (
+    NEIGHBOUR_TOKENS,
+    REPEATING,
+    Circumstance,
+    circumstances,
+    drafted_without_graphs,
+    in_other_processes,
+    kv_pages,
+    neighbours,
+    probes,
+    repeating_probes,
+)
+from tpdet.tools.verify.control import switch_in_stock_arithmetic
+from tpdet.tools.verify.draft_models import why_no_room, with_draft_model
+from tpdet.tools.verify.drafted import (
+    KINDS,
+    MODELS,
+    OF_ENGINE,
+    NanBehindWrongDrafts,
+    Tokens,
+    counted,
+    drafter,
+    drafting_of_engine,
+    with_drafts,
+)
+from tpdet.tools.verify.logits_log import LogitsLog
+from tpdet.tools.verify.node_folds import count_node_folds
+from tpdet.tools.verify.progress import CircumstancesDone
+from tpdet.tools.verify.relations import CACHE, EAGER, FRESH, GATHER, PLACED, order_of_processes
+from tpdet.tools.worlds.machine import count_gpus, machine
+from tpdet.tools.worlds.pretended_nodes import pretend_nodes
+from tpdet.tools.worlds.spec import Seen, Trace, VerifySpec, WorldReport, mode_settings
+from tpdet.tools.worlds.worlds import run_rank
+
+
+def main(arguments: list[str]) -> int:
+    """Run the part of the relations that the spec names; rank 0 writes the report."""
+    folder = Path(arguments[0])
+    spec = _spec(folder)
+    launcher, way = read_environment().launcher, spec.way
+    pretend_nodes(way.nodes)
+    world = open_world(spec.device, spec.step_timeout, share_gpus=True, transport=way.transport)
+    node_folds = count_node_folds()
+    if spec.control:
+        switch_in_stock_arithmetic()
+    # Ranks that share a GPU exchange through host memory, which no graph can contain.
+    graphs = resolve_device(spec.device) == "cuda" and ranks_per_gpu() == 1
+    traces, fingerprints, vocab_size = [], {}, 0
+    left_out: list[str] = []
+    loads = _loads(spec, graphs, world.size)
+    count = len(spec.dtypes) * sum(len(load.circumstances) for load in loads)
+    place = _Place(folder, CircumstancesDone(folder, count), left_out)
+    for dtype in spec.dtypes:
+        for load in loads:
+            config = _config(spec, dtype, load, graphs)
+            found, fingerprint, vocab_size = _run_load(spec, load, config, world, place)
+            traces += found
+            fingerprints[f"{dtype} {load.mode}"] = fingerprint
+            gc.collect()  # the next model gets the memory of this one
+    where = machine(spec.device, world.size)
+    if where.gpus:
+        where = msgspec.structs.replace(where, gpus=count_gpus(world))
+    if world.rank == 0:
+        report = WorldReport(
+            tp=world.size,
+            way=way,
+            seen=Seen(
+                launcher=launcher,
+                nodes=len(dict.fromkeys(world.node_names)),
+                by_mpi=world.by_mpi if isinstance(world, GroupWorld) else "",
+                node_folds=node_folds(),
+            ),
+            vocab_size=vocab_size,
+            fingerprints=fingerprints,
+            traces=tuple(traces),
+            machine=where,
+            left_out=tuple(dict.fromkeys(left_out)),
+        )
+        (folder / "report.json").write_bytes(msgspec.json.encode(report))
+    world.barrier()
+    world.close()
+    return 0
+
+
+def _spec(folder: Path) -> VerifySpec:
+    """The spec in `folder`. Raises NotFoundError on a host that does not see the folder."""
+    try:
+        data = (folder / "spec.json").read_bytes()
+    except FileNotFoundError as error:
+        raise NotFoundError(
+            f"{error.filename} is not on {os.uname().nodename}: ranks on other hosts have to see "
+            "verify's temporary folder, set TMPDIR to one that all share"
+        ) from error
+    return msgspec.json.decode(data, type=VerifySpec)
+
+
+@dataclass(frozen=True)
+class _Load:
+    """The circumstances of one loaded model; eager: no CUDA graphs; gather: no peer memory.
+
+    experts: where they lie, as of `EngineConfig`.
+    """
+
+    mode: str
+    circumstances: list[Circumstance]
+    eager: bool = False
+    gather: bool = False
+    experts: str = "auto"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The folder for raw logits, the count of circumstances, and what there was no room for."""
+
+    folder: Path
+    done: CircumstancesDone
+    left_out: list[str]
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A loaded model with its circumstances."""
+
+    load: _Load
+    config: EngineConfig
+    runner: Runner
+    world: World
+    place: _Place
+
+
+def _loads(spec: VerifySpec, graphs: bool, ranks: int) -> list[_Load]:
+    """The loads of this world, in order. The eager one is left out where there are no graphs.
+
+    Ranks that share a GPU have no graphs and no peer memory.
+    """
+    order = order_of_processes(spec.modes)
+    if spec.part == "steps":
+        whole = circumstances(spec)
+        others = [each for each in whole if each.drafts not in MODELS]
+        return [_Load(mode, whole if mode == order else others) for mode in spec.modes]
+    if spec.part == "cache":
+        return [_Load(order, [in_other_processes(CACHE)])]
+    found = []
+    if "fresh" in spec.relations:
+        found.append(_Load(order, [in_other_processes(FRESH)]))
+    if "eager" in spec.relations and graphs:
+        eager = [in_other_processes(EAGER)]
+        eager += [drafted_without_graphs()] if "drafts" in spec.relations else []
+        found.append(_Load(order, eager, eager=True))
+    by_peers = graphs and ranks > 1 and spec.way.transport in ("auto", "peer")
+    if "gather" in spec.relations and by_peers:
+        found.append(_Load(order, [in_other_processes(GATHER)], gather=True))
+    other = _other_placement(spec, ranks) if "experts" in spec.relations else None
+    if other is not None:
+        found.append(_Load(order, [in_other_processes(PLACED[other])], experts=other))
+    return found
+
+
+def _other_placement(spec: VerifySpec, ranks: int) -> str | None:
+    """Where a model's experts do not lie unless asked; None where they can lie in one way only."""
+    model = load_model_config(resolve_model(spec.model), spec.dtypes[0])
+    usual = place_experts(model, ranks, "auto")
+    other = "lanes" if usual == "columns" else "columns"
+    try:
+        placed = place_experts(model, ranks, other)
+    except UsageError:
+        return None
+    return None if placed == usual else placed
+
+
+def _config(spec: VerifySpec, dtype: str, load: _Load, graphs: bool) -> EngineConfig:
+    longest = max(*spec.prompt_lengths, NEIGHBOUR_TOKENS) + spec.tokens
+    context = -(-longest // PAGE_TOKENS) * PAGE_TOKENS
+    return EngineConfig.from_values(
+        model=spec.model,
+        dtype=dtype,
+        device=spec.device,
+        **mode_settings(load.mode),
+        load_format=spec.load_format,
+        step_timeout=spec.step_timeout,
+        kv_pages=kv_pages(spec),
+        max_model_len=context,
+        max_num_seqs=max(*spec.batches, len(spec.prompt_lengths)),
+        enforce_eager=load.eager or not graphs or spec.control,  # the control's experts wait
+        enable_prefix_caching=False,  # every compared position is computed
+        # The control's stock all-reduce replaces the gather.
+        transport="gather" if load.gather or spec.control else spec.way.transport,
+        leaves=spec.leaves,
+        experts=load.experts,
+        drafts="off",  # those of a circumstance are its own
+    )
+
+
+def _run_load(
+    spec: VerifySpec,
+    load: _Load,
+    config: EngineConfig,
+    world: World,
+    place: _Place,
+) -> tuple[list[Trace], str, int]:
+    """Load the model, run every circumstance and let go of it: traces, fingerprint, vocabulary."""
+    runner = Runner.start(config, world)
+    traces = _run_all(spec, _Loaded(load, config, runner, world, place))
+    runner.close()
+    world.barrier()  # peers may read this rank's part of the vocabulary until they have closed, too
+    return traces, runner.fingerprint(approximate=False), runner.model_config.vocab_size
+
+
+def _run_all(spec: VerifySpec, loaded: _Loaded) -> list[Trace]:
+    """Run every circumstance of one loaded model; the traces on rank 0."""
+    traces: list[Trace] = []
+    world, runner = loaded.world, loaded.runner
+    vocabulary = runner.model_config.vocab_size
+    base = {
+        "": probes(vocabulary, spec.prompt_lengths, spec.tokens, spec.seed),
+        REPEATING: repeating_probes(vocabulary, spec.tokens, spec.seed),
+    }
+    for circumstance in loaded.load.circumstances:
+        requests = base[circumstance.texts]
+        answers = next((it.tokens for it in traces if it.texts == circumstance.texts), {})
+        if circumstance.prefill:
+            data = world.broadcast_bytes(msgspec.json.encode(answers))
+            tokens = msgspec.json.decode(data, type=dict[str, tuple[int, ...]])
+            requests = [_as_prompt(probe, tokens[probe.request_id]) for probe in requests]
+        if not circumstance.scored:
+            requests = [_unscored(probe) for probe in requests]
+        runner.reset_pages(runner.num_pages)
+        config, model = _engine_config(spec, circumstance, loaded.config), None
+        if circumstance.drafts in MODELS:
+            if (why := why_no_room(config, world)) is not None:
+                loaded.place.left_out.append(f"TP {world.size}, {circumstance.name}: {why}")
+                continue
+            model = start_draft_model(config, world, loaded=True)
+        one = replace(loaded, config=config)
+        trace = _run_one(spec, circumstance, one, requests, answers, model)
+        if trace is not None:
+            traces.append(trace)
+            loaded.place.done.one_more()
+        if model is not None:
+            model.close()
+    return traces
+
+
+def _engine_config(
+    spec: VerifySpec, circumstance: Circumstance, config: EngineConfig
+) -> EngineConfig:
+    """The configuration of an engine in one circumstance, and of its draft model."""
+    changes: dict[str, object] = {"max_num_batched_tokens": circumstance.budget}
+    if circumstance.drafts:
+        changes["enable_prefix_caching"] = True  # probes publish pages, and read none
+    if circumstance.drafts in OF_ENGINE:
+        changes["drafts"] = "auto"
+    if circumstance.drafts in MODELS:
+        config = with_draft_model(circumstance.drafts, spec, config)
+    return config.model_copy(update=changes)
+
+
+def _run_one(
+    spec: VerifySpec,
+    circumstance: Circumstance,
+    loaded: _Loaded,
+    requests: list[Request],
+    known: Tokens,
+    model: DraftModel | None,
+) -> Trace | None:
+    """Run the probes in one circumstance; the trace on rank 0, None elsewhere.
+
+    known: their answers, for drafts. model: the one that drafts.
+    """
+    config, world, runner = loaded.config, loaded.world, loaded.runner
+    if world.rank > 0:
+        Engine(config, world, None, circumstance.preempt_every, runner).worker_loop()
+        return None
+    mode, kind = loaded.load.mode, circumstance.drafts
+    name = f"{config.dtype}.{mode}.{circumstance.name}.logits".replace(" ", "-")
+    values = loaded.place.folder / name
+    log, vocabulary = LogitsLog(values), runner.model_config.vocab_size
+    tokens = {
+        each.request_id: each.prompt_token_ids + known.get(each.request_id, ()) for each in requests
+    }
+    faults = NanBehindWrongDrafts(log.names, tokens) if circumstance.spoiled else None
+    drafting = None
+    if kind in OF_ENGINE:
+        drafting = drafting_of_engine(config, runner, model)
+    elif kind:
+        drafting = Drafting(config.drafters, instead=drafter(kind, known, vocabulary, spec.seed))
+    of = config, world, log.tap, circumstance.preempt_every, runner
+    engine = Engine(*of, faults=faults, drafting=drafting)
+    others = max(0, circumstance.batch - len(requests))
+    crowd = neighbours(vocabulary, others, spec.tokens, spec.seed + circumstance.batch)
+    groups = [[r] for r in requests] if circumstance.batch == 1 else [_mixed(requests, crowd)]
+    assemblers = _run_groups(engine, groups, log, kind in KINDS)
+    statistics = engine.statistics()
+    engine.stop_workers()
+    log.close(tokens)
+    answers = {name: assembler.answer().choices[0] for name, assembler in assemblers.items()}
+    drafted = counted(kind, statistics.drafters, spec.draft_model is None)
+    return Trace(
+        dtype=config.dtype,
+        mode=mode,
+        circumstance=circumstance.name,
+        tokens={name: answer.token_ids for name, answer in answers.items()},
+        logprob_bits={
+            name: tuple(logprob_bits(token.logprob) for token in answer.logprobs)
+            for name, answer in answers.items()
+        },
+        logits=log.digests,
+        values=f"{values.parent.name}/{values.name}",
+        steps=statistics.steps,
+        texts=circumstance.texts,
+        scored=circumstance.scored,
+        drafted=drafted if kind in OF_ENGINE else None,
+    )
+
+
+def _run_groups(
+    engine: Engine, groups: list[list[Request]], log: LogitsLog, drafted: bool
+) -> dict[str, RequestAssembler]:
+    """Run each group of requests when the one before is done; the probes' answers, by name."""
+    assemblers: dict[str, RequestAssembler] = {}
+    admission = 0
+    for group in groups:
+        for request in group:
+            if request.request_id.startswith("probe"):
+                log.names[admission] = request.request_id
+                assemblers[request.request_id] = RequestAssembler(request, None)
+            engine.submit(with_drafts(request) if drafted else request)
+            admission += 1
+        while engine.has_work:
+            for output in engine.step():
+                if output.request_id in assemblers:
+                    assemblers[output.request_id].push(output)
+    return assemblers
+
+
+def _mixed(requests: list[Request], crowd: list[Request]) -> list[Request]:
+    """Probes spread among their neighbours, so that their place in the batch varies."""
+    mixed = list(crowd)
+    for index, request in enumerate(requests):
+        mixed.insert(min(len(mixed), 3 * index + 1), request)
+    return mixed
+
+
+def _as_prompt(probe: Request, tokens: tuple[int, ...]) -> Request:
+    """A probe's prompt and answer as one prompt, scored at every position."""
+    params = msgspec.structs.replace(probe.params, max_tokens=0, min_tokens=0)
+    return msgspec.structs.replace(
+        probe, prompt_token_ids=probe.prompt_token_ids + tokens[:-1], params=params
+    )
+
+
+def _unscored(probe: Request) -> Request:
+    """A probe whose prompt's tokens have no log-probabilities."""
+    params = msgspec.structs.replace(probe.params, prompt_logprobs=None)
+    return msgspec.structs.replace(probe, params=params)
+
+
+if __name__ == "__main__":
+    sys.exit(run_rank(main))

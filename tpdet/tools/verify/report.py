@@ -1,0 +1,158 @@
+"""Reports the determinism matrix: as a table for people, as a results file for programs."""
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from tpdet.tools.verify.compare import Relation
+from tpdet.tools.worlds.spec import Machine
+from tpdet.tools.worlds.ways import USUAL, Way
+
+_SHOWN = 10
+
+
+def print_matrix(model: str, relations: list[Relation], tps: list[int], console: Console) -> None:
+    """Print a table for each dtype and mode: a row a circumstance, a column a tensor-parallel size.
+
+    Circumstances that were compared with one reference stand together: other texts, or answers
+    alone, have digests of their own. There is a column for the way of starting the ranks if one was
+    chosen.
+    """
+    ways = list(dict.fromkeys(relation.way for relation in relations))
+    named = ways != [USUAL]
+    for dtype, mode in dict.fromkeys((r.dtype, r.mode) for r in relations):
+        mine = [r for r in relations if (r.dtype, r.mode) == (dtype, mode)]
+        positions: dict[str, int] = {}
+        for relation in mine:
+            positions.setdefault(relation.reference, relation.positions)
+        table = Table(title=f"{model} · {dtype} · {mode}", caption=_caption(positions))
+        if named:
+            table.add_column("ranks", no_wrap=True)
+        table.add_column("circumstance")
+        for tp in tps:
+            table.add_column(f"TP {tp}", justify="center")
+        for reference in positions:
+            table.add_section()
+            group = [r for r in mine if r.reference == reference]
+            for way, name in sorted(
+                {(r.way, r.circumstance): None for r in group}, key=lambda row: ways.index(row[0])
+            ):
+                cells = [_cell(group, way, name, tp) for tp in tps]
+                table.add_row(*([str(way)] if named else []), name, *cells)
+        console.print(table)
+
+
+def _caption(positions: dict[str, int]) -> str:
+    """What the digests of each group of rows cover."""
+    groups = [f"{name[:_SHOWN]}: {count} positions" for name, count in positions.items()]
+    if len(groups) == 1:
+        return f"equal digests, equal bits · reference {groups[0]}"
+    heads = "; ".join(groups)
+    return f"equal digests, equal bits · each group of rows has texts of its own: {heads}"
+
+
+def _cell(relations: list[Relation], way: Way, circumstance: str, tp: int) -> str:
+    for relation in relations:
+        if (relation.way, relation.circumstance, relation.tp) == (way, circumstance, tp):
+            return (
+                f"[green]{relation.digest[:_SHOWN]}[/green]"
+                if relation.equal
+                else f"[bold red]{relation.digest[:_SHOWN]} ≠[/bold red]"
+            )
+    return "-"
+
+
+def result_rows(model: str, relations: list[Relation], control: bool) -> list[dict]:
+    """The rows of a results file, one for each relation."""
+    rows = []
+    for relation in relations:
+        row = {
+            "case": "verify",
+            "model": model,
+            "dtype": relation.dtype,
+            "mode": relation.mode,
+            "tp": relation.tp,
+            "launcher": relation.way.launcher,
+            "transport": relation.way.transport,
+            "nodes": relation.way.nodes,
+            "relation": relation.circumstance,
+            "equal": relation.equal,
+            "digest": relation.digest,
+            "reference": relation.reference,
+            "positions": relation.positions,
+        }
+        if relation.difference is not None:
+            row["difference"] = relation.difference
+        if control:
+            row["control"] = True
+        rows.append(row)
+    return rows
+
+
+def append_run(path: Path, bench: str, machine: Machine, command: str, rows: list) -> None:
+    """Add one run to a results file; see `append_record`."""
+    append_record(path, bench, run_record(bench, machine, command, rows))
+
+
+def run_record(bench: str, machine: Machine, command: str, rows: list) -> dict[str, Any]:
+    """The entry of one run in a results file: its rows and its environment."""
+    return {
+        "bench": bench,
+        "gpu": machine.gpu,
+        "gpus": machine.gpus,
+        "commit": _commit(),
+        "torch": metadata.version("torch"),
+        "triton": _version("triton"),
+        "driver": machine.driver,
+        "date": datetime.now(UTC).date().isoformat(),
+        "python": platform.python_version(),
+        "command": command,
+        "rows": rows,
+    }
+
+
+def append_record(path: Path, name: str, record: dict[str, Any]) -> None:
+    """Add one run to a results file (a JSON list, newest last), written atomically.
+
+    A `path` that is a directory gets `<name>.<gpu>.json` in it.
+    """
+    if path.is_dir():
+        path /= f"{name}.{short_name(record['gpu'])}.json"
+    runs = msgspec.json.decode(path.read_bytes()) if path.exists() else []
+    runs.append(record)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(runs), indent=1) + b"\n")
+    temporary.replace(path)
+
+
+def short_name(gpu: str) -> str:
+    """The name of a GPU in file names: "NVIDIA H200" becomes "h200"."""
+    words = [word for word in gpu.lower().split() if word not in ("nvidia", "tesla", "geforce")]
+    return "-".join(words)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the checkout; None outside of one."""
+    here = Path(__file__).resolve().parent
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(command, cwd=here, capture_output=True, text=True)
+    except OSError:  # no git
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,199 @@
+"""Runs `tpdet verify`: worlds of every tensor-parallel size and way, then the comparison."""
+
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from tpdet.arguments.suggestions import did_you_mean
+from tpdet.checkpoint.model_config import FAMILY_NAMES, load_model_config
+from tpdet.checkpoint.model_config.fit import check_ranks
+from tpdet.checkpoint.model_config.known_shapes import directory_of
+from tpdet.checkpoint.resolve import resolve_model
+from tpdet.comm.device import resolve_device
+from tpdet.config import EngineConfig
+from tpdet.errors import UsageError
+from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, PAGE_TOKENS, ROW_LAYERS
+from tpdet.launch.life.signals import raising
+from tpdet.speculative.draft_model.pair import read_draft_model
+from tpdet.tools.synthetic.make_model import make_model
+from tpdet.tools.verify.compare import Relation, compare
+from tpdet.tools.verify.parts import parts_of, run_worlds
+from tpdet.tools.verify.progress import Progress
+from tpdet.tools.verify.relations import that_apply
+from tpdet.tools.verify.report import append_run, print_matrix, result_rows
+from tpdet.tools.verify.room import check_worlds, gpus_here
+from tpdet.tools.worlds.launchers import Launchers, find_launchers
+from tpdet.tools.worlds.spec import VerifySpec
+from tpdet.tools.worlds.ways import USUAL, Way, Ways, choose
+
+_PAST_PAGES = 20  # tokens
+_SECONDS_A_RUN = 8.0
+"""Of the tiny model of a bare verification, on two cores that have little else to do."""
+
+
+def verify(
+    spec: VerifySpec,
+    worlds: Sequence[tuple[int, Way]],
+    launchers: Launchers,
+    console: Console,
+    output: Path | None,
+    command: str,
+    worlds_per_gpu: int = 1,
+    progress: Progress | None = None,
+) -> list[Relation]:
+    """Verify one model at every size and in every way; prints the matrix, appends to `output`.
+
+    Raises TpdetError when a world fails to run (with the end of its log).
+    """
+    with tempfile.TemporaryDirectory(prefix="tpdet-verify-") as name:
+        folder = Path(name)
+        reports = run_worlds(spec, worlds, worlds_per_gpu, console, folder, launchers, progress)
+        relations = compare(reports, folder)
+    model = Path(spec.model).name
+    print_matrix(model, relations, list(dict.fromkeys(tp for tp, _ in worlds)), console)
+    if output is not None:
+        rows = result_rows(model, relations, spec.control)
+        largest = max((report.machine for report in reports), key=lambda found: found.gpus)
+        append_run(output, "verify", largest, command, rows)
+    for relation in relations:
+        if relation.difference is not None:
+            console.print(
+                f"{relation.dtype} {relation.mode}, {relation.circumstance}, "
+                f"TP {relation.tp}{named(relation.way)}: {relation.difference}",
+                style="red",
+                highlight=False,
+            )
+            break
+    return relations
+
+
+def named(way: Way) -> str:
+    """A way as part of a sentence; "" for the usual one."""
+    return "" if way == USUAL else f" ({way})"
+
+
+def make_family(family: str, folder: Path, seed: int, leaves: int | None = None) -> Path:
+    """Write a tiny random model of a family, with at least `leaves` leaves; its folder."""
+    directory = folder / f"tiny-{family}"
+    more = leaves is not None and leaves > DEFAULT_LEAVES
+    heads, inner = (leaves, leaves * K_GROUP) if leaves and more else (8, 128)
+    make_model(
+        directory,
+        like=family,
+        hidden=256,
+        layers=2,
+        heads=heads,
+        intermediate=-(-384 // inner) * inner,
+        seed=seed,
+    )
+    return directory
+
+
+def with_far_probe(spec: VerifySpec) -> VerifySpec:
+    """With one more probe where the model has windows: pages lie between its window and page 0."""
+    windows = [w for w in load_model_config(spec.model).windows if w is not None]
+    if not windows:
+        return spec
+    far = 2 * PAGE_TOKENS + min(windows) + _PAST_PAGES
+    return msgspec.structs.replace(spec, prompt_lengths=(*spec.prompt_lengths, far))
+
+
+def verify_all(
+    models: Sequence[str],
+    spec: VerifySpec,
+    tps: Sequence[int],
+    output: Path | None,
+    worlds_per_gpu: int = 1,
+    ways: Ways | None = None,
+    families: Sequence[str] = FAMILY_NAMES,
+) -> int:
+    """Verify each model, or tiny ones of `families`; returns 1 on a difference, else 0.
+
+    A control must differ at every size above 1; if it does not, it returns 0. Raises UsageError or
+    NotFoundError, before any work, for ways that are impossible here.
+    """
+    console = Console()
+    command = shlex.join(["tpdet", *sys.argv[1:]])
+    device = resolve_device(spec.device)
+    chosen_worlds = choose(ways or Ways(), tps, device, spec.control)
+    launchers = find_launchers([way for _, way in chosen_worlds.worlds])
+    for reason, count in chosen_worlds.left_out.items():
+        console.print(f"left out, {count} worlds: {reason}", style="dim", highlight=False)
+    chosen = that_apply(spec.relations, device, spec.control)
+    spec = msgspec.structs.replace(spec, relations=chosen)
+    found: list[Relation] = []
+    worlds = chosen_worlds.worlds
+    runs = len(parts_of(spec, worlds)) * (len(models) or len(families))
+    short = not models and device == "cpu" and len(families) == 1
+    progress = Progress(console, runs, _SECONDS_A_RUN if short else None)
+    with raising(), tempfile.TemporaryDirectory(prefix="tpdet-models-") as name:
+        folder = Path(name)
+        names = [directory_of(model, spec.load_format, folder) for model in models] or [
+            str(make_family(f, folder, spec.seed, spec.leaves)) for f in families
+        ]
+        specs = [msgspec.structs.replace(spec, model=model) for model in names]
+        specs = specs if models else [with_far_probe(one) for one in specs]
+        for one in specs:
+            _check(one, worlds, device)
+        progress.plan()
+        for one in specs:
+            of = launchers, console, output, command, worlds_per_gpu, progress
+            found += verify(one, worlds, *of)
+    different = sum(not relation.equal for relation in found)
+    verdict = "all equal" if not different else f"{different} DIFFERENT"
+    console.print(f"{len(found)} relations, {verdict}", style="red" if different else "green")
+    if spec.control:
+        for tp in sizes_without_difference(found):
+            console.print(f"the control shows no difference at TP {tp}", style="red")
+            different = 0
+    return 1 if different else 0
+
+
+def _check(spec: VerifySpec, worlds: Sequence[tuple[int, Way]], device: str) -> None:
+    """Refuse, before a world starts, a model that cannot be loaded, or not at every size."""
+    for dtype in spec.dtypes:
+        config = load_model_config(resolve_model(spec.model), dtype)
+        for tp, _ in worlds:
+            check_ranks(config, tp, spec.leaves)
+        if spec.draft_model is not None:
+            pair = {"model": spec.model, "draft_model": spec.draft_model, "dtype": dtype}
+            read_draft_model(EngineConfig.from_values(**pair))
+    if device == "cuda":
+        check_worlds(spec, worlds, gpus_here())
+
+
+def sizes_without_difference(relations: Sequence[Relation]) -> list[int]:
+    """Tensor-parallel sizes above 1, ascending, at which every relation was equal."""
+    sizes = {relation.tp for relation in relations if relation.tp > 1}
+    return sorted(sizes - {relation.tp for relation in relations if not relation.equal})
+
+
+def parse_row_layers(text: str, control: bool = False) -> tuple[str, ...]:
+    """The names in "fold", "gather" or "fold,gather", in that order. Raises UsageError.
+
+    The control replaces a fold by its stock all-reduce, so it needs "fold".
+    """
+    wanted = text.split(",")
+    for name in wanted:
+        if name not in ROW_LAYERS:
+            nearby = did_you_mean(name, ROW_LAYERS)
+            raise UsageError(f"row layers {name!r}: use fold, gather or fold,gather{nearby}")
+    if control and wanted != ["fold"]:
+        raise UsageError("--control replaces a fold by a stock all-reduce: use --row-layers fold")
+    return tuple(name for name in ROW_LAYERS if name in wanted)
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """The integers of a list such as "1,2,4". Raises UsageError."""
+    try:
+        sizes = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not a list of numbers such as 1,2,4") from error
+    if not sizes or min(sizes) < 1:
+        raise UsageError(f"{text!r}: sizes start at 1")
+    return sizes
