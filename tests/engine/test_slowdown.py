@@ -147,7 +147,8 @@ def steps(watch, clock, rows, seconds, count=WINDOW, **fields):
     for _ in range(count):
         clock.seconds = seconds
         watch.begin(pending=False)
-        watch.end(StepPlan(plan_module.PLAN_VERSION, 0, (), rows, b"", **fields))
+        plan = StepPlan(plan_module.PLAN_VERSION, 0, (), rows, b"", **fields)
+        watch.end(plan, awaited=True)
 
 
 def calibrated(cells):
@@ -187,7 +188,7 @@ def test_a_hiccup_is_no_slowdown_and_pending_steps_are_timed_from_the_last_end()
     watch.start_sample(2)
     clock.seconds = 3.0
     watch.begin(pending=True)
-    watch.end(StepPlan(plan_module.PLAN_VERSION, 0, (), row(2), b""))
+    watch.end(StepPlan(plan_module.PLAN_VERSION, 0, (), row(2), b""), awaited=True)
     assert watch._sample == (2, [3.0])
     assert not watch.end_sample((2, 1), 2)
 

@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -22,12 +21,12 @@ from tpdet.engine.arithmetic_switch import ArithmeticSwitch
 from tpdet.engine.calibration import calibrate
 from tpdet.engine.control import ControlChannel
 from tpdet.engine.fault_points import FaultPoints
-from tpdet.engine.grammars import LazyGrammars
+from tpdet.engine.observers import DraftTimes, StepObserver
 from tpdet.engine.results import LogitsTap, StepResults
 from tpdet.engine.routed import with_routes
 from tpdet.engine.slowdown import SlowdownWatch
 from tpdet.errors import IntegrityError, NumericalError, ReloadError, RequestError
-from tpdet.kernels.exact.philox import philox4x32
+from tpdet.grammar.lazy import LazyGrammars
 from tpdet.requests.request import (
     PromptOutput,
     Request,
@@ -36,8 +35,8 @@ from tpdet.requests.request import (
     check_against_model,
     with_seed,
 )
+from tpdet.requests.seeds import Seeds
 from tpdet.runner import Follower, Runner, TakeLogits, Tick
-from tpdet.runner.start.step_tokens import StepTokens
 from tpdet.scheduler.limits import check_drafts
 from tpdet.scheduler.scheduler import Scheduler
 from tpdet.scheduler.statistics import SchedulerStatistics
@@ -47,7 +46,9 @@ from tpdet.speculative.drafting import Drafting
 EngineOutput = TokenOutput | PromptOutput | RequestFailed
 
 
-class _PendingStep(NamedTuple):
+class _LaunchedStep(NamedTuple):
+    """A step that was launched and is not committed; awaited: it was planned by all results."""
+
     plan: StepPlan
     results: StepResults
     event: torch.cuda.Event | None
@@ -55,8 +56,6 @@ class _PendingStep(NamedTuple):
 
 
 _log = logging.getLogger("tpdet.engine")
-_WORD_BITS, _WORD_MASK = 32, 0xFFFFFFFF  # of Philox
-_PURPOSE_SEED = 1  # Philox counter word that keeps these seeds apart from token noise
 
 
 class Engine:
@@ -85,9 +84,8 @@ class Engine:
         streams: bool = True,
         drafting: Drafting | None = None,
     ) -> None:
-        self.config = config
-        self.world = world
-        self.faults = faults
+        self.config, self.world = config, world
+        self.faults = faults or FaultPoints((), world.rank)
         with reporting_exit(world, lambda: "the start"):
             self.control = ControlChannel(world, secret)
             # First, so that the model's own pages are counted in the memory that is left.
@@ -100,7 +98,7 @@ class Engine:
         self.max_model_len = self.runner.max_model_len
         self.grammars = LazyGrammars(config, self.model_config.vocab_size)
         self.run_ahead = self.runner.device.type == "cuda" if run_ahead is None else run_ahead
-        tokens = self._step_tokens(streams)
+        tokens = self.runner.step_tokens.of_engine(config.max_num_batched_tokens, streams)
         if world.rank == 0 and runner is None:
             _log.info("%s", tokens)
         self.scheduler = Scheduler(
@@ -111,17 +109,18 @@ class Engine:
             max_queue=config.max_queue,
             max_model_len=self.max_model_len,
             preempt_every=preempt_every,
-            prefix_identity=self._prefix_identity(),
+            prefix_identity=self.runner.prefix_identity(self.approximate),
             constrain=self.grammars.constrain,
             drafting=drafting or Drafting(config.drafters, self.run_ahead, model=self.draft_model),
         )
-        self.watch: SlowdownWatch | None = None
-        if config.on_slowdown is not None:
-            self.watch = SlowdownWatch(config.max_slowdown, clock)
+        watched = config.on_slowdown is not None
+        self.watch = SlowdownWatch(config.max_slowdown, clock) if watched else None
+        self._observers: list[StepObserver] = [DraftTimes(self.scheduler.policy)]
+        if self.watch is not None:
+            self._observers.insert(0, self.watch)
         self._tap = tap
-        self._seeds_given = 0
-        self._ended = 0.0  # when the last step did; 0: the engine was idle since
-        self._pending: list[_PendingStep] = []  # launched and not committed, oldest first
+        self._seeds = Seeds(config.seed)
+        self._pending: list[_LaunchedStep] = []  # oldest first
 
     @property
     def approximate(self) -> bool:
@@ -162,7 +161,7 @@ class Engine:
             request = msgspec.structs.replace(request, prediction=())  # only a hint
         seed = request.params.seed
         if seed is None:
-            seed = self._next_seed()
+            seed = self._seeds.next()
             request = with_seed(request, seed)
         self.scheduler.add(request)
         return seed
@@ -177,26 +176,18 @@ class Engine:
             calibrate(self, self.watch)
 
     def step(self) -> list[EngineOutput]:
-        """End one step; what readers should hear, in order.
+        """Commit one step, and return what readers should hear, in order.
 
         What may follow it is launched first, and what must know its results before they are
         returned: on a GPU the caller's work is never what the next step waits for.
         """
-        slow = self.watch is not None and self.watch.slow and not self.approximate
-        if slow and not self._pending:
-            self._become_approximate()
-        if self.watch is not None:
-            self.watch.begin(bool(self._pending))
-        if not self._pending:
-            self._launch(self.scheduler.schedule())
-        if not self._pending:
+        self._begin_step()
+        if not self._pending and not self._launch(self.scheduler.schedule()):
             return []
-        ahead = self.run_ahead and not slow
-        if ahead:
+        if self._runs_ahead:
             self._launch(self.scheduler.schedule_ahead())
-        self.scheduler.policy.drafting.think()
-        outputs = self._finish()
-        if ahead and not self._pending:
+        outputs = self._commit(self._wait())
+        if self._runs_ahead and not self._pending:
             self._launch(self.scheduler.schedule())
         return outputs
 
@@ -234,13 +225,13 @@ class Engine:
         self._send(self._empty_plan(reload=model), Follower(0))
         with self._reporting_exit():
             self.runner.reload(model, tick)
-        self.scheduler.reload(self._prefix_identity())
+        self.scheduler.reload(self.runner.prefix_identity(self.approximate))
         self.heartbeat()
 
     def stop_workers(self) -> None:
         """End the other ranks' `worker_loop`; they may enter it again."""
         while self._pending:
-            self._finish()
+            self._commit(self._wait())
         self._send(self._empty_plan(stop=True), Follower(0))
 
     def worker_loop(self) -> None:
@@ -266,10 +257,30 @@ class Engine:
         """Gauges and totals of the scheduler."""
         return self.scheduler.statistics()
 
-    def _launch(self, plan: StepPlan | None) -> None:
-        """Send a plan to every rank and start it here."""
+    @property
+    def _is_slow(self) -> bool:
+        """Whether strict steps have become too slow, so that the approximate mode is due."""
+        return self.watch is not None and bool(self.watch.slow) and not self.approximate
+
+    @property
+    def _runs_ahead(self) -> bool:
+        """Whether steps overlap; before a change of arithmetic the pending ones come to an end."""
+        return self.run_ahead and not self._is_slow
+
+    def _begin_step(self) -> None:
+        """Change the arithmetic if that is due; the next plan takes every rank along."""
+        if self._is_slow and not self._pending:
+            assert self.watch is not None
+            self.watch.alarm(self.runner.fingerprint(approximate=True))
+            self.arithmetic.turn()
+            self.scheduler.restart(self.runner.prefix_identity(self.approximate))
+        for observer in self._observers:
+            observer.begin(bool(self._pending))
+
+    def _launch(self, plan: StepPlan | None) -> bool:
+        """Send a plan to every rank and start it here; False where there is none."""
         if plan is None:
-            return
+            return False
         results = StepResults(self.scheduler.latest(plan), self._tap)
         plan = msgspec.structs.replace(
             plan,
@@ -279,7 +290,38 @@ class Engine:
         )
         awaited = not self._pending
         event = self._send(plan, results)
-        self._pending.append(_PendingStep(plan, results, event, awaited))
+        self._pending.append(_LaunchedStep(plan, results, event, awaited))
+        return True
+
+    def _wait(self) -> _LaunchedStep:
+        """The oldest launched step, once it has run."""
+        for observer in self._observers:
+            observer.running()
+        step = self._pending.pop(0)
+        with self._reporting_exit():
+            self.runner.wait(step.plan, step.event, urgent=not self._pending)
+        step.results.finish()
+        for observer in self._observers:
+            observer.end(step.plan, step.awaited)
+        return step
+
+    def _commit(self, step: _LaunchedStep) -> list[EngineOutput]:
+        """The outputs of a step that has run: failures, then tokens and prompts' scores."""
+        plan, results, routes = step.plan, step.results, self.runner.routes
+        failed = [
+            self.scheduler.fail(request_id, NumericalError.code, reason)
+            for request_id, reason in results.failures.items()
+        ]
+        pages = {} if routes is None else results.pages()
+        outputs = self.scheduler.commit(
+            plan.step, results.sampled, results.scores, plan.approximate, results.runs
+        )
+        if routes is not None:
+            outputs = with_routes(outputs, pages, routes)
+        if not self.has_work:
+            for observer in self._observers:
+                observer.idle()
+        return [failure for failure in failed if failure is not None] + outputs
 
     def _empty_plan(self, stop: bool = False, reload: str = "") -> StepPlan:
         plan = self.scheduler.heartbeat(stop)
@@ -293,68 +335,7 @@ class Engine:
         return reporting_exit(self.world, lambda: self.control.place)
 
     def _start(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:
-        if self.faults is not None:
-            plan, results = self.faults.meet(plan, results)
+        plan, results = self.faults.meet(plan, results)
         if self.arithmetic.follow(plan):
             self.runner.compute_by(plan.approximate)
         return self.runner.launch(plan, results)
-
-    def _finish(self) -> list[EngineOutput]:
-        """Wait for the oldest launched step and commit it."""
-        plan, results, event, awaited = self._pending.pop(0)
-        with self._reporting_exit():
-            self.runner.wait(plan, event, urgent=not self._pending)
-        results.finish()
-        if self.watch is not None:
-            self.watch.end(plan)
-        self._took(plan, awaited)
-        failed = [
-            self.scheduler.fail(request_id, NumericalError.code, reason)
-            for request_id, reason in results.failures.items()
-        ]
-        pages = {} if self.runner.routes is None else results.pages()
-        outputs = self.scheduler.commit(
-            plan.step, results.sampled, results.scores, plan.approximate, results.runs
-        )
-        if self.runner.routes is not None:
-            outputs = with_routes(outputs, pages, self.runner.routes)
-        if not self.has_work:
-            self._ended = 0.0
-        return [failure for failure in failed if failure is not None] + outputs
-
-    def _took(self, plan: StepPlan, awaited: bool) -> None:
-        """Tell what drafts cost: the time since the step before has ended."""
-        drafting = self.scheduler.policy.drafting
-        before, self._ended = self._ended, drafting.clock()
-        if before:
-            rows = plan.rows
-            decodes = bool((rows.count == rows.samples).all())
-            positions = int(rows.count.sum()) if decodes else 0
-            drafting.took(positions, awaited, self._ended - before)
-
-    def _become_approximate(self) -> None:
-        """The alarm, and the change: the next plan takes every rank along."""
-        assert self.watch is not None
-        self.watch.alarm(self.runner.fingerprint(approximate=True))
-        self.arithmetic.turn()
-        self.scheduler.restart(self._prefix_identity())
-
-    def _step_tokens(self, streams: bool) -> StepTokens:
-        given = self.config.max_num_batched_tokens
-        if given is not None:  # for verification not what the runner was started with
-            return StepTokens(given, given)
-        tokens = self.runner.step_tokens
-        return tokens if streams else replace(tokens, mixed=tokens.most)
-
-    def _prefix_identity(self) -> bytes | None:
-        """Names what cached pages were computed under; None where they are not shared."""
-        if not self.config.enable_prefix_caching or self.config.enable_return_routed_experts:
-            return None
-        return f"{self.runner.model_digest}\n{self.arithmetic.contract}".encode()
-
-    def _next_seed(self) -> int:
-        count, self._seeds_given = self._seeds_given, self._seeds_given + 1
-        counter = (count & _WORD_MASK, count >> _WORD_BITS, 0, _PURPOSE_SEED)
-        key = (self.config.seed & _WORD_MASK, self.config.seed >> _WORD_BITS)
-        low, high, _, _ = philox4x32(counter, key)
-        return (high >> 1) << _WORD_BITS | low  # 63 bits: a seed is not negative

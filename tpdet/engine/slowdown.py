@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from tpdet.control.plan import PlanRows, StepPlan
+from tpdet.engine.observers import StepObserver
 from tpdet.kernels.order import PAGE_TOKENS
 
 Cell = tuple[int, int]
@@ -24,7 +25,7 @@ WINDOW = 32
 _log = logging.getLogger("tpdet.engine")
 
 
-class SlowdownWatch:
+class SlowdownWatch(StepObserver):
     """Times the engine's steps. `max_slowdown`: share of the calibrated speed that may be lost.
 
     clock: seconds, from anywhere.
@@ -41,11 +42,11 @@ class SlowdownWatch:
         self._last: dict[Cell, deque[float]] = {}
 
     def begin(self, pending: bool) -> None:
-        """A step is about to be ended; pending: it began when the step before it ended."""
+        """Note when the step began: a pending one did when the step before it ended."""
         self._began = self._ended if pending else self._clock()
 
-    def end(self, plan: StepPlan) -> None:
-        """The step has ended."""
+    def end(self, plan: StepPlan, awaited: bool) -> None:
+        """Sample the step's time, or judge it."""
         self._ended = self._clock()
         seconds = self._ended - self._began
         if not _decodes(plan.rows) or plan.approximate:

@@ -76,6 +76,12 @@ class Runner:
         contract = self.contracts.of(approximate)
         return system_fingerprint(contract, self.model_digest, self._architecture)
 
+    def prefix_identity(self, approximate: bool) -> bytes | None:
+        """Names what pages are computed under by one arithmetic; None where they are not shared."""
+        if not self._config.enable_prefix_caching or self._config.enable_return_routed_experts:
+            return None
+        return f"{self.model_digest}\n{self.contracts.of(approximate)}".encode()
+
     def check_poison(self) -> None:
         """The poison check over this rank's pages, none of which may be in use; collective."""
         assert self.pages is not None

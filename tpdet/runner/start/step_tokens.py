@@ -6,7 +6,7 @@ sequences decode, readers wait for the prompts beside them. So it has no more to
 requests make the same steps after every start. No bit of an answer depends on either number.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -43,6 +43,15 @@ class StepTokens:
     most: int
     mixed: int
     cache_share: float = 0.0
+
+    def of_engine(self, asked: int | None, streams: bool) -> "StepTokens":
+        """The limits of one engine; asked: its `max_num_batched_tokens`, perhaps not the start's.
+
+        streams: readers wait for each token; else steps beside decoding sequences are as large.
+        """
+        if asked is not None:
+            return StepTokens(asked, asked)
+        return self if streams else replace(self, mixed=self.most)
 
     def __str__(self) -> str:
         said = f"up to {self.most:,} tokens a step"
