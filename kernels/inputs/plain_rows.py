@@ -2,38 +2,25 @@
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple, overload
+from itertools import starmap
+from operator import attrgetter
+from typing import overload
 
 import numpy as np
 
-from tpdet.kernels.inputs.row_params import RowParams
+from tpdet.kernels.inputs.row_params import PlainParams, RowParams
 
-_ROW = struct.Struct("<Qqdqdd")
+_CODES = "".join({float: "d", int: "q"}[kind] for kind in PlainParams.__annotations__.values())
+_ROW, _PARAMS = struct.Struct(f"<Qq{_CODES}"), struct.Struct(f"<{_CODES}")
 FIELDS = _ROW.size // 8
 """int64 values of `pack_row`."""
-_SEED, _CHOICE, _TEMPERATURE = range(3)  # columns: from the last on stands a `Way`
-_WAY = struct.Struct("<dqdd")
+_PACKED_FIELDS = attrgetter("seed", "choice", *PlainParams._fields)
+_SEED, _CHOICE, _TEMPERATURE = range(3)  # columns: from the last on stand `PlainParams`
 
 
-class Way(NamedTuple):
-    """How a row is sampled, as in `RowParams`."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-
-    @property
-    def filtered(self) -> bool:
-        """Whether top-k or top-p may take an id from the row."""
-        return self.temperature != 0.0 and (self.top_k > 0 or self.top_p < 1.0)
-
-
-def pack_row(
-    seed: int, choice: int, temperature: float, top_k: int, top_p: float, min_p: float
-) -> bytes:
-    """What `PlainRows` takes of a row, but for its position."""
-    return _ROW.pack(seed, choice, temperature, top_k, top_p, min_p)
+def pack_row(seed: int, choice: int, *params: float) -> bytes:
+    """What `PlainRows` takes of a row, but for its position; params: those of `PlainParams`."""
+    return _ROW.pack(seed, choice, *params)
 
 
 class PlainRows(Sequence[RowParams]):
@@ -50,9 +37,8 @@ class PlainRows(Sequence[RowParams]):
     @classmethod
     def of(cls, params: Sequence[RowParams]) -> "PlainRows":
         """R > 0 params but for their bias, penalties and lists of ids."""
-        temperatures, seeds, positions, choices, top_k, top_p, min_p, *_ = zip(*params, strict=True)
-        packed = map(_ROW.pack, seeds, choices, temperatures, top_k, top_p, min_p)
-        return cls(b"".join(packed), positions)
+        packed = starmap(_ROW.pack, map(_PACKED_FIELDS, params))
+        return cls(b"".join(packed), [row.position for row in params])
 
     @property
     def seed_words(self) -> np.ndarray:
@@ -69,16 +55,16 @@ class PlainRows(Sequence[RowParams]):
         """fp64 [R]."""
         return self.numbers[:, _TEMPERATURE].view(np.float64)
 
-    def ways(self) -> tuple[list[Way], np.ndarray]:
+    def ways(self) -> tuple[list[PlainParams], np.ndarray]:
         """Each way that any row is sampled, and which of them each row is: int64 [R]."""
-        packed, size = self.numbers[:, _TEMPERATURE:].tobytes(), _WAY.size
+        packed, size = self.numbers[:, _TEMPERATURE:].tobytes(), _PARAMS.size
         if packed == packed[:size] * len(self):
-            return [Way(*_WAY.unpack(packed[:size]))], np.zeros(len(self), np.int64)
+            return [PlainParams(*_PARAMS.unpack(packed[:size]))], np.zeros(len(self), np.int64)
         # A dictionary takes a fraction of the time of `np.unique`.
         keys = [packed[at : at + size] for at in range(0, len(packed), size)]
         places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
         which = np.fromiter(map(places.__getitem__, keys), np.int64, len(keys))
-        return [Way(*_WAY.unpack(key)) for key in places], which
+        return [PlainParams(*_PARAMS.unpack(key)) for key in places], which
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -90,5 +76,6 @@ class PlainRows(Sequence[RowParams]):
     def __getitem__(self, index: int | slice) -> "RowParams | PlainRows":
         if isinstance(index, slice):
             return PlainRows(self.numbers[index].tobytes(), self.positions[index])
-        seed, choice, temperature, *filters = _ROW.unpack(self.numbers[index].tobytes())
-        return RowParams(temperature, seed, int(self.positions[index]), choice, *filters)
+        seed, choice, *params = _ROW.unpack(self.numbers[index].tobytes())
+        numbers = PlainParams(*params)._asdict()
+        return RowParams(seed=seed, position=int(self.positions[index]), choice=choice, **numbers)

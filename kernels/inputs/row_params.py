@@ -1,9 +1,36 @@
-"""Sampling parameters of one row as plain numbers; no torch."""
+"""Sampling parameters of one row as plain numbers; no torch.
+
+A request's parameter that has the name of a field here reaches every row that is sampled. What
+stands in `PlainParams` too also travels to all ranks, and by columns.
+"""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 _NO_BIAS: dict[int, float] = {}
+
+
+class PlainParams(NamedTuple):
+    """How a row without bias, penalties and lists of ids is sampled, as in `RowParams`."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+    @classmethod
+    def of(cls, params: Any) -> "PlainParams":
+        """The fields of these names of an object: of a `RowParams`, of a request's parameters."""
+        return cls(*_PLAIN_FIELDS(params))
+
+    @property
+    def filtered(self) -> bool:
+        """Whether top-k or top-p may take an id from the row."""
+        return self.temperature != 0.0 and (self.top_k > 0 or self.top_p < 1.0)
+
+
+_PLAIN_FIELDS = attrgetter(*PlainParams._fields)
 
 
 class RowParams(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 import rfc8785
 
 from tests.lib.tree import ROOT
-from tpdet.audit.replay import COVERED, LEFT_OUT, REGEX, SCHEMA, SCHEMA_AFTER, replay_digest
+from tpdet.audit.replay import COVERED, LEFT_OUT, WHERE_SET, replay_digest
 from tpdet.control.row_messages import SampledToken
 from tpdet.errors import UsageError
 from tpdet.requests.request import Request, SamplingParams, with_seed
@@ -93,8 +93,9 @@ def test_an_unknown_version_is_refused():
 
 
 def test_every_parameter_is_covered_or_known_to_be_left_out():
-    named = {*COVERED, *LEFT_OUT, SCHEMA, REGEX, SCHEMA_AFTER, "seed", "ignore_eos"}
+    named = {*COVERED, *LEFT_OUT, *WHERE_SET, "seed", "ignore_eos"}
     assert named == set(SamplingParams.__struct_fields__)
+    assert {"json_schema", "regex", "json_schema_after"} == {*WHERE_SET}
     assert all(f"`{name}`" in PAGE for name in named - {"seed"})
 
 

@@ -20,6 +20,7 @@ from tpdet.control.plan import (
     encode_plan,
 )
 from tpdet.errors import IntegrityError
+from tpdet.kernels.inputs.row_params import PlainParams
 
 PLAN = StepPlan(
     PLAN_VERSION,
@@ -38,8 +39,8 @@ def test_a_plan_survives_its_bytes_and_the_bytes_are_canonical():
 
 
 ROWS = (
-    RowSampling(2**64 - 1, 0.1, -1, 1 / 3, 5e-324, 20),
-    RowSampling(0, 0.0, 0, 1.0, 0.0, None),
+    RowSampling(2**64 - 1, PlainParams(0.1, -1, 1 / 3, 5e-324), 20),
+    RowSampling(0, PlainParams(0.0, 0, 1.0, 0.0), None),
 )
 
 

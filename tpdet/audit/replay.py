@@ -29,11 +29,15 @@ COVERED = (
 """Parameters in the canonical request by their own names; `seed` and `ignore_eos` are in it as the
 seed that was used and the ids that end the text."""
 
-SCHEMA, REGEX, SCHEMA_AFTER = "json_schema", "regex", "json_schema_after"
-"""In the canonical request only where one was given; `SCHEMA_AFTER` only where it has ids."""
-
 LEFT_OUT = ("logprobs", "prompt_logprobs", "detokenize", "output_kind")
 """Parameters that choose what is shown of an answer, never what it is."""
+
+WHERE_SET = tuple(
+    name
+    for name in SamplingParams.__struct_fields__
+    if name not in (*COVERED, *LEFT_OUT, "seed", "ignore_eos")
+)
+"""All others: in the canonical request only where they are neither empty nor their default."""
 
 _IDS = 4096  # of a prompt that are written together
 
@@ -117,6 +121,9 @@ def draws_noise(params: SamplingParams) -> bool:
     return params.temperature > 0 and params.max_tokens != 0
 
 
+_DEFAULTS = SamplingParams()
+
+
 def _canonical_params(params: SamplingParams) -> dict[str, Any]:
     found: dict[str, Any] = {name: getattr(params, name) for name in COVERED}
     found["top_k"] = max(params.top_k, 0)  # -1 and 0 are both off
@@ -124,12 +131,10 @@ def _canonical_params(params: SamplingParams) -> dict[str, Any]:
     found["stop"] = [_text(stop) for stop in params.stop]
     found["stop_token_ids"] = sorted({*params.stop_token_ids})
     found["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
-    if params.json_schema is not None:
-        found[SCHEMA] = params.json_schema
-    if params.regex is not None:
-        found[REGEX] = params.regex
-    if params.json_schema_after:
-        found[SCHEMA_AFTER] = params.json_schema_after
+    for name in WHERE_SET:
+        value = getattr(params, name)
+        if value != getattr(_DEFAULTS, name) and value != ():
+            found[name] = value
     return found
 
 

@@ -8,8 +8,10 @@ from tpdet.arguments.command_line import number, whole_number
 from tpdet.client.engine_settings import add_engine_settings, add_tp, engine_config, ranks_asked
 from tpdet.errors import RequestError, UsageError
 from tpdet.launch.host.standard_streams import argument_text, print_utf8
+from tpdet.requests.sampling_params import RANGES, SamplingParams
 
-_SAMPLING = ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos")
+_FLAGS = {name: allowed for name, allowed in RANGES.items() if allowed.flag}
+_SAMPLING = ("n", "max_tokens", *_FLAGS, "seed", "ignore_eos")
 
 
 def add_generate(commands: argparse._SubParsersAction) -> None:
@@ -40,10 +42,15 @@ def add_generate(commands: argparse._SubParsersAction) -> None:
     sampling = command.add_argument_group("sampling")
     sampling.add_argument("-n", type=whole_number, default=1, help="choices of each prompt")
     sampling.add_argument("--max-tokens", type=whole_number, default=16, help="of each choice")
-    sampling.add_argument("--temperature", type=number, default=1.0, help="0 is greedy")
-    sampling.add_argument("--top-p", type=number, default=1.0, help="above 0, at most 1")
-    sampling.add_argument("--top-k", type=whole_number, default=-1, help="-1 for all tokens")
-    sampling.add_argument("--min-p", type=number, default=0.0, help="0 to 1")
+    usual = SamplingParams()
+    for name, allowed in _FLAGS.items():
+        kind = whole_number if isinstance(allowed.low, int) else number
+        sampling.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=kind,
+            default=getattr(usual, name),
+            help=allowed.flag,
+        )
     sampling.add_argument(
         "--seed",
         type=whole_number,
@@ -65,7 +72,7 @@ def generate(options: argparse.Namespace) -> int:
 
     import msgspec
 
-    from tpdet import LLM, SamplingParams
+    from tpdet import LLM
 
     try:
         params = SamplingParams(**{name: getattr(options, name) for name in _SAMPLING})

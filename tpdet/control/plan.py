@@ -16,8 +16,9 @@ import numpy as np
 
 from tpdet.errors import IntegrityError
 from tpdet.kernels.inputs.plain_rows import pack_row
+from tpdet.kernels.inputs.row_params import PlainParams
 
-PLAN_VERSION = 8
+PLAN_VERSION = 9
 MAX_PLAN_BYTES = 64 << 20
 DIGEST_BYTES = 32  # of the version table
 MAX_STEP_DRAFTS = 1024  # drafts of all rows of a step, at most
@@ -245,20 +246,12 @@ class RowSampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     seed: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
+    params: PlainParams
     logprobs: int | None
 
     def packed(self, choice: int) -> bytes:
         """A row of it for `PlainRows`."""
-        return pack_row(self.seed, choice, self.temperature, self.top_k, self.top_p, self.min_p)
-
-    @property
-    def filtered(self) -> bool:
-        """Whether top-k or top-p asks for the row as a whole."""
-        return self.temperature != 0.0 and (self.top_k > 0 or self.top_p < 1.0)
+        return pack_row(self.seed, choice, *self.params)
 
 
 class WholeRows(

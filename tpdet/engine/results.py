@@ -121,7 +121,7 @@ class StepResults:
         if not rows:
             return WholeRows()
         # Each way is the faster one for its rows: with top-k or top-p they are needed whole.
-        return ByShares(rows) if any(row.filtered for row in rows) else ByColumns(rows)
+        return ByShares(rows) if any(row.params.filtered for row in rows) else ByColumns(rows)
 
     def _row_samplings(self) -> tuple[RowSampling, ...]:
         """What other ranks must know to sample with rank 0; empty: they cannot."""

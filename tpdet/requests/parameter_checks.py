@@ -7,31 +7,16 @@ from functools import lru_cache
 from tpdet.errors import RequestError
 from tpdet.requests.answer_form import AnswerForm
 from tpdet.requests.field_ranges import (
-    ALTERNATIVES,
     LOGIT_BIAS,
     MAX_LOGIT_BIAS_IDS,
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
     MIN_TEMPERATURE,
-    RANGES,
-    SEED,
     TOKEN_ID,
-    Range,
+    FieldRange,
 )
 
 _log = logging.getLogger("tpdet.arguments")
-
-
-def check_seed(seed: object) -> None:
-    """A seed, or None."""
-    if isinstance(seed, int) and seed < 0:
-        raise RequestError(
-            f"seed {seed} is out of range [0, {SEED.high}]: leave it out and one is drawn, which "
-            "the answer names",
-            "seed",
-        )
-    if seed is not None:
-        check_field("seed", seed)
 
 
 @lru_cache(maxsize=16)
@@ -52,17 +37,6 @@ def check_lengths(min_tokens: int, max_tokens: int | None) -> None:
             "lower min_tokens or raise max_tokens",
             "min_tokens",
         )
-
-
-def check_logprobs(name: str, count: object) -> None:
-    """How many alternatives are shown beside each token, or None."""
-    if count == -1:
-        raise RequestError(
-            f"{name} -1 (the whole vocabulary) is not supported: the limit is {ALTERNATIVES.high}",
-            name,
-        )
-    if count is not None:
-        check_field(name, count)
 
 
 def check_bias(logit_bias: dict[int, float]) -> None:
@@ -113,12 +87,25 @@ def check_schema_after(ids: tuple[int, ...] | None, form: AnswerForm | None) -> 
         )
 
 
-def check_field(name: str, value: object) -> None:
-    """The value of a field that has a declared range, whose excluded end the caller refuses."""
-    check_range(name, value, RANGES[name])
+def check_number(name: str, value: object, allowed: FieldRange) -> None:
+    """Check a parameter that is one number; some mistakes have a remedy of their own."""
+    if name in ("logprobs", "prompt_logprobs") and value == -1:
+        raise RequestError(
+            f"{name} -1 (the whole vocabulary) is not supported: the limit is {allowed.high}", name
+        )
+    if name == "seed" and isinstance(value, int) and value < 0:
+        raise RequestError(
+            f"seed {value} is out of range [0, {allowed.high}]: leave it out and one is drawn, "
+            "which the answer names",
+            "seed",
+        )
+    check_range(name, value, allowed)
+    if allowed.above_low and value == allowed.low:
+        why = "keeps nothing: use a value in (0, 1]" if name == "top_p" else "is not above 0"
+        raise RequestError(f"{name} 0 {why}", name)
 
 
-def check_range(name: str, value: object, allowed: Range) -> None:
+def check_range(name: str, value: object, allowed: FieldRange) -> None:
     """A finite number of a range; an integer where the range is one of integers."""
     if isinstance(allowed.low, int):
         if isinstance(value, bool) or not isinstance(value, int):

@@ -1,23 +1,31 @@
 """`SamplingParams`: how one request's tokens are sampled, and when it stops."""
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import msgspec
 
 from tpdet.errors import RequestError
+from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.requests.answer_form import AnswerForm, check_form
-from tpdet.requests.field_ranges import MIN_TEMPERATURE
+from tpdet.requests.field_ranges import (
+    ALTERNATIVES,
+    COUNT,
+    MAX_INT32,
+    MIN_TEMPERATURE,
+    PENALTY,
+    SEED,
+    FieldRange,
+)
 from tpdet.requests.output_kind import RequestOutputKind, read_output_kind
 from tpdet.requests.parameter_checks import (
     check_bias,
-    check_field,
     check_ids,
     check_lengths,
-    check_logprobs,
+    check_number,
     check_schema_after,
-    check_seed,
     check_stops,
     note_small_temperature,
 )
@@ -89,24 +97,24 @@ class SamplingParams(msgspec.Struct, kw_only=True, metaclass=_Parameters):
     (`bad_words=[]`) are accepted.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = 16
-    min_tokens: int = 0
+    n: Annotated[int, FieldRange(1, 128)] = 1
+    temperature: Annotated[float, FieldRange(0.0, 2.0, flag="0 is greedy")] = 1.0
+    top_p: Annotated[float, FieldRange(0.0, 1.0, True, flag="above 0, at most 1")] = 1.0
+    top_k: Annotated[int, FieldRange(-1, MAX_INT32, flag="-1 for all tokens")] = -1
+    min_p: Annotated[float, FieldRange(0.0, 1.0, flag="0 to 1")] = 0.0
+    seed: Annotated[int | None, SEED] = None
+    max_tokens: Annotated[int | None, COUNT] = 16
+    min_tokens: Annotated[int, COUNT] = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    logprobs: Annotated[int | None, ALTERNATIVES] = None
+    prompt_logprobs: Annotated[int | None, ALTERNATIVES] = None
+    presence_penalty: Annotated[float, PENALTY] = 0.0
+    frequency_penalty: Annotated[float, PENALTY] = 0.0
+    repetition_penalty: Annotated[float, FieldRange(0.0, math.inf, True)] = 1.0
     logit_bias: dict[int, float] = {}
     json_schema: str | None = None
     regex: str | None = None
@@ -213,29 +221,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, metaclass=_Parameters):
     def _check_each(self) -> None:
         """Check each parameter by itself, and keep it in its one form."""
         _take_what_users_write(self)
-        check_field("n", self.n)
-        check_field("temperature", self.temperature)
-        if 0.0 < self.temperature < MIN_TEMPERATURE:
-            note_small_temperature(self.temperature)
-            msgspec.structs.force_setattr(self, "temperature", 0.0)
-        if self.temperature == self.top_p == 0:
-            msgspec.structs.force_setattr(self, "top_p", 1.0)  # greedy choice has no filter
-        check_field("top_p", self.top_p)
-        if self.top_p == 0.0:
-            raise RequestError("top_p 0 keeps nothing: use a value in (0, 1]", "top_p")
-        check_field("top_k", self.top_k)
-        check_field("min_p", self.min_p)
-        check_seed(self.seed)
-        check_field("min_tokens", self.min_tokens)
-        if self.max_tokens is not None:
-            check_field("max_tokens", self.max_tokens)
-        check_field("presence_penalty", self.presence_penalty)
-        check_field("frequency_penalty", self.frequency_penalty)
-        check_field("repetition_penalty", self.repetition_penalty)
-        if self.repetition_penalty == 0.0:
-            raise RequestError("repetition_penalty 0 is not above 0", "repetition_penalty")
-        for name in ("logprobs", "prompt_logprobs"):
-            check_logprobs(name, getattr(self, name))
+        for name, allowed in RANGES.items():
+            value = getattr(self, name)
+            if name == "top_p" and self.temperature == value == 0:
+                value = 1.0  # greedy choice has no filter
+                msgspec.structs.force_setattr(self, name, value)
+            if value is not None or name not in _OPTIONAL:
+                check_number(name, value, allowed)
+            if name == "temperature" and 0.0 < value < MIN_TEMPERATURE:
+                note_small_temperature(value)
+                msgspec.structs.force_setattr(self, name, 0.0)
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(
@@ -249,6 +244,19 @@ class SamplingParams(msgspec.Struct, kw_only=True, metaclass=_Parameters):
         check_form("regex", self.regex)
         if self.json_schema_after is not None:
             check_ids("json_schema_after", self.json_schema_after)
+
+
+_KINDS = get_type_hints(SamplingParams, include_extras=True)
+RANGES: dict[str, FieldRange] = {
+    name: kind.__metadata__[0] for name, kind in _KINDS.items() if hasattr(kind, "__metadata__")
+}
+"""The range of each parameter that is one number, by its name."""
+_OPTIONAL = {name for name in RANGES if type(None) in get_args(get_args(_KINDS[name])[0])}
+_SWITCHES = tuple(name for name, kind in _KINDS.items() if kind is bool)
+ROW_PARAMETERS = tuple(
+    name for name in SamplingParams.__struct_fields__ if name in {*RowParams._fields} - {"seed"}
+)
+"""The parameters that every sampled row has; a row's seed is never None."""
 
 
 def _parameters() -> Any:
@@ -290,7 +298,6 @@ def _take_what_users_write(params: SamplingParams) -> None:
 
 
 _PLAIN = (int, float, str, bool, tuple, dict, type(None))
-_SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
 
 
 def _plain(value: Any) -> Any:

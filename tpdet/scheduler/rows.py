@@ -1,6 +1,8 @@
 """The rows of a plan, made from sequences: what is computed, sampled and scored."""
 
-from collections.abc import Sequence as Rows
+from collections import abc
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -8,10 +10,13 @@ from tpdet.control.plan import PlanRows
 from tpdet.control.row_messages import ScoringRow
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.requests.sampling_params import ROW_PARAMETERS
 from tpdet.scheduler.sequence import PAGE_BYTES, PENDING, VERSION_BYTES, Sequence
 
+_row_numbers = attrgetter(*ROW_PARAMETERS)
 
-def plan_rows(sequences: Rows[Sequence], counts: Rows[int]) -> PlanRows:
+
+def plan_rows(sequences: abc.Sequence[Sequence], counts: abc.Sequence[int]) -> PlanRows:
     """The rows that compute the next `counts[i]` tokens of `sequences[i]`, i ascending.
 
     A pending token is named by its place among those that the step before samples
@@ -45,7 +50,7 @@ def plan_rows(sequences: Rows[Sequence], counts: Rows[int]) -> PlanRows:
     )
 
 
-def _token_ids(sequences: Rows[Sequence], counts: Rows[int]) -> list[int]:
+def _token_ids(sequences: abc.Sequence[Sequence], counts: abc.Sequence[int]) -> list[int]:
     ids: list[int] = []
     for sequence, count in zip(sequences, counts, strict=True):
         tokens, begin = sequence.tokens, sequence.computed
@@ -63,6 +68,7 @@ def row_params(sequence: Sequence, end: int) -> RowParams:
     also after a preemption. Forbidden ids would end the sequence before `min_tokens`.
     """
     params = sequence.request.params
+    numbers: dict[str, Any] = dict(zip(ROW_PARAMETERS, _row_numbers(params), strict=True))
     prompt: list[int] = []
     output: list[int] = []
     if sequence.penalises:
@@ -70,17 +76,11 @@ def row_params(sequence: Sequence, end: int) -> RowParams:
         if params.repetition_penalty != 1.0:
             prompt = sequence.tokens[: sequence.prompt_length]
     return RowParams(
-        temperature=params.temperature,
+        **numbers,
         seed=sequence.seed,
         position=end,
         choice=sequence.choice,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
         bias=params.logit_bias,
-        repetition_penalty=params.repetition_penalty,
-        frequency_penalty=params.frequency_penalty,
-        presence_penalty=params.presence_penalty,
         prompt_ids=prompt,
         output_ids=output,
         forbidden=sequence.forbidden_ids(end),

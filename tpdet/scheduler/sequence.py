@@ -12,6 +12,7 @@ from tpdet.control.row_messages import RowKey, SampledToken
 from tpdet.errors import RequestError
 from tpdet.grammar.constraint import Constraint, Next
 from tpdet.grammar.schema_start import SchemaStart
+from tpdet.kernels.inputs.row_params import PlainParams
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.requests.answer_form import AnswerForm
 from tpdet.requests.request import PromptOutput, Request
@@ -109,14 +110,7 @@ class Sequence:
         self.likeliest = params.temperature == 0.0 and not listed and not params.logprobs
         self.looks = self.scores_prompt or self.constraint is not None
         self.plain = not listed and self.constraint is None
-        self.row_sampling = RowSampling(
-            self.seed,
-            params.temperature,
-            params.top_k,
-            params.top_p,
-            params.min_p,
-            params.logprobs,
-        )
+        self.row_sampling = RowSampling(self.seed, PlainParams.of(params), params.logprobs)
         self.packed_sampling = self.row_sampling.packed(self.choice)
 
     @classmethod

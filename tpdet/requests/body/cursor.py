@@ -11,7 +11,7 @@ import struct
 from typing import NamedTuple
 from zlib import crc32
 
-from tpdet.requests.field_ranges import RANGES
+from tpdet.requests.field_ranges import SEED
 
 VERSION = "1"
 DIGITS = 12  # of a contract id and of a model digest, as in a system fingerprint
@@ -42,7 +42,7 @@ def read_cursor(text: str) -> Cursor:
     if found is None:
         raise ValueError("it is no cursor of a stream")
     contract, weights, seed, checksum, counts = found.groups()
-    if int(seed) > RANGES["seed"].high:
+    if int(seed) > SEED.high:
         raise ValueError(f"its seed is {seed}")
     numbers = tuple(map(int, counts.split("-")))
     if int(checksum, 16) and not any(numbers):

@@ -1,14 +1,14 @@
 """Every limit of the HTTP surface in one place; `--print-limits` prints `all_limits()`.
 
-The ranges of sampling fields are declared in `tpdet.requests.field_ranges`, since the offline API
-has them too; they are only listed here.
+`SamplingParams` declares the ranges of its own fields, since the offline API has them too; they are
+only listed here.
 """
 
 import json
 
 from tpdet.grammar import trial
 from tpdet.requests import field_ranges
-from tpdet.requests.field_ranges import RANGES
+from tpdet.requests.sampling_params import RANGES, ROW_PARAMETERS
 
 MAX_BODY_BYTES = 10 << 20
 MAX_HELD_BYTES = 128 << 20  # of all requests together, until they are worked on
@@ -50,6 +50,9 @@ TEMPLATE_CPU_SECONDS = 5
 STATISTICS_SECONDS = 10.0
 
 
+_NAMED = ("temperature", "repetition_penalty")  # parameters of rows that are listed by themselves
+
+
 def share_of(limit: int, processes: int) -> int:
     """One HTTP process's part of a limit of the server; at least 1."""
     return max(1, limit // processes)
@@ -77,11 +80,7 @@ def all_limits() -> dict[str, object]:
         "logit_bias": field_ranges.LOGIT_BIAS.ends,
         "temperature": RANGES["temperature"].ends,
         "smallest_temperature_above_zero": field_ranges.MIN_TEMPERATURE,
-        "top_p": RANGES["top_p"].ends,
-        "top_k": RANGES["top_k"].ends,
-        "min_p": RANGES["min_p"].ends,
-        "presence_penalty": RANGES["presence_penalty"].ends,
-        "frequency_penalty": RANGES["frequency_penalty"].ends,
+        **{name: RANGES[name].ends for name in ROW_PARAMETERS if name not in _NAMED},
         "repetition_penalty_above": RANGES["repetition_penalty"].low,
         "seed": RANGES["seed"].ends,
         "schema_bytes": field_ranges.MAX_SCHEMA_BYTES,

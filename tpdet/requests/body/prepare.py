@@ -39,12 +39,13 @@ from tpdet.text.reasoning import ReasoningParser
 from tpdet.text.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
-# Fields whose name and meaning are those of SamplingParams.
-_PASSED_ON = (
-    "n", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens",
-    "include_stop_str_in_output", "skip_special_tokens", "presence_penalty", "frequency_penalty",
-    "repetition_penalty",
-)  # fmt: skip
+_CONVERTED = ("max_tokens", "stop", "stop_token_ids", "logit_bias", "prompt_logprobs")
+_PASSED_ON = [
+    name
+    for name in SamplingParams.__struct_fields__
+    if name in GenerationBody.model_fields and name not in _CONVERTED
+]
+"""Fields whose name and meaning are those of `SamplingParams`."""
 
 
 class Echo(NamedTuple):

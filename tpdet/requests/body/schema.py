@@ -1,17 +1,25 @@
 """The JSON bodies of the API as pydantic models, strict about types and unknown fields.
 
-`null` means absent. The ranges of sampling fields come from `tpdet.requests.field_ranges`; what
+`null` means absent. The ranges of sampling fields are those that `SamplingParams` declares; what
 spans fields is checked where a body becomes requests.
 """
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+    create_model,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from tpdet.audit.replay import VERSIONS
+from tpdet.kernels.inputs.row_params import PlainParams
 from tpdet.requests.body import idle_fields, limits
 from tpdet.requests.body.idle_fields import Idle
 from tpdet.requests.field_ranges import (
@@ -22,13 +30,14 @@ from tpdet.requests.field_ranges import (
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
     PENALTY,
-    RANGES,
+    SEED,
     TOKEN_ID,
-    Range,
+    FieldRange,
 )
+from tpdet.requests.sampling_params import RANGES
 
 
-def _within(allowed: Range) -> Any:
+def _within(allowed: FieldRange) -> Any:
     """A declared range, as pydantic checks and publishes it."""
     low, high = allowed.low, None if allowed.high == math.inf else allowed.high
     return Field(gt=low, le=high) if allowed.above_low else Field(ge=low, le=high)
@@ -179,7 +188,7 @@ class Resume(Body):
 
     contract: Digest
     weights: Digest
-    seed: Annotated[int, _within(RANGES["seed"])]
+    seed: Annotated[int, _within(SEED)]
     choices: ChoicesIds
 
 
@@ -196,19 +205,36 @@ class OwnFields(Body):
     replay_version: Annotated[int, Field(ge=VERSIONS[0], le=VERSIONS[-1])] | None = None
 
 
-class GenerationBody(Body):
-    """The fields completions and chat share."""
+class _FirstFields(Body):
+    """What bodies of both routes begin with."""
 
-    idle = idle_fields.GENERATION
     model: Annotated[str, Field(max_length=limits.MAX_MODEL_CHARACTERS)] | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     n: Annotated[int, _within(RANGES["n"])] | None = None
-    temperature: Annotated[float, _within(RANGES["temperature"])] | None = None
-    top_p: Annotated[float, _within(RANGES["top_p"])] | None = None
-    top_k: Annotated[int, _within(RANGES["top_k"])] | None = None
-    min_p: Annotated[float, _within(RANGES["min_p"])] | None = None
-    seed: Annotated[int, _within(RANGES["seed"])] | None = None
+
+
+def _number(allowed: FieldRange) -> Any:
+    """A field of a declared range, as `create_model` takes it."""
+    kind = int if isinstance(allowed.low, int) else float
+    return (Annotated[kind, _within(allowed)] | None, None)
+
+
+if TYPE_CHECKING:
+    _FieldsOfRows = _FirstFields
+else:
+    _FieldsOfRows = create_model(
+        "_FieldsOfRows",
+        __base__=_FirstFields,
+        **{name: _number(RANGES[name]) for name in RANGES if name in PlainParams._fields},
+    )
+
+
+class GenerationBody(_FieldsOfRows):
+    """The fields completions and chat share."""
+
+    idle = idle_fields.GENERATION
+    seed: Annotated[int, _within(SEED)] | None = None
     stop: StopStrings = None
     stop_token_ids: TokenIds | None = None
     stream: bool | None = None

@@ -4,9 +4,9 @@ import argparse
 
 from tpdet.arguments.command_line import whole_number
 from tpdet.client.engine_settings import add_engine_settings, add_tp
-from tpdet.requests.field_ranges import RANGES
+from tpdet.requests.field_ranges import ALTERNATIVES
 
-_TOP = RANGES["prompt_logprobs"].high
+_TOP = ALTERNATIVES.high
 
 
 def add_score(commands: argparse._SubParsersAction) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tpdet import SamplingParams
 from tpdet.errors import RequestError
 from tpdet.requests.body.schema import CompletionBody
-from tpdet.requests.field_ranges import RANGES
+from tpdet.requests.sampling_params import RANGES
 
 
 def test_its_signature_names_every_parameter_with_its_default():
