@@ -19,21 +19,21 @@ from pathlib import Path
 import numpy
 from scipy.optimize import least_squares
 
-from tpdet.kernels.cuda.gemm.choice.library import LIBRARIES
-from tpdet.kernels.cuda.gemm.choice.tile_costs import (
-    Cost,
-    Load,
-    Work,
+from tpdet.kernels.cuda.cost.model import (
+    TileCost,
+    TileLoad,
+    TileWork,
     cost_name,
     costs_path,
+    load_microseconds,
     load_of,
-    microseconds,
 )
+from tpdet.kernels.cuda.gemm.choice.library import LIBRARIES
 from tpdet.kernels.cuda.gemm.choice.tile_text import parse_tile
-from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.hardware import KNOWN
 
-MULTIPROCESSORS = 132
-_SPREAD = Cost(0.4, 0.35, 0.6, 0.7, 0.7, 0.2, 0.3)
+GPUS = {gpu.name: gpu for gpu in KNOWN.values()}
+_SPREAD = TileCost(0.4, 0.35, 0.6, 0.7, 0.7, 0.2, 0.3)
 """Of the prior, in logarithms."""
 _NOISE = 0.03  # of a time, likewise
 _FALL, _LEAST_WEIGHT = 4, 0.3
@@ -46,11 +46,15 @@ class Time:
     """A measured time; `case`: what its rivals share; `hidden`: the model's hidden size."""
 
     name: str
-    tile: Tile
-    work: Work
+    work: TileWork
     us: float
     case: tuple[object, ...]
     hidden: int
+
+    @property
+    def load(self) -> TileLoad:
+        """The load of the GPU that it was measured on."""
+        return load_of(GPUS[str(self.case[0])], self.work)
 
 
 def read_times(paths: Iterable[Path]) -> list[Time]:
@@ -70,12 +74,11 @@ def _times_of(line: Mapping[str, object]) -> Iterator[Time]:
             if kind == "row":
                 units, groups, parts, pair, kernel, text = _ROW.fullmatch(title).groups()
                 units, cut = int(units), int(groups) * int(parts) * int(pair)
-            tile, work = parse_tile(text), Work(kind, int(rows), n, k, units, cut)
-            name = cost_name(work, kernel, tile)
-            yield Time(name, tile, work, us, case, n if kind == "row" else k)
+            work = TileWork(parse_tile(text), kind, int(rows), n, k, units, cut, kernel)
+            yield Time(cost_name(work), work, us, case, n if kind == "row" else k)
 
 
-def fit(times: Iterable[Time]) -> dict[str, Cost]:
+def fit(times: Iterable[Time]) -> dict[str, TileCost]:
     """Costs by their names, of the tiles with which the choice is best."""
     times = list(times)
     best: dict[tuple[object, ...], float] = {}
@@ -87,7 +90,7 @@ def fit(times: Iterable[Time]) -> dict[str, Cost]:
     return _without_misleading(costs, times)
 
 
-def _without_misleading(costs: Mapping[str, Cost], times: list[Time]) -> dict[str, Cost]:
+def _without_misleading(costs: Mapping[str, TileCost], times: list[Time]) -> dict[str, TileCost]:
     """The costs without tiles that are chosen more often by mistake than to profit.
 
     One after another goes the tile without which the chosen ones take the least time.
@@ -109,47 +112,45 @@ def _without_misleading(costs: Mapping[str, Cost], times: list[Time]) -> dict[st
 
 
 def ranked(
-    costs: Mapping[str, Cost], times: Iterable[Time]
+    costs: Mapping[str, TileCost], times: Iterable[Time]
 ) -> dict[tuple[object, ...], list[Time]]:
     """The times of each case whose tiles have costs, the least estimate first."""
     cases = defaultdict(list)
     for time in times:
         if time.name in costs:
-            load = load_of(time.tile, time.work, MULTIPROCESSORS)
-            cases[time.case].append((microseconds(costs[time.name], load), time))
+            cases[time.case].append((load_microseconds(costs[time.name], time.load), time))
     by_estimate = lambda entry: entry[0]
     return {case: [t for _, t in sorted(mine, key=by_estimate)] for case, mine in cases.items()}
 
 
-def _fit_one(times: list[Time], best: Mapping[tuple[object, ...], float]) -> Cost:
+def _fit_one(times: list[Time], best: Mapping[tuple[object, ...], float]) -> TileCost:
     prior = numpy.log(_prior(times[0]))
-    loads = [load_of(time.tile, time.work, MULTIPROCESSORS) for time in times]
-    load = Load(*map(numpy.array, zip(*loads, strict=True)))
+    load = TileLoad(*map(numpy.array, zip(*(time.load for time in times), strict=True)))
     us = numpy.array([time.us for time in times])
     over = us / numpy.array([best[time.case] for time in times]) - 1
     weights = (_LEAST_WEIGHT + numpy.exp(-_FALL * over)) / _NOISE
 
     def residuals(logs: numpy.ndarray) -> numpy.ndarray:
-        errors = weights * numpy.log(microseconds(Cost(*numpy.exp(logs)), load) / us)
+        errors = weights * numpy.log(load_microseconds(TileCost(*numpy.exp(logs)), load) / us)
         return numpy.concatenate([errors, (logs - prior) / numpy.array(_SPREAD)])
 
     found = least_squares(residuals, prior, loss="soft_l1", f_scale=2.0, max_nfev=100)
-    return Cost(*(float(f"{value:.4g}") for value in numpy.exp(found.x)))
+    return TileCost(*(float(f"{value:.4g}") for value in numpy.exp(found.x)))
 
 
-def _prior(time: Time) -> Cost:
+def _prior(time: Time) -> TileCost:
     """What a tile's area says: operations, loads and an end in proportion."""
-    tile, area = time.tile, time.tile.rows * time.tile.columns / (128 * 256)
+    tile, area = time.work.tile, time.work.tile.area / (128 * 256)
     compute = 2 * 128 * 256 * area * tile.depth / (5.9e6 * min(1.0, 0.35 + 0.65 * area))
     load = (tile.rows + tile.columns) * tile.depth * 2 / 65e3
     step = max(compute, load)
     launch = 5.0 if time.work.kind == "row" else 3.0
-    return Cost(
+    return TileCost(
         launch, step, max(step, 0.25 + 0.3 * load), 0.3 + 3 * area, 0.5 + 4 * area, 4.0, 4.5
     )
 
 
-def ratios(costs: Mapping[str, Cost], times: Iterable[Time]) -> list[tuple[float, str]]:
+def ratios(costs: Mapping[str, TileCost], times: Iterable[Time]) -> list[tuple[float, str]]:
     """The chosen tile's time over the best one's in each case, and what it was."""
     times = list(times)
     best: dict[tuple[object, ...], Time] = {}
@@ -180,8 +181,11 @@ def main() -> None:
     options = parser.parse_args()
     times = read_times(options.times)
     gpus = {str(time.case[0]) for time in times}
-    if len(gpus) != 1:
-        parser.error(f"times of {', '.join(sorted(gpus)) or 'no GPU'}: give those of one")
+    if len(gpus) != 1 or not gpus <= {*GPUS}:
+        parser.error(
+            f"times of {', '.join(sorted(gpus)) or 'no GPU'}: give those of one that "
+            f"kernels/cuda/hardware.py knows ({', '.join(GPUS)})"
+        )
     output = options.output or costs_path(gpus.pop())
     costs = fit(times)
     for kind in ("column", "gated", "head", "row"):
@@ -194,7 +198,7 @@ def main() -> None:
             f"held out, hidden size {hidden}",
             ratios(rest, [t for t in times if t.hidden == hidden]),
         )
-    data = {"fields": Cost._fields, "costs": {name: list(cost) for name, cost in costs.items()}}
+    data = {"fields": TileCost._fields, "costs": {name: list(cost) for name, cost in costs.items()}}
     output.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
     print(f"{len(costs)} costs in {output}")
 

@@ -1,8 +1,8 @@
-"""What a GPU is to the kernels: its capability, its multiprocessors, its shared memory.
+"""What a GPU is: its capability, its multiprocessors, its memory and its rates.
 
-No other file of the kernels names a number of a chip. Static choices (tiles, programs, estimates)
-were measured on an H200; the bits are the same on every GPU of one matrix instruction. The planner
-reads it too, so nothing heavy is imported before a GPU is asked for.
+No other file names a number of a chip. Static choices (tiles, programs, estimates) were measured on
+an H200; the bits are the same on every GPU of one matrix instruction. The planner reads it too, so
+nothing heavy is imported before a GPU is asked for.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,11 @@ class Gpu:
     def descriptors(self) -> bool:
         """Whether it has the tensor memory accelerator, which loads and stores by descriptors."""
         return self.capability >= (9, 0)
+
+    @property
+    def descriptor_programs(self) -> int:
+        """Programs that fill it where each loops over tiles by descriptors; 0 without those."""
+        return self.multiprocessors if self.descriptors else 0
 
     @property
     def dependent_launches(self) -> bool:
@@ -58,15 +63,34 @@ OTHER_PRODUCT_RATE = 1.8e12
 """Of an A100 by its data sheet, at the share of it that the H200 reaches; never measured."""
 ATTENTION_SHARE = 0.62
 """386 of 620 TFLOP/s, on an H200 too."""
-H200 = Gpu("NVIDIA H200", (9, 0), 132, 227 * KIB)
+A100 = Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 163 * KIB)
+RTX_3090 = Gpu("NVIDIA GeForce RTX 3090", (8, 6), 82, 99 * KIB)
+L40S = Gpu("NVIDIA L40S", (8, 9), 142, 99 * KIB)
 H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 227 * KIB)
+H200 = Gpu("NVIDIA H200", (9, 0), 132, 227 * KIB)
+BY_CAPABILITY = (A100, RTX_3090, L40S, H200)
+"""A GPU of each capability that kernels are compiled for in tests."""
 KNOWN = {"h100": H100, "h200": H200}
 """GPUs that need not be there for kernels to be compiled, by their short names."""
+MEASURED = H200
+"""The GPU whose tile costs and most programs count for one that was not measured."""
 MEMORY = {H100: int(79.1 * (1 << 30)), H200: int(139.8 * (1 << 30))}
 """Bytes of their memory, about as the driver reports them."""
 
-NO_GPU = Gpu("", (0, 0), 0, 0)
-"""Another device: Triton's interpreter on the CPU."""
+
+class Rates(NamedTuple):
+    """Bytes a second read, bf16 operations a second, bytes a second sent to peers, of one GPU."""
+
+    bytes: float
+    flops: float
+    link: float
+
+
+RATES = {H200.name: Rates(4.5e12, 989e12, 450e9)}
+"""By GPU: measured read-only bandwidth, data-sheet peak and NVLink; other GPUs have no floor."""
+
+NO_GPU = Gpu("", (0, 0), 0, 1 << 40)
+"""Another device: Triton's interpreter on the CPU, whose programs take what memory they ask for."""
 
 _pretended = NO_GPU
 

@@ -22,7 +22,7 @@ from tpdet.kernels.cuda.gemm.choice.estimate import estimated_choices
 from tpdet.kernels.cuda.gemm.choice.library import environment, library_product
 from tpdet.kernels.cuda.gemm.choice.shape_table import (
     Admitted,
-    Choice,
+    ProductChoice,
     ShapeTable,
     bucket_of,
 )
@@ -121,7 +121,7 @@ def _held(
     table: ShapeTable | None,
     limits: Mapping[str, int],
     library: bool,
-) -> tuple[dict[Product, dict[int, Choice]], tuple[Product, ...]]:
+) -> tuple[dict[Product, dict[int, ProductChoice]], tuple[Product, ...]]:
     """What the table has for the products, and those that it lacks.
 
     Products of unequal leaves are in neither: one variant computes them.
@@ -158,7 +158,7 @@ def _table(device: torch.device, dtype: torch.dtype, given: ShapeTable | None) -
 
 def _used(
     wanted: Iterable[Product], table: ShapeTable, limits: Mapping[str, int], library: bool
-) -> dict[Product, dict[int, Choice]]:
+) -> dict[Product, dict[int, ProductChoice]]:
     """The entries that `wanted` meets, with or without library products."""
     return {
         product: _needed(product, table.products[product], limits, library)
@@ -169,7 +169,7 @@ def _used(
 
 def _estimated(
     products: Iterable[Product], limits: Mapping[str, int], device: torch.device, dtype: torch.dtype
-) -> dict[Product, dict[int, Choice]]:
+) -> dict[Product, dict[int, ProductChoice]]:
     """Choices for products that no table holds; empty where none are estimated."""
     gpu = hardware.gpu_of(device)
     if dtype != torch.bfloat16 or not gpu.wgmma:
@@ -197,8 +197,8 @@ def environment_difference(table: ShapeTable, device: torch.device) -> str | Non
 
 
 def _needed(
-    product: Product, choices: Mapping[int, Choice], limits: Mapping[str, int], library: bool
-) -> dict[int, Choice]:
+    product: Product, choices: Mapping[int, ProductChoice], limits: Mapping[str, int], library: bool
+) -> dict[int, ProductChoice]:
     """The buckets that row counts up to the product's limit fall into."""
     last = bucket_of(most_rows(product, limits), choices)
     return {
@@ -209,7 +209,7 @@ def _needed(
 
 
 def failing_entries(
-    used: Mapping[Product, Mapping[int, Choice]],
+    used: Mapping[Product, Mapping[int, ProductChoice]],
     device: torch.device,
     kinds: Sequence[str] = trial_data.KINDS,
 ) -> list[str]:
@@ -233,7 +233,11 @@ def failing_entries(
 
 
 def _try_product(
-    product: Product, choices: Mapping[int, Choice], rows: torch.Tensor, kind: str, flags: Flags
+    product: Product,
+    choices: Mapping[int, ProductChoice],
+    rows: torch.Tensor,
+    kind: str,
+    flags: Flags,
 ) -> None:
     """Tiles and libraries of a product of one leaf."""
     weight = trial_data.trial_weight(kind, product.n, product.k, rows.device)
@@ -252,7 +256,11 @@ def _try_product(
 
 
 def _try_row_product(
-    product: Product, choices: Mapping[int, Choice], rows: torch.Tensor, kind: str, flags: Flags
+    product: Product,
+    choices: Mapping[int, ProductChoice],
+    rows: torch.Tensor,
+    kind: str,
+    flags: Flags,
 ) -> None:
     """Cuts of a row product, against every leaf apart."""
     weight, roots = leaf_trials.trial_leaves(kind, product, rows.device), read_roots(product.roots)

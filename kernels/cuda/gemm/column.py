@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import torch
 
+from tpdet.kernels.cuda.cost.static import column_tile
 from tpdet.kernels.cuda.gemm.choice.library import library_fits, library_product
 from tpdet.kernels.cuda.gemm.choice.shape_table import Admitted, library_rows
-from tpdet.kernels.cuda.gemm.choice.static import column_tile
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.operands import descriptor_sms, fitted, run_chain
 from tpdet.kernels.cuda.gemm.variants.tile import Tile

@@ -12,7 +12,8 @@ import math
 import torch
 
 from tpdet.kernels.cuda import hardware
-from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice, cut_roots, leaf_choice, leaf_tile
+from tpdet.kernels.cuda.cost.static import leaf_choice, leaf_tile
+from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice, cut_roots
 from tpdet.kernels.cuda.gemm.choice.shape_table import Admitted
 from tpdet.kernels.cuda.gemm.choice.variants import FOLDS, variant_of
 from tpdet.kernels.cuda.gemm.operands import check_depth, descriptor_sms, fitted, run_chain
@@ -76,8 +77,8 @@ def leaf_sums(
             choice = None
     if choice is None:
         float32 = x.dtype == torch.float32
-        wgmma = hardware.gpu_of(x.device).wgmma
-        choice = leaf_choice(m, n, k, leaves, roots, float32=float32, sms=sms, wgmma=wgmma)
+        gpu = hardware.gpu_of(x.device)
+        choice = leaf_choice(m, n, k, leaves, roots, float32=float32, sms=sms, gpu=gpu)
     if choice.kernel not in FOLDS and choice.cut > 1:
         raise ValueError(f"no kernel {choice.kernel!r} folds leaves: use one of {tuple(FOLDS)}")
     units, rest, form = _cut(leaves, roots, choice.cut)

@@ -15,7 +15,7 @@ import torch
 from tpdet.kernels.cuda.gemm import trial_data
 from tpdet.kernels.cuda.gemm.admission import REFERENCE, by_library, by_tile
 from tpdet.kernels.cuda.gemm.choice.library import library_ways
-from tpdet.kernels.cuda.gemm.choice.shape_table import Admitted, Choice
+from tpdet.kernels.cuda.gemm.choice.shape_table import Admitted, ProductChoice
 from tpdet.kernels.inputs.product import Product
 
 FEWEST_ROWS = 48  # with fewer, tiles win at every shape that was tuned
@@ -45,8 +45,8 @@ def with_libraries(
 
 
 def _with_library(
-    product: Product, choices: Mapping[int, Choice], device: torch.device, timer: Timer
-) -> dict[int, Choice]:
+    product: Product, choices: Mapping[int, ProductChoice], device: torch.device, timer: Timer
+) -> dict[int, ProductChoice]:
     ways = {bucket: library_ways(product, bucket) for bucket in choices if bucket >= FEWEST_ROWS}
     ways = {bucket: each for bucket, each in ways.items() if each}
     for kind in reversed(trial_data.KINDS):  # of the first kind, the operands are timed too

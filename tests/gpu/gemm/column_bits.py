@@ -5,8 +5,8 @@ import torch
 from tests.gpu.gemm.shapes import COLUMN_SHAPES, KINDS, ROWS, each, relative_error
 from tests.gpu.lib.checks import draw, poisoned_workspaces, same, surrounded
 from tests.gpu.lib.suite import Check
+from tpdet.kernels.cuda.cost.static import static_tiles
 from tpdet.kernels.cuda.gemm import column as gemm
-from tpdet.kernels.cuda.gemm.choice.static import static_tiles
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 
 

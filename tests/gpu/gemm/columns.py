@@ -16,18 +16,20 @@ import torch
 from tests.gpu.lib.checks import Differences, attempt, draw, failures, gives, same
 from tests.gpu.lib.graph_times import interleaved_medians
 from tests.gpu.lib.suite import Check
+from tpdet.kernels.cuda.cost.static import static_tiles
 from tpdet.kernels.cuda.gemm import admission, trial_data
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
 from tpdet.kernels.cuda.gemm.choice import shape_table, tile_text
 from tpdet.kernels.cuda.gemm.choice.candidates import column_candidates
-from tpdet.kernels.cuda.gemm.choice.static import static_tiles
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.gated import gated_gemm, gated_library_product
+from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.pointwise import activation
-from tpdet.tools.tune.precompile import precompile
-from tpdet.tools.tune.product import ProductTuner, linear_and_activation
-from tpdet.tools.tune.run import compile_jobs
+from tpdet.tools.tune.column_operands import ColumnOperands, linear_and_activation
+from tpdet.tools.tune.measure import compile_all_of
+from tpdet.tools.tune.products import launches
+from tpdet.tools.tune.run import buckets_of
 from tpdet.tools.tune.shapes import tuned_products
 
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
@@ -46,7 +48,7 @@ def candidates_are_one_class(kind, product):
     wanted = admission.by_tile(product, x, w, admission.REFERENCE)
     for bucket in shape_table.BUCKETS[:-3]:
         for columns in (n, 24576):
-            for tile in column_candidates(bucket, columns, k, kind=product, descriptors=True):
+            for tile in column_candidates(bucket, columns, k, product, H200):
                 name = tile_text.format_tile(tile)
                 for m in (bucket, bucket - bucket // 3, min(1100, bucket + 5)):
                     run = partial(admission.by_tile, product, x[:m], w, tile)
@@ -60,7 +62,7 @@ def odd_columns_keep_the_class():
         x, w = draw(70, k, kind="heavy"), draw(n, k, seed=1)
         wanted = gemm.column_gemm(x, w, None, torch.float32, admission.REFERENCE)
         for m in (1, 7, 33, 64):
-            for tile in column_candidates(m, n, k, kind="head", descriptors=True):
+            for tile in column_candidates(m, n, k, "head", H200):
                 got = gemm.column_gemm(x[:m], w, None, torch.float32, tile)
                 same(got, wanted[:m], f"N={n} M={m} {tile_text.format_tile(tile)}")
 
@@ -85,8 +87,8 @@ def gated_tiles_are_the_activation_of_fp32_sums(data, n):
     for m in GATED_ROWS:
         x, mine = rows[:m], wanted[:m]
         tiles = {
-            *column_candidates(m, n, k, kind="gated", descriptors=True),
-            *column_candidates(m, 24576, k, kind="gated", descriptors=True),
+            *column_candidates(m, n, k, "gated", H200),
+            *column_candidates(m, 24576, k, "gated", H200),
             *(t.at(k) for t in static_tiles(float32=False, wide_out=False, descriptors=True)),
         }
         runs = {tile_text.format_tile(tile): partial(gated_gemm, x, weight, tile) for tile in tiles}
@@ -213,35 +215,36 @@ def check_times():
         print(f"{title}: geometric mean {mean:.3f} of {len(found)}, worst {worst}", flush=True)
 
 
-def show_candidates():
-    """Every candidate of the narrow shards at a few row counts, fastest first."""
-    products = [p for p in tuned_products(MODELS[:1], RANKS) if p.n <= 6144]
-    device = torch.device("cuda", torch.cuda.current_device())
-    precompile(compile_jobs(products, 128, device), device)
-    for product in products:
-        tuner = ProductTuner(product, 128, 5, device)
-        for m in NARROW:
-            for line in tuner.ranking(m):
-                print(f"{product!s:20s} M={m:4d} {line}", flush=True)
+def all_launches(device):
+    """Calls that launch what the checks of bits do, of products on few rows' operands."""
+    for product in tuned_products(MODELS, RANKS):
+        operands = ColumnOperands([product], max(buckets_of(product, 64)), device)
+        yield from launches(operands, buckets_of(product, 8192))
+    yield from (partial(launch, device, *job) for job in sorted(more_jobs(), key=str))
+
+
+def launch(device, tile, kind, even):
+    """A tile's kernel on small operands; even: whether its columns divide N."""
+    n, k = 2 * tile.columns + (0 if even else 16), 2 * tile.depth
+    x = torch.zeros(1, k, dtype=torch.bfloat16, device=device)
+    weight = torch.zeros(n, k, dtype=torch.bfloat16, device=device)
+    admission.by_tile(kind, x, weight, tile)
 
 
 def more_jobs():
-    """What the checks of bits launch beside the products' own."""
+    """What the checks of bits launch beside the products' own: tiles, kinds, even columns."""
     return {
         (tile, kind, variant_of(tile).descriptors or even)
         for kind in ("head", "gated")
         for even in (True, False)
         for n in (1536, 24576)
         for m in shape_table.BUCKETS
-        for tile in column_candidates(m, n, 4096, kind=kind, descriptors=True)
+        for tile in column_candidates(m, n, 4096, kind, H200)
         if even or m <= 64 or kind == "gated"
     } | {(admission.REFERENCE, kind, False) for kind in ("head", "gated")}
 
 
 def main(arguments):
-    if arguments[:1] == ["candidates"]:
-        show_candidates()
-        return 0
     if arguments:
         check_bits(shape_table.parse_table(Path(arguments[0]).read_text(), arguments[0]))
     else:
@@ -266,8 +269,8 @@ def check_bits(table):
     """Bits of every candidate and of a table, None being this GPU's; `failures` names the wrong."""
     begin = time.time()
     device = torch.device("cuda", torch.cuda.current_device())
-    jobs = compile_jobs(tuned_products(MODELS, RANKS), 8192, device) | more_jobs()
-    print(f"{len(jobs)} kernels, {precompile(jobs, device)} refused")
+    count, refused = compile_all_of(all_launches(device))
+    print(f"{count} kernels, {refused} refused")
     print(f"compiled: {time.time() - begin:.0f} s", flush=True)
     for kind in ("normal", "heavy", "cancelling", "tiny"):
         attempt(f"candidates {kind}", candidates_are_one_class, kind, "column")

@@ -10,11 +10,12 @@ from tests.gpu.lib.checks import draw, poisoned_workspaces, same, surrounded
 from tests.gpu.lib.suite import Check
 from tpdet.kernels import order
 from tpdet.kernels.cpu.pointwise import fold as cpu_fold
+from tpdet.kernels.cuda.cost.static import static_tiles
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
-from tpdet.kernels.cuda.gemm.choice.leaf_choice import leaf_candidates
-from tpdet.kernels.cuda.gemm.choice.static import static_tiles
+from tpdet.kernels.cuda.gemm.choice.candidates import leaf_candidates
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.pointwise import fold
 from tpdet.kernels.partial_sums import relative_roots
 
@@ -62,7 +63,7 @@ def fold_variants_are_one_class(n, k, kind):
                 mine_roots = relative_roots(roots)
                 mine = x[:, first * (k // LEAVES) : (first + share) * (k // LEAVES)]
                 wanted = fold.fold_roots(partials[first : first + share], first, roots, plan.slots)
-                variants = list(leaf_candidates(m, n, k // LEAVES, share, mine_roots))
+                variants = list(leaf_candidates(m, n, k // LEAVES, share, mine_roots, H200))
                 run = lambda variant, first=first, share=share, roots=roots, mine=mine, plan=plan: (
                     leaf_fold(mine, w[first : first + share], roots, plan.slots, variant)
                 )

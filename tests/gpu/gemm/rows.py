@@ -25,16 +25,14 @@ from tests.gpu.lib.checks import attempt, draw, same
 from tests.gpu.lib.graph_times import interleaved_medians
 from tests.gpu.lib.suite import run_parts
 from tpdet.kernels import order
+from tpdet.kernels.cuda.cost.static import leaf_choice, leaf_tile
 from tpdet.kernels.cuda.gemm import admission
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm.choice import shape_table
-from tpdet.kernels.cuda.gemm.choice.leaf_choice import (
-    LeafChoice,
-    leaf_candidates,
-    leaf_choice,
-    leaf_tile,
-)
+from tpdet.kernels.cuda.gemm.choice.candidates import leaf_candidates
+from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
@@ -59,8 +57,8 @@ def words(choice):
 
 
 def all_choices(m, n, k, leaves, roots):
-    apart = LeafChoice(1, "chain", leaf_tile(m, n, k, leaves, float32=False, sms=132))
-    return list(dict.fromkeys([apart, *leaf_candidates(m, n, k, leaves, roots)]))
+    apart = LeafChoice(1, "chain", leaf_tile(m, n, k, leaves, float32=False, sms=132, gpu=H200))
+    return list(dict.fromkeys([apart, *leaf_candidates(m, n, k, leaves, roots, H200)]))
 
 
 def rank_roots(name, ranks, rank):
@@ -199,7 +197,7 @@ def times_of(name, n, k, ranks, m, deadline):
     x, residual, weight = draw(m, leaves * width), draw(m, n, dtype=torch.float32), draw(n)
     chosen = admitted(x.device).leaf_choice(x, n, leaves, roots)
     if chosen is None:
-        chosen = leaf_choice(m, n, width, leaves, roots, float32=False, sms=132)
+        chosen = leaf_choice(m, n, width, leaves, roots, float32=False, sms=132, gpu=H200)
     choices = all_choices(m, n, width, leaves, roots)
     choices = [chosen, *(choice for choice in choices if choice != chosen)]
     choices = [choice for choice in choices if runs_here(choice, x, weights[0], roots)]

@@ -16,8 +16,8 @@ from tests.gpu.lib.checks import attempt, draw
 from tests.gpu.lib.graph_times import interleaved_medians
 from tests.gpu.lib.suite import run_parts
 from tpdet.kernels import order
+from tpdet.kernels.cuda.cost.static import static_tiles
 from tpdet.kernels.cuda.gemm import column as gemm
-from tpdet.kernels.cuda.gemm.choice.static import static_tiles
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import activation, fold, norm
 from tpdet.kernels.inputs.norm import Norm

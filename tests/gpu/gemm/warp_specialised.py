@@ -20,12 +20,14 @@ from tests.gpu.lib.checks import attempt, draw, same
 from tests.gpu.lib.graph_times import interleaved_medians
 from tests.gpu.lib.suite import run_parts
 from tpdet.kernels import order
+from tpdet.kernels.cuda.cost.static import leaf_choice
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
-from tpdet.kernels.cuda.gemm.choice.leaf_choice import cut_roots, leaf_choice
+from tpdet.kernels.cuda.gemm.choice.leaf_choice import cut_roots
 from tpdet.kernels.cuda.gemm.operands import run_chain
 from tpdet.kernels.cuda.gemm.variants.root_form import root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.warp_specialised_launch import folds, run_gluon_fold
+from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.partial_sums import relative_roots
 
 LEAVES = 8
@@ -152,7 +154,8 @@ def times_of(name, n, k, ranks, rank, m, order_name, deadline):
     pairs = list(zip(weights, flat, strict=True))
     labels, runs = ["cuBLAS"], [lambda w: torch.nn.functional.linear(x, w[1])]
     sms = processors()
-    choice = leaf_choice(m, n, k, leaves, roots, float32=False, sms=sms, wgmma=False)
+    other = replace(H200, capability=(10, 0))
+    choice = leaf_choice(m, n, k, leaves, roots, float32=False, sms=sms, gpu=other)
     tile = choice.tile
     labels.append(f"other cut {choice.cut} {choice.kernel} {tile.rows}x{tile.columns}")
     runs.append(lambda w: leaf_gemm.leaf_sums(x, w[0], roots, choice))

@@ -22,7 +22,7 @@ from tpdet.kernels.cuda.gemm.variants import pointer as gemm_pointer
 from tpdet.kernels.cuda.gemm.variants import swapped as gemm_swapped
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Shape
-from tpdet.kernels.cuda.hardware import H200
+from tpdet.kernels.cuda.hardware import A100, H200
 from tpdet.kernels.inputs.activations import activation_number
 
 
@@ -32,7 +32,7 @@ def candidates(kind, counts=BUCKETS):
         variant
         for m in counts
         for n in (1536, 6144, 24576)
-        for variant in column_candidates(m, n, 4096, kind=kind, descriptors=True)
+        for variant in column_candidates(m, n, 4096, kind, H200)
     }
     return sorted(found, key=format_tile)
 
@@ -87,8 +87,8 @@ def test_swapped_descriptor_tiles_compile_to_wgmma_fed_by_the_copy_engine():
 
 
 def test_narrow_tiles_compile_without_spills():
-    narrow = set(column_candidates(1, 1536, 4096, kind="column", descriptors=False))
-    for variant in of_most_stages(narrow):
+    narrow = set(column_candidates(1, 1536, 4096, "column", H200))
+    for variant in of_most_stages({v for v in narrow if not variant_of(v).descriptors}):
         compile_candidate(variant, "column")
 
 
@@ -132,7 +132,7 @@ def test_a_serialised_tile_is_noticed():
 def test_candidates_fit_the_machine(kind):
     for m in BUCKETS:
         for n, k in ((1536, 4096), (6144, 4096), (57344, 8192), (48, 48), (2368, 2880)):
-            found = column_candidates(m, n, k, kind=kind, descriptors=True)
+            found = column_candidates(m, n, k, kind, H200)
             assert found and len(set(found)) == len(found)
             for variant in found:
                 assert k % variant.depth == 0
@@ -140,7 +140,7 @@ def test_candidates_fit_the_machine(kind):
                 assert stages <= H200.shared_bytes
                 assert kind != "gated" or variant.columns % 16 == 0, variant
                 assert kind != "head" or variant.variant != "warp_specialised"
-            plain = column_candidates(m, n, k, kind=kind, descriptors=False)
+            plain = column_candidates(m, n, k, kind, A100)
             assert not any(variant_of(variant).descriptors for variant in plain)
 
 
@@ -148,7 +148,7 @@ def test_pairs_of_eights_leave_out_tiles_of_eight_columns():
     """And half the output makes room for one stage more of the largest tile."""
     kinds = "column", "gated"
     few, many = (
-        {kind: set(column_candidates(m, 1536, 4096, kind=kind, descriptors=True)) for kind in kinds}
+        {kind: set(column_candidates(m, 1536, 4096, kind, H200)) for kind in kinds}
         for m in (16, 4096)
     )
     assert few["column"] - few["gated"] == {Tile(16, 8, 512, 4, 4)}

@@ -9,17 +9,18 @@ import torch
 pytest.importorskip("triton")
 
 from tpdet.kernels.cuda import hardware
-from tpdet.kernels.cuda.gemm import admission, library_trials
-from tpdet.kernels.cuda.gemm.choice import estimate, tile_costs
-from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, Admitted, Choice
-from tpdet.kernels.cuda.gemm.choice.tile_costs import (
-    Cost,
-    Work,
+from tpdet.kernels.cuda.cost import model
+from tpdet.kernels.cuda.cost.model import (
+    TileCost,
+    TileWork,
     cost_name,
     cost_of,
+    load_microseconds,
     load_of,
-    microseconds,
 )
+from tpdet.kernels.cuda.gemm import admission, library_trials
+from tpdet.kernels.cuda.gemm.choice import estimate
+from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, Admitted, ProductChoice
 from tpdet.kernels.cuda.gemm.choice.tile_text import parse_tile
 from tpdet.kernels.cuda.gemm.choice.variants import KERNELS, variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
@@ -27,27 +28,27 @@ from tpdet.kernels.cuda.gemm.variants.variant import Shape
 from tpdet.kernels.inputs.product import HEAD_ROWS, Product
 from tpdet.tools.tune.shapes import tuned_products, tuned_row_products
 
-COST = Cost(2.0, 0.4, 0.5, 1.0, 2.0, 4.0, 4.0)
+COST = TileCost(2.0, 0.4, 0.5, 1.0, 2.0, 4.0, 4.0)
 WIDE = Tile(128, 256, 64, 4, 3, "warp_specialised")
 ROWS = Product("row", 4096, 512, 8, "(((0+1)+(2+3))+(4+5))+(6+7)")
 
 
-def time(cost, tile, work):
-    return microseconds(cost, load_of(tile, work, 132))
+def time(cost, work):
+    return load_microseconds(cost, load_of(hardware.H200, work))
 
 
 def test_time_is_rounds_of_programs_or_bytes():
-    work = Work("column", 128, 256 * 132, 4096)
+    work = TileWork(WIDE, "column", 128, 256 * 132, 4096)
     quick = COST._replace(bandwidth=100.0)
-    one = time(quick, WIDE, work)
+    one = time(quick, work)
     assert one == pytest.approx(2.0 + 64 * 0.5 + 1.0, rel=0.01)
-    two = time(quick, WIDE, work._replace(n=256 * 133))
+    two = time(quick, work._replace(n=256 * 133))
     assert two == pytest.approx(one + 64 * 0.5 + 1.0, rel=0.01), "one program more, a round more"
     slow = COST._replace(bandwidth=0.1)
-    assert time(slow, WIDE, work) > 2 * 4096 * 256 * 132 / 0.1e6
-    assert time(quick, WIDE, work._replace(kind="gated")) > one, "an activation takes time"
-    flat, apart = replace(WIDE, variant="descriptor"), Work("row", 8192, 4096, 512, 8, 1)
-    assert time(COST, flat, apart) > time(COST, flat, apart._replace(units=1, cut=8))
+    assert time(slow, work) > 2 * 4096 * 256 * 132 / 0.1e6
+    assert time(quick, work._replace(kind="gated")) > one, "an activation takes time"
+    apart = TileWork(replace(WIDE, variant="descriptor"), "row", 8192, 4096, 512, 8, 1)
+    assert time(COST, apart) > time(COST, apart._replace(units=1, cut=8))
 
 
 GPU = replace(hardware.H200, name="a GPU of this test")
@@ -61,18 +62,18 @@ def test_the_least_estimate_is_chosen_and_what_has_no_cost_is_not(monkeypatch):
         f"column {wide}": COST._replace(step=0.7, latency=0.7),
         "head 128x256x64 w8 s3 tma h2": COST,
     }
-    monkeypatch.setattr(estimate, "tile_costs", lambda gpu: costs)
+    monkeypatch.setattr(model, "tile_costs", lambda gpu: costs)
     found = estimate.estimated_choices(product, 300, GPU)
     assert list(found) == [192, 256, 512], "candidates of fewer rows have no costs"
-    assert found[192] == Choice(192, parse_tile(narrow))
+    assert found[192] == ProductChoice(192, parse_tile(narrow))
     many = estimate.estimated_choices(product, 8192, GPU)
-    assert many[8192] == Choice(8192, parse_tile(wide)), (
+    assert many[8192] == ProductChoice(8192, parse_tile(wide)), (
         "twice the work in less than twice the time"
     )
     assert not estimate.estimated_choices(ROWS, 8192, GPU)
 
 
-MEASURED = [path.stem for path in sorted(tile_costs.FOLDER.glob("*.json"))]
+MEASURED = [path.stem for path in sorted(model.FOLDER.glob("*.json"))]
 
 
 @pytest.mark.parametrize("gpu", MEASURED)
@@ -92,26 +93,28 @@ def test_every_known_model_has_choices_that_fit(name, gpu):
 
 
 def test_a_tile_whose_depth_k_cuts_costs_in_proportion():
-    work, tile = Work("row", 16, 96, 64, 2, 2), Tile(16, 64, 128, 4, 5, "pointer_swapped")
-    costs = {cost_name(work, "flat", tile): COST}
-    assert cost_of(costs, work, "flat", tile) == COST
-    half = cost_of(costs, work, "flat", replace(tile, depth=64))
+    tile = Tile(16, 64, 128, 4, 5, "pointer_swapped")
+    work = TileWork(tile, "row", 16, 96, 64, 2, 2, "flat")
+    costs = {cost_name(work): COST}
+    assert cost_of(costs, work) == COST
+    half = cost_of(costs, work._replace(tile=replace(tile, depth=64)))
     assert half == COST._replace(step=COST.step / 2, latency=COST.latency / 2)
-    assert cost_of(costs, work, "flat", replace(tile, stages=4)) is None
-    assert cost_of(costs, work, "flat", replace(tile, depth=256)) is None
+    for other in (replace(tile, stages=4), replace(tile, depth=256)):
+        assert cost_of(costs, work._replace(tile=other)) is None
 
 
 def test_a_gpu_without_costs_takes_those_of_the_h200():
-    assert tile_costs.tile_costs("no such GPU") == tile_costs.tile_costs("NVIDIA H200")
+    assert model.tile_costs("no such GPU") == model.tile_costs("NVIDIA H200")
 
 
 @pytest.mark.parametrize("gpu", MEASURED)
 def test_every_cost_is_of_a_tile_that_exists(gpu):
-    for name, cost in tile_costs.tile_costs(gpu).items():
+    for name, cost in model.tile_costs(gpu).items():
         group, cut, text = re.fullmatch(r"([a-z]+) (?:(\d) )?(\d+x.*)", name).groups()
         kernel = group if cut else ""
-        work = Work("row" if cut else group, 1, 1, 1, cut=int(cut or 1))
-        assert cost_name(work, kernel, parse_tile(text)) == name and min(cost) > 0
+        tile, kind = parse_tile(text), "row" if cut else group
+        work = TileWork(tile, kind, 1, 1, 1, cut=int(cut or 1), kernel=kernel)
+        assert cost_name(work) == name and min(cost) > 0
         assert not kernel or kernel in KERNELS
 
 
@@ -144,7 +147,7 @@ def test_a_library_is_admitted_where_it_has_the_bits_and_is_faster(hopper, monke
     """At 48 rows it is slower, at 64 another's bits, at 96 faster; fewer rows are never tried."""
     product = Product("column", 96, 64)
     tile = Tile(64, 32, 64, 4, 4)
-    choices = {bucket: Choice(bucket, tile) for bucket in (32, 48, 64, 96)}
+    choices = {bucket: ProductChoice(bucket, tile) for bucket in (32, 48, 64, 96)}
     tried = []
 
     def library(x, w, out, rows, way):

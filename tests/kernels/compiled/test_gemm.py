@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("triton")
 
 from tests.lib.kernels.hopper_kernels import hopper_kernel
-from tpdet.kernels.cuda.gemm.choice.static import static_tiles
+from tpdet.kernels.cuda.cost.static import static_tiles
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants import descriptor as gemm_descriptor
 from tpdet.kernels.cuda.gemm.variants import pointer as gemm_pointer

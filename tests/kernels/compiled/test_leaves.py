@@ -18,11 +18,14 @@ from tests.kernels.compiled.test_gemm import (
     tile,
 )
 from tpdet.kernels import order
-from tpdet.kernels.cuda.gemm.choice.leaf_choice import cut_roots, leaf_candidates, leaf_choice
+from tpdet.kernels.cuda.cost.static import leaf_choice
+from tpdet.kernels.cuda.gemm.choice.candidates import leaf_candidates
+from tpdet.kernels.cuda.gemm.choice.leaf_choice import cut_roots
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants import leaf_fold as gemm_fold
 from tpdet.kernels.cuda.gemm.variants.root_form import root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.fold_program import own_program
 from tpdet.kernels.partial_sums import relative_roots
@@ -185,8 +188,8 @@ def test_a_leaf_of_one_step_is_never_folded_inside_a_program(k):
     """The compiler would add the total into the product's accumulator: another order."""
     for m in (1, 33, 65, 300, 4096):
         for leaves, roots in rank_roots():
-            chosen = leaf_choice(m, 512, k, leaves, roots, float32=False, sms=132)
-            for choice in (chosen, *leaf_candidates(m, 512, k, leaves, roots)):
+            chosen = leaf_choice(m, 512, k, leaves, roots, float32=False, sms=132, gpu=H200)
+            for choice in (chosen, *leaf_candidates(m, 512, k, leaves, roots, H200)):
                 assert k % choice.tile.depth == 0
                 assert choice.cut == 1 or k // choice.tile.depth >= 2
             if k == 16:
@@ -197,7 +200,7 @@ def test_the_largest_tile_never_folds_more_than_two_leaves():
     """Its registers are full: measured 2 to 3.6 times slower than a tile of half the size."""
     for m in (1, 200, 1024, 8192):
         for leaves, roots in rank_roots():
-            for choice in leaf_candidates(m, 4096, 1536, leaves, roots):
+            for choice in leaf_candidates(m, 4096, 1536, leaves, roots, H200):
                 large = choice.tile.rows * choice.tile.columns >= 128 * 256
                 assert not large or choice.cut <= 2, choice
 
@@ -216,14 +219,14 @@ def test_the_largest_tile_never_folds_more_than_two_leaves():
 def test_the_static_choice_is_what_won_on_an_h200(name, k, m, ranks, wanted):
     share = 8 // ranks
     roots = relative_roots(order.fold_plan(name, 8, ranks).roots[0])
-    choice = leaf_choice(m, 4096, k, share, roots, float32=False, sms=132)
+    choice = leaf_choice(m, 4096, k, share, roots, float32=False, sms=132, gpu=H200)
     assert (choice.cut, choice.kernel, choice.tile.rows, choice.tile.columns) == wanted
 
 
 def test_without_descriptors_or_in_fp32_every_leaf_is_apart():
     for leaves, roots in rank_roots():
         for float32, sms in ((True, 132), (False, 0)):
-            choice = leaf_choice(512, 4096, 512, leaves, roots, float32=float32, sms=sms)
+            choice = leaf_choice(512, 4096, 512, leaves, roots, float32=float32, sms=sms, gpu=H200)
             assert (
                 choice.cut == 1
                 and choice.kernel == "chain"

@@ -17,16 +17,14 @@ from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
 from tpdet.kernels.cuda.gemm.choice import shape_table
 from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice, cut_roots
-from tpdet.kernels.cuda.gemm.choice.shape_table import Admitted, Choice, ShapeTable
+from tpdet.kernels.cuda.gemm.choice.shape_table import Admitted, ProductChoice, ShapeTable
 from tpdet.kernels.cuda.gemm.choice.variants import FOLDS, variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.inputs.product import Product, read_roots, write_roots
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
-from tpdet.tools.tune import leaves as leaves_module
-from tpdet.tools.tune import precompile
-from tpdet.tools.tune import product as product_module
-from tpdet.tools.tune.product import Row, Tuned
+from tpdet.tools.tune import leaf_operands, measure, run
+from tpdet.tools.tune.products import TunedProduct, TunedRow
 from tpdet.tools.tune.run import Effort, tune_products
 from tpdet.tools.tune.table_file import write_table
 
@@ -68,7 +66,7 @@ def table_text(**changes):
 def test_a_row_product_is_read():
     table = shape_table.parse_table(table_text(), "here")
     choice = table.products[PAIRS][16]
-    assert choice == Choice(16, SMALL, None, 2, "flat")
+    assert choice == ProductChoice(16, SMALL, None, 2, "flat")
     assert choice.leaf_choice == LeafChoice(2, "flat", SMALL)
 
 
@@ -99,8 +97,8 @@ def test_an_admitted_cut_runs_at_every_row_count_of_its_bucket(monkeypatch):
     admitted = Admitted(
         {
             PAIRS: {
-                16: Choice(16, FED, None, 2, "flat"),
-                64: Choice(64, SMALL, None, 1, "chain"),
+                16: ProductChoice(16, FED, None, 2, "flat"),
+                64: ProductChoice(64, SMALL, None, 1, "chain"),
             }
         }
     )
@@ -139,9 +137,14 @@ def machine(monkeypatch):
 
 
 def a_table():
-    rows = {8: Choice(8, FED, None, 4, "flat"), 64: Choice(64, SMALL, None, 2, "nested"),
-            256: Choice(256, SMALL, None, 1, "chain")}  # fmt: skip
-    return ShapeTable(ENVIRONMENT, {PAIRS: rows, APART: {64: Choice(64, SMALL, None, 1, "chain")}})
+    rows = {
+        8: ProductChoice(8, FED, None, 4, "flat"),
+        64: ProductChoice(64, SMALL, None, 2, "nested"),
+        256: ProductChoice(256, SMALL, None, 1, "chain"),
+    }
+    return ShapeTable(
+        ENVIRONMENT, {PAIRS: rows, APART: {64: ProductChoice(64, SMALL, None, 1, "chain")}}
+    )
 
 
 def test_the_cuts_that_a_rank_uses_are_tried_and_admitted(machine):
@@ -177,21 +180,18 @@ def test_a_cut_that_folds_in_another_order_or_does_not_run_stops_the_start(machi
     def broken(x, weight, roots, choice):
         raise ValueError("out of registers")
 
-    for run, said in ((chained, "8 rows, cut 4 flat"), (broken, "out of registers")):
-        monkeypatch.setattr(leaf_gemm, "leaf_sums", run)
+    for sums, said in ((chained, "8 rows, cut 4 flat"), (broken, "out of registers")):
+        monkeypatch.setattr(leaf_gemm, "leaf_sums", sums)
         with pytest.raises(RuntimeError, match=said):
             admission.check([PAIRS], machine, LIMITS, table=a_table())
 
 
 def test_row_products_stand_in_the_file_by_their_roots(tmp_path):
     path = tmp_path / "gpu.json"
-    row = Row(Choice(16, FED, None, 2, "flat"), 1.0, 1.0, 2.0)
-    write_table(
-        path,
-        {"gpu": "A"},
-        [Tuned(Product("column", 96, 64), {16: Row(Choice(16, SMALL), 1.0, 1.0, 2.0)})],
-    )
-    write_table(path, {"gpu": "A"}, [Tuned(PAIRS, {16: row}), Tuned(CHAIN, {16: row})])
+    row = TunedRow(ProductChoice(16, FED, None, 2, "flat"), 1.0, 1.0, 2.0)
+    small = TunedRow(ProductChoice(16, SMALL), 1.0, 1.0, 2.0)
+    write_table(path, {"gpu": "A"}, [TunedProduct(Product("column", 96, 64), {16: small})])
+    write_table(path, {"gpu": "A"}, [TunedProduct(each, {16: row}) for each in (PAIRS, CHAIN)])
     table = shape_table.parse_table(path.read_text(), "file")
     assert set(table.products) == {Product("column", 96, 64), PAIRS, CHAIN}
     assert table.products[CHAIN][16] == row.choice
@@ -228,10 +228,9 @@ def test_a_whole_run_on_a_made_up_gpu(machine, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(leaf_gemm, "leaf_sums", sums)
     monkeypatch.setattr(norm, "fold_and_norm", lambda *_: None)
     monkeypatch.setattr(norm, "add_residual_and_norm", lambda *_: None)
-    monkeypatch.setattr(leaves_module, "capture", capture)
-    monkeypatch.setattr(leaves_module, "interleaved_us", times)
-    monkeypatch.setattr(product_module, "interleaved_us", times)
-    monkeypatch.setattr(precompile, "precompile", lambda jobs, device: 0)
+    monkeypatch.setattr(measure, "capture", capture)
+    monkeypatch.setattr(measure, "interleaved_us", times)
+    monkeypatch.setattr(run, "compile_all_of", lambda launches: (0, 0))
     wide = {product: Product("row", 96, 128, 4, product.roots) for product in (APART, CHAIN, PAIRS)}
     path = tmp_path / "a-gpu.json"
     tune_products(list(wide.values()), Effort(96, 3), torch.device("cpu"), path)
@@ -253,9 +252,9 @@ def test_one_kernel_is_measured_once_for_all_roots():
         relative_roots(order.fold_plan(name, 4, 1).roots[0]) for name in ("sequential", "pairs")
     ]
     works = [
-        set(leaves_module.bucket_choices(product, mine, 64, 132))
+        set(leaf_operands.bucket_choices(product, mine, 64, hardware.H200))
         for product, mine in zip((CHAIN, PAIRS), roots, strict=True)
     ]
     shared = works[0] & works[1]
-    assert shared and all(form.leaves == 1 for form, _, _ in shared)
+    assert shared and all(work.split()[0].endswith(".1.1.1") for work in shared)
     assert all(form.leaves > 1 for form, _, _ in works[0] ^ works[1])

@@ -11,13 +11,13 @@ pytest.importorskip("triton")
 from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.kernels.driverless import compile_for_hopper, take_gpu_kernels
 from tpdet.kernels.cpu.pointwise.activation import activate_and_multiply
+from tpdet.kernels.cuda.cost.static import column_tile
 from tpdet.kernels.cuda.gemm import admission, trial_data
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm import gated as gated_gemm
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
 from tpdet.kernels.cuda.gemm.choice import shape_table, tile_text
-from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, Admitted, Choice, ShapeTable
-from tpdet.kernels.cuda.gemm.choice.static import column_tile
+from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, Admitted, ProductChoice, ShapeTable
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Shape
@@ -64,7 +64,7 @@ def test_another_tile_is_refused(text):
 def test_a_table_is_read():
     table = shape_table.parse_table(table_text(), "here")
     assert table.environment == ENVIRONMENT
-    assert table.products[COLUMN] == {m: Choice(m, TILE, "mm") for m in (16, 512)}
+    assert table.products[COLUMN] == {m: ProductChoice(m, TILE, "mm") for m in (16, 512)}
 
 
 def test_a_gated_product_is_read():
@@ -128,7 +128,7 @@ def test_a_library_runs_at_its_bucket_only(m, bucket, rows):
 def test_what_is_not_admitted_does_not_run():
     x = torch.zeros(3, 64, dtype=torch.bfloat16)
     assert Admitted({}).choice("column", x, 96) is None
-    admitted = Admitted({COLUMN: {4: Choice(4, TILE), 16: Choice(16, TILE, "mm")}})
+    admitted = Admitted({COLUMN: {4: ProductChoice(4, TILE), 16: ProductChoice(16, TILE, "mm")}})
     assert admitted.choice("column", x, 96).bucket == 4
     assert admitted.choice("column", x.repeat(30, 1), 96).bucket == 16
     assert admitted.choice("head", x, 96) is None and admitted.choice("gated", x, 96) is None
@@ -173,7 +173,13 @@ def test_a_product_takes_the_admitted_way(monkeypatch):
     static = run_column(monkeypatch, 16)
     fed = Tile(64, 64, 64, 4, 4, "descriptor")
     admitted = Admitted(
-        {COLUMN: {16: Choice(16, TILE, "mm"), 64: Choice(64, fed), 512: Choice(512, TILE, "mm")}}
+        {
+            COLUMN: {
+                16: ProductChoice(16, TILE, "mm"),
+                64: ProductChoice(64, fed),
+                512: ProductChoice(512, TILE, "mm"),
+            }
+        }
     )
     run = partial(run_column, monkeypatch, admitted=admitted)
     assert run(16) == 16
@@ -208,7 +214,11 @@ def run_gated(monkeypatch, m, admitted=None, sms=0, fits=True):
 def test_a_gated_product_takes_the_admitted_way(monkeypatch):
     """Only an entry of its own kind: a column product of the same shape is another."""
     fed = Tile(64, 64, 64, 4, 4, "descriptor")
-    rows = {16: Choice(16, TILE, "mm"), 64: Choice(64, fed), 512: Choice(512, TILE, "mm")}
+    rows = {
+        16: ProductChoice(16, TILE, "mm"),
+        64: ProductChoice(64, fed),
+        512: ProductChoice(512, TILE, "mm"),
+    }
     run = partial(run_gated, monkeypatch, admitted=Admitted({GATED: rows}))
     assert (run(16), run(500), run(15), run(300)) == (16, 512, TILE, TILE)
     assert run(16, fits=False) == TILE
@@ -261,9 +271,13 @@ def machine(monkeypatch):
 
 
 def a_table(**environment):
-    rows = {8: Choice(8, TILE, "mm"), 512: Choice(512, TILE, "mm"), 1024: Choice(1024, TILE, "mm")}
+    rows = {
+        8: ProductChoice(8, TILE, "mm"),
+        512: ProductChoice(512, TILE, "mm"),
+        1024: ProductChoice(1024, TILE, "mm"),
+    }
     return ShapeTable(
-        ENVIRONMENT | environment, {COLUMN: rows, HEAD: {8: Choice(8, TILE)}, GATED: rows}
+        ENVIRONMENT | environment, {COLUMN: rows, HEAD: {8: ProductChoice(8, TILE)}, GATED: rows}
     )
 
 

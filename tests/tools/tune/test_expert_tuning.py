@@ -18,9 +18,9 @@ from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.inputs.experts import ExpertLayer
 from tpdet.kernels.inputs.product import Product
 from tpdet.tools.tune import experts as tuner_module
-from tpdet.tools.tune import product as product_module
-from tpdet.tools.tune.experts import Expert, LayerRow, LayerTuner, TunedLayer, step_sizes
-from tpdet.tools.tune.shapes import expert_layers
+from tpdet.tools.tune import measure
+from tpdet.tools.tune.experts import LayerRow, LayerTuner, TunedLayer, step_sizes
+from tpdet.tools.tune.shapes import Expert, expert_layers
 from tpdet.tools.tune.table_file import layers_in, write_table
 
 CPU = torch.device("cpu")
@@ -44,15 +44,14 @@ def made_up_gpu(monkeypatch):
         "route": lambda *_: SimpleNamespace(ids=None, weights=None, places=None),
         "grouped_product": lambda *told: told[4],
         "expert_sums": lambda *_, tiles, **__: tiles,
-        "capture": lambda run, items: run(items[0]),
         "differs": lambda weight, tile, *_: weight.gated and tile in wrong,
     }
     by_time = lambda graphs, calls, repeats: [times.get(graph, 10.0) for graph in graphs]
     monkeypatch.setattr(tuner_module, "COLD_BYTES", 1.0)
     for name, fake in kernels.items():
         monkeypatch.setattr(tuner_module, name, fake)
-    for module in (tuner_module, product_module):
-        monkeypatch.setattr(module, "interleaved_us", by_time)
+    monkeypatch.setattr(measure, "capture", lambda run, items: run(items[0]))
+    monkeypatch.setattr(measure, "interleaved_us", by_time)
     return times, wrong
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from types import SimpleNamespace
 
@@ -18,10 +19,11 @@ from tpdet.comm.world.world import SoloWorld
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.cpu.pointwise.activation import activate_and_multiply
 from tpdet.kernels.cuda import hardware
-from tpdet.kernels.cuda.gemm import admission
+from tpdet.kernels.cuda.gemm import admission, leaf_trials
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
 from tpdet.kernels.cuda.gemm.choice.library import GATED_LIBRARY_ROWS, LIBRARIES, library_ways
-from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, parse_table
+from tpdet.kernels.cuda.gemm.choice.shape_table import ProductChoice, parse_table
+from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.cuda.gemm.variants.pointer import pointer_chain
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.launch.compile_pool import watching_compilations
@@ -33,25 +35,18 @@ from tpdet.layers.vocabulary import VocabularyTable
 from tpdet.models.decoder import Decoder
 from tpdet.models.products import rank_products
 from tpdet.tools.synthetic.make_model import make_model
-from tpdet.tools.tune import precompile
-from tpdet.tools.tune import product as product_module
-from tpdet.tools.tune.product import ProductTuner, Row, Tuned
-from tpdet.tools.tune.run import (
-    Effort,
-    buckets_of,
-    geometric_mean,
-    groups,
-    leaf_jobs,
-    tune_products,
-)
+from tpdet.tools.tune import column_operands, measure, products, run
+from tpdet.tools.tune.column_operands import ColumnOperands
+from tpdet.tools.tune.leaf_operands import LeafOperands
+from tpdet.tools.tune.products import Candidate, TunedProduct, TunedRow, launches
+from tpdet.tools.tune.run import Effort, buckets_of, geometric_mean, groups, tune_products
 from tpdet.tools.tune.shapes import (
     products_by_value,
     tuned_gathered_products,
     tuned_products,
     tuned_row_products,
 )
-from tpdet.tools.tune.table_file import write_table
-from tpdet.tools.tune.times_file import append_times
+from tpdet.tools.tune.table_file import append_times, write_table
 
 COLUMN = Product("column", 96, 64)
 FAST, SLOW = Tile(16, 64, 64, 4, 5, "pointer_swapped"), Tile(16, 64, 64, 4, 4, "pointer_swapped")
@@ -98,12 +93,16 @@ def test_the_row_products_of_every_rank_and_order():
     assert sorted(chain.from_iterable(groups(everything))) == sorted(everything)
 
 
-def test_a_kernel_that_roots_share_is_compiled_once():
-    found = tuned_row_products(["qwen3-8b"], (1,))
-    jobs = leaf_jobs(found, 8192, 132)
-    assert len(jobs) < sum(len(leaf_jobs([product], 8192, 132)) for product in found)
-    assert len({(roots if choice.cut > 2 else 0, choice) for roots, choice in jobs}) == len(jobs)
-    assert all(choice.cut == 1 for _, choice in leaf_jobs(found, 64, 0))  # without descriptors
+def test_without_descriptors_leaves_stay_apart_and_tiles_are_by_pointers(monkeypatch):
+    monkeypatch.setattr(hardware, "gpu_of", lambda device: hardware.A100)
+    row, cpu = Product("row", 96, 64, 4, "(0+1)+(2+3)"), torch.device("cpu")
+    monkeypatch.setattr(leaf_trials, "wanted_roots", lambda *_: None)
+    monkeypatch.setattr(column_operands, "by_tile", lambda *_: None)
+    for operands in (LeafOperands([row], 8, cpu), ColumnOperands([COLUMN], 8, cpu)):
+        [product] = operands.products
+        for bucket in (1, 64, 2048):
+            for each in operands.candidates(product, bucket).values():
+                assert each.choice.cut <= 1 and each.choice.tile.variant.startswith("pointer")
 
 
 def test_products_come_in_the_order_of_models_and_sizes_that_fit():
@@ -133,20 +132,27 @@ def test_kernels_are_recorded_and_compiled_once(monkeypatch, tmp_path):
     take_gpu_kernels(monkeypatch)
     caches = type(pointer_chain.device_caches)(pointer_chain.create_binder)
     monkeypatch.setattr(pointer_chain, "device_caches", caches)
-    tile, device = Tile(16, 64, 64, 4, 3, "pointer_swapped"), torch.device("cpu")
-    unknown = replace(tile, columns=48)
+    tile = Tile(16, 64, 64, 4, 3, "pointer_swapped")
+    x, weight = (torch.zeros(rows, 128, dtype=torch.bfloat16) for rows in (1, 96))
     jobs = [
-        (tile, "column", True),
-        (replace(tile, stages=4), "gated", True),
-        (unknown, "head", True),
+        partial(admission.by_tile, "column", x, weight, tile),
+        partial(admission.by_tile, "gated", x, weight, replace(tile, stages=4)),
+        partial(admission.by_tile, "column", x, weight, replace(tile, depth=256)),
+        partial(admission.by_tile, "head", x, weight, replace(tile, columns=48)),
     ]
-    assert precompile.precompile(jobs, device) == 1, "48 columns are no power of two"
+    refusals = "a depth that does not divide K, and 48 columns, which are no power of two"
+    assert measure.compile_all_of(jobs) == (3, 2), refusals
     with watching_compilations(lambda name: pytest.fail(f"{name} was not compiled ahead")):
-        assert precompile.precompile(jobs[:2], device) == 0
+        assert measure.compile_all_of(jobs[:2]) == (0, 0)
+
+
+def test_what_is_compiled_ahead_is_every_tile_and_no_library(monkeypatch):
+    operands = Made({FAST: 9.0, SLOW: 11.0, "mm": 8.0})
+    assert [each() for each in launches(operands, [16])] == [9.0, 11.0]
 
 
 def test_all_times_are_kept_as_lines(monkeypatch, tmp_path):
-    found = tuner(monkeypatch, {FAST: 9.0, SLOW: 11.0, "mm": 8.0}).tune([16])
+    found = tuned(monkeypatch, {FAST: 9.0, SLOW: 11.0, "mm": 8.0})
     for _ in range(2):
         append_times(tmp_path / "times", {"gpu": "A"}, found)
     lines = [json.loads(line) for line in (tmp_path / "times").read_text().splitlines()]
@@ -213,50 +219,76 @@ def test_a_head_is_tuned_up_to_its_rows():
     assert buckets_of(COLUMN, 100)[-1] == 96
 
 
-def tuner(monkeypatch, times, wrong=()):
-    """A tuner whose tiles and libraries take `times`; those in `wrong` have other bits."""
-    made = object.__new__(ProductTuner)
-    made.product, made._repeats, made._cold = COLUMN, 1, [None]
-    made._rows = {"random": torch.zeros(64, 64)}
-    tiles = [name for name in times if isinstance(name, Tile)]
-    calls = {name: name for name in times}
-    quick = {tile: times[tile] for tile in sorted(tiles, key=times.get)}
-    monkeypatch.setattr(made, "_calls", lambda bucket: calls)
-    monkeypatch.setattr(made, "_quick", lambda bucket, some: quick)
-    monkeypatch.setattr(made, "_full", lambda bucket, some: [10.0, *(times[c] for c in some)])
-    monkeypatch.setattr(made, "_differs", lambda call, kind, counts: (call, kind) in wrong)
-    return made
+class Made:
+    """Operands whose tiles and libraries take `times`; those in `wrong` have other bits."""
+
+    products, cold, finalists = (COLUMN,), [torch.zeros(1)], 4
+
+    def __init__(self, times, wrong=()):
+        self.times, self.wrong = times, wrong
+
+    def candidates(self, product, bucket):
+        return {
+            title(name): Candidate(
+                ProductChoice(bucket, SLOW if name in LIBRARIES else name, library(name)),
+                title(name),
+                lambda weight, name=name: self.times[name],
+                lambda kind, name=name: (name, kind) in self.wrong,
+            )
+            for name in self.times
+        }
+
+    def peer(self, bucket):
+        return lambda weight: 10.0
+
+
+def title(name):
+    return name if name in LIBRARIES else format_tile(name)
+
+
+def library(name):
+    return name if name in LIBRARIES else None
+
+
+def tuned(monkeypatch, times, wrong=()):
+    """What a bucket of 16 rows gets where a graph is its time."""
+    monkeypatch.setattr(measure, "capture", lambda run, items: run(items[0]))
+    monkeypatch.setattr(measure, "interleaved_us", lambda graphs, calls, repeats: list(graphs))
+    [found] = products.tune(Made(times, wrong), [16], 1)
+    return found
 
 
 def test_the_fastest_in_the_class_is_chosen(monkeypatch):
-    found = tuner(monkeypatch, {FAST: 9.0, SLOW: 11.0, "mm": 8.0, "addmm": 7.0}).tune([16])
-    assert found.rows[16] == Row(Choice(16, FAST, "addmm"), 7.0, 9.0, 10.0)
+    found = tuned(monkeypatch, {FAST: 9.0, SLOW: 11.0, "mm": 8.0, "addmm": 7.0})
+    assert found.rows[16] == TunedRow(ProductChoice(16, FAST, "addmm"), 7.0, 9.0, 10.0)
     assert not found.refused
 
 
 def test_other_bits_are_refused_and_named(monkeypatch):
     wrong = {(FAST, "heavy"), ("mm", "random"), ("mm", "cancelling")}
-    found = tuner(monkeypatch, {FAST: 9.0, SLOW: 11.0, "mm": 8.0}, wrong).tune([16])
-    assert found.rows[16].choice == Choice(16, SLOW)
+    found = tuned(monkeypatch, {FAST: 9.0, SLOW: 11.0, "mm": 8.0}, wrong)
+    assert found.rows[16].choice == ProductChoice(16, SLOW)
     assert found.refused == {
         "16x64x64 w4 s5 swap": ["16 (heavy)"],
         "mm": ["16 (random, cancelling)"],
     }
     with pytest.raises(RuntimeError, match="no tile keeps"):
-        tuner(monkeypatch, {FAST: 1.0}, {(FAST, "random")}).tune([16])
+        tuned(monkeypatch, {FAST: 1.0}, {(FAST, "random")})
 
 
 def test_a_library_must_gain_something(monkeypatch):
-    found = tuner(monkeypatch, {FAST: 8.05, "mm": 8.0}).tune([16])
-    assert found.rows[16].choice == Choice(16, FAST) and found.rows[16].us == 8.05
+    found = tuned(monkeypatch, {FAST: 8.05, "mm": 8.0})
+    assert found.rows[16].choice == ProductChoice(16, FAST) and found.rows[16].us == 8.05
 
 
 def test_bits_are_compared_at_the_least_rows_of_a_bucket_too():
-    assert [product_module.fewest_rows(m) for m in (1, 2, 64, 512)] == [1, 2, 49, 257]
+    assert [products.fewest_rows(m) for m in (1, 2, 64, 512)] == [1, 2, 49, 257]
 
 
 def a_tuned(n, tile=FAST):
-    return Tuned(Product("column", n, 64), {16: Row(Choice(16, tile, "mm"), 1.234, 2.0, 1.5)})
+    return TunedProduct(
+        Product("column", n, 64), {16: TunedRow(ProductChoice(16, tile, "mm"), 1.234, 2.0, 1.5)}
+    )
 
 
 def test_the_file_is_canonical_and_joined(tmp_path):
@@ -333,32 +365,32 @@ def test_a_whole_run_on_a_made_up_gpu(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(admission, "library_product", library)
     monkeypatch.setattr(admission, "gated_gemm", gated)
     monkeypatch.setattr(admission, "gated_library_product", gated_library)
-    monkeypatch.setattr(product_module, "capture", capture)
-    monkeypatch.setattr(product_module, "interleaved_us", times)
-    monkeypatch.setattr(precompile, "precompile", lambda jobs, device: 0)
-    path, products = tmp_path / "a-gpu.json", [COLUMN, Product("column", 128, 64),
+    monkeypatch.setattr(measure, "capture", capture)
+    monkeypatch.setattr(measure, "interleaved_us", times)
+    monkeypatch.setattr(run, "compile_all_of", lambda launches: (0, 0))
+    path, tried = tmp_path / "a-gpu.json", [COLUMN, Product("column", 128, 64),
                                                Product("head", 96, 64), Product("gated", 96, 64),
                                                Product("gated", 160, 64)]  # fmt: skip
-    tune_products(products, Effort(2, 3), torch.device("cpu"), path)
+    tune_products(tried, Effort(2, 3), torch.device("cpu"), path)
     said = capsys.readouterr().out
     assert (
         "other bits, not used: mm at 1 2 rows" in said and "10 entries of the shape table" in said
     )
     table = parse_table(path.read_text(), "file")
     libraries = [
-        {choice.library for choice in table.products[product].values()} for product in products
+        {choice.library for choice in table.products[product].values()} for product in tried
     ]
     assert libraries == [{"mm"}, {None}, {"mm"}, {"mm"}, {None}]
     assert peers == {False, True}, "a gated product's peer is linear and the activation"
     assert table.environment["cublas"] == "13.1.0"
     short = tmp_path / "short.json"
-    tune_products(products, Effort(2, 3, 0.0, tmp_path / "times"), torch.device("cpu"), short)
-    assert list(parse_table(short.read_text(), "file").products) == products[:1]
+    tune_products(tried, Effort(2, 3, 0.0, tmp_path / "times"), torch.device("cpu"), short)
+    assert list(parse_table(short.read_text(), "file").products) == tried[:1]
     assert "4 of 5 not tuned" in capsys.readouterr().out
     assert len((tmp_path / "times").read_text().splitlines()) == 1
     missing = Effort(2, 3, missing=True)
-    tune_products(products, missing, torch.device("cpu"), short)
+    tune_products(tried, missing, torch.device("cpu"), short)
     assert "4 products to tune, 1 in" in capsys.readouterr().out
     assert short.read_text() == path.read_text()
-    tune_products(products, missing, torch.device("cpu"), short)
+    tune_products(tried, missing, torch.device("cpu"), short)
     assert "0 products to tune, 5 in" in capsys.readouterr().out

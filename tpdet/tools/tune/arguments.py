@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tpdet.arguments.command_line import number, whole_number
 from tpdet.checkpoint.model_config.known_shapes import SHAPES
+from tpdet.errors import UsageError
 from tpdet.kernels.order import FOLD_ORDERS
 from tpdet.tools.tune import TUNED_KINDS
 
@@ -79,6 +80,13 @@ def _add_effort(command: argparse.ArgumentParser) -> None:
 
 
 def _tune(options: argparse.Namespace) -> int:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "tpdet tune measures GPU kernels and torch sees no GPU here: run it on the GPU that "
+            "will serve (the CPU path has no shape table)"
+        )
     from tpdet.tools.tune.run import tune_command
 
     return tune_command(options)

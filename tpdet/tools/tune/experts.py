@@ -6,8 +6,9 @@ beside the static choice. A tile counts if its rows have the bytes of dense prod
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -23,29 +24,23 @@ from tpdet.kernels.cuda.experts.tiles import programs, static_tiles, weights_of
 from tpdet.kernels.cuda.gemm.choice.expert_entries import TOKENS, LayerTiles
 from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.inputs.experts import ExpertLayer, Lanes, Routing
+from tpdet.kernels.cuda.hardware import MEASURED, RATES
+from tpdet.kernels.inputs.experts import Lanes, Routing
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import PAGE_TOKENS, fold_tree
-from tpdet.tools.bench.kernels.timing import COLD_BYTES, capture, interleaved_us
-from tpdet.tools.tune.product import quick_us
+from tpdet.tools.bench.kernels.timing import COLD_BYTES
+from tpdet.tools.tune.measure import first_in_class, full_us, quick_us
+from tpdet.tools.tune.shapes import Expert
 
 _BEST = 2  # tiles of a product and form of blocks that are timed in pairs
 _FORMS = 2  # forms of blocks of which pairs are timed
 _STEPS = {16: 8, 256: 4, 1 << 30: 2}  # steps with different routes, by the most tokens
 _GAIN = 0.99  # what another choice must take of the static one's time
-_BANDWIDTH = 4.5e12  # bytes a second that an H200 reads
-_RATE = 0.65e15  # operations a second of its large products
+_RATES = RATES[MEASURED.name]  # of the floor
+_FLOPS = 0.65e15  # operations a second of its large products
 
 
-class Expert(NamedTuple):
-    """A layer's experts, the activation of their gates and whether they have biases."""
-
-    layer: ExpertLayer
-    activation: str = "silu"
-    biased: bool = False
-
-
-class Step(NamedTuple):
+class TuneStep(NamedTuple):
     """x [M, H], its router's logits [M, E] fp32, and the weights of a layer."""
 
     x: torch.Tensor
@@ -54,7 +49,7 @@ class Step(NamedTuple):
     down: torch.Tensor
 
 
-class Ready(NamedTuple):
+class GroupedRows(NamedTuple):
     """What a product reads [S, K], where its rows stand, the weights [E, N, K]."""
 
     rows: torch.Tensor
@@ -113,20 +108,20 @@ class LayerTuner:
             tuned.rows[count] = self._tune_step(count, tuned.refused)
         return tuned
 
-    def record(self, tokens: Iterable[int]) -> None:
-        """Launch each kernel of `tune` once, for them to be compiled side by side."""
+    def launches(self, tokens: Iterable[int]) -> Iterator[Callable[[], object]]:
+        """Calls that launch each kernel of `tune` once."""
         for count in tokens:
             steps = self._steps(count)[:1]
             for height, spread in block_forms(self.expert.layer, count):
                 for gated in (True, False):
-                    ready = self._ready(steps, height, spread, gated)
+                    [rows] = self._grouped(steps, height, spread, gated)
                     for tile in self._tiles(height, gated):
-                        self._run(tile, gated)(ready[0])
-                        self._leaves_the_class(tile, spread, gated)
-            self._whole(count, self._static(count))(steps[0])
+                        yield partial(self._run(tile, gated), rows)
+                        yield partial(self._leaves_the_class, tile, spread, gated)
+            yield partial(self._whole(count, self._static(count)), steps[0])
         self._differ.clear()
 
-    def _steps(self, tokens: int) -> list[Step]:
+    def _steps(self, tokens: int) -> list[TuneStep]:
         """Other rows, routes and weights from step to step."""
         layer = self.expert.layer
         count = next(steps for most, steps in _STEPS.items() if tokens <= most)
@@ -135,7 +130,7 @@ class LayerTuner:
         for i in range(max(count, len(self._weights))):
             x = torch.randn(tokens, layer.hidden, generator=generator, device=self._device)
             logits = torch.randn(tokens, layer.total, generator=generator, device=self._device)
-            found.append(Step(x.bfloat16(), logits, *self._weights[i % len(self._weights)]))
+            found.append(TuneStep(x.bfloat16(), logits, *self._weights[i % len(self._weights)]))
         return found
 
     def _tune_step(self, tokens: int, refused: dict[str, None]) -> LayerRow:
@@ -146,49 +141,38 @@ class LayerTuner:
         )
         tried = [pair for us, pairs in forms[:_FORMS] if us < math.inf for pair in pairs]
         tried = list(dict.fromkeys([static, *tried]))
-        graphs = [capture(self._whole(tokens, each), steps) for each in tried]
-        times = interleaved_us(graphs, len(steps), self._repeats)
+        times = full_us([self._whole(tokens, each) for each in tried], steps, self._repeats)
         best = min(range(len(tried)), key=times.__getitem__)
         if times[best] > _GAIN * times[0]:
             best = 0
         return LayerRow(tried[best], times[best], times[0], self._floor(tokens, steps))
 
     def _form(
-        self, steps: Sequence[Step], form: tuple[int, bool], refused: dict[str, None]
+        self, steps: Sequence[TuneStep], form: tuple[int, bool], refused: dict[str, None]
     ) -> tuple[float, list[LayerTiles]]:
         """Microseconds of both products by the best tiles of blocks of a form, and its pairs."""
         height, spread = form
-        kept = []
+        best, total = [], 0.0
         for gated in (True, False):
-            ready = self._ready(steps, height, spread, gated)
-            times = self._quick(ready, self._tiles(height, gated), gated)
-            mine: list[Tile] = []
-            for tile in times:
-                if len(mine) < _BEST:
-                    if self._leaves_the_class(tile, spread, gated):
-                        refused[f"{format_tile(tile)} of {'gates' if gated else 'down'}"] = None
-                    else:
-                        mine.append(tile)
-            kept.append((mine, times))
-        (ups, up_times), (downs, down_times) = kept
-        if not ups or not downs:
-            return math.inf, []
-        total = up_times[ups[0]] + down_times[downs[0]]
+            rows = self._grouped(steps, height, spread, gated)
+            runs = {tile: self._run(tile, gated) for tile in self._tiles(height, gated)}
+            times = quick_us(runs, rows)
+
+            def problem(tile: Tile, gated: bool = gated) -> str | None:
+                name = f"{format_tile(tile)} of {'gates' if gated else 'down'}"
+                return name if self._leaves_the_class(tile, spread, gated) else None
+
+            tiles, wrong = first_in_class(times, _BEST, problem)
+            refused |= dict.fromkeys(wrong.values())
+            best.append(tiles)
+            total += times[tiles[0]] if tiles else math.inf
+        ups, downs = best
         return total, [LayerTiles(up, down, spread) for up in ups for down in downs]
 
-    def _quick(self, ready: Sequence[Ready], tiles: list[Tile], gated: bool) -> dict[Tile, float]:
-        """Microseconds of the tiles that run, fastest first."""
-        found: dict[Tile, float] = {}
-        for tile in tiles:
-            try:
-                graph = capture(self._run(tile, gated), ready)
-            except Exception:  # a tile that this GPU or compiler refuses is no candidate
-                torch.cuda.synchronize()
-                continue
-            found[tile] = quick_us(graph, len(ready), min(found.values(), default=math.inf))
-        return dict(sorted(found.items(), key=lambda entry: entry[1]))
-
-    def _ready(self, steps: Sequence[Step], height: int, spread: bool, gated: bool) -> list[Ready]:
+    def _grouped(
+        self, steps: Sequence[TuneStep], height: int, spread: bool, gated: bool
+    ) -> list[GroupedRows]:
+        """What one of both products reads in each step."""
         layer, found = self.expert.layer, []
         for step in steps:
             ids = step.logits.topk(layer.chosen).indices.sort().values.int()
@@ -197,32 +181,32 @@ class LayerTuner:
                 rows = step.x if spread else rows_in_slots(step.x, places)
             else:
                 rows = self._draw(places.slot_count, layer.width, seed=3)
-            found.append(Ready(rows, places, step.gate_up if gated else step.down))
+            found.append(GroupedRows(rows, places, step.gate_up if gated else step.down))
         return found
 
     def _tiles(self, height: int, gated: bool) -> list[Tile]:
         gate_up, down = weights_of(self.expert.layer, 2)
         return tiles_of(height, gate_up if gated else down)
 
-    def _run(self, tile: Tile, gated: bool) -> Callable[[Ready], object]:
+    def _run(self, tile: Tile, gated: bool) -> Callable[[GroupedRows], object]:
         name = self.expert.activation if gated else ""
         bias, sms = self._biases[0 if gated else 1], programs(self._device)
 
-        def run(ready: Ready) -> object:
-            rows, places, weight = ready
+        def run(grouped: GroupedRows) -> object:
+            rows, places, weight = grouped
             shared = gated and places.spread
             return grouped_product(rows, weight, bias, places, tile, sms, name, shared)
 
         return run
 
-    def _whole(self, tokens: int, tiles: LayerTiles) -> Callable[[Step], object]:
+    def _whole(self, tokens: int, tiles: LayerTiles) -> Callable[[TuneStep], object]:
         """From the router's logits to the sums of lanes."""
         pages = tuple(range(-(-tokens // PAGE_TOKENS)))
         spans = make_batch((PagedSequence(0, tokens, 0, pages),), self._device).rows
         layer, name = self.expert.layer, self.expert.activation
         routing = Routing(layer.total, layer.chosen)
 
-        def run(step: Step) -> object:
+        def run(step: TuneStep) -> object:
             routes = route(step.logits, None, spans, routing, self._lanes.experts)
             return expert_sums(
                 step.x,
@@ -249,7 +233,7 @@ class LayerTuner:
             self._differ[case] = differs(weight, tile, spread, self._device, torch.bfloat16)
         return self._differ[case]
 
-    def _floor(self, tokens: int, steps: Sequence[Step]) -> float:
+    def _floor(self, tokens: int, steps: Sequence[TuneStep]) -> float:
         """Least microseconds: the touched weights at an H200's bandwidth, or its rate."""
         layer, each = self.expert.layer, 3 * self.expert.layer.width * self.expert.layer.hidden
         touched = chosen = 0
@@ -257,7 +241,7 @@ class LayerTuner:
             ids = step.logits.topk(layer.chosen).indices
             mine = ids[ids < layer.held]
             touched, chosen = touched + mine.unique().numel(), chosen + mine.numel()
-        least = max(2 * touched * each / _BANDWIDTH, 2 * chosen * each / _RATE)
+        least = max(2 * touched * each / _RATES.bytes, 2 * chosen * each / _FLOPS)
         return 1e6 * least / len(steps)
 
 

@@ -2,20 +2,23 @@
 
 from collections.abc import Iterable
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from tpdet.errors import UsageError
+from tpdet.kernels.inputs.experts import ExpertLayer
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS, ROW_LAYERS
 from tpdet.models.products import expert_layer, rank_products
 from tpdet.tools.bench.report.find_model import find_model
 from tpdet.tools.bench.report.shapes import cut_for
 
-if TYPE_CHECKING:
-    from tpdet.tools.tune.experts import Expert
 
-Place = tuple[int, int]
-"""Ranks of a world, and one of them."""
+class Expert(NamedTuple):
+    """A layer's experts, the activation of their gates and whether they have biases."""
+
+    layer: ExpertLayer
+    activation: str = "silu"
+    biased: bool = False
 
 
 def products_by_value(
@@ -53,13 +56,11 @@ def _products_of(
     return found
 
 
-def expert_layers(names: Iterable[str], ranks: Iterable[int]) -> "tuple[Expert, ...]":
+def expert_layers(names: Iterable[str], ranks: Iterable[int]) -> tuple[Expert, ...]:
     """Layers of whole experts of each model at each size that fits, without repeats.
 
     In the order of names, then of sizes. Raises NotFoundError for an unknown model.
     """
-    from tpdet.tools.tune.experts import Expert
-
     found: dict[Expert, None] = {}
     sizes = tuple(ranks)
     for name in names:
@@ -81,8 +82,7 @@ def tuned_products(names: Iterable[str], ranks: Iterable[int]) -> tuple[Product,
 
     Raises NotFoundError for an unknown model, UsageError for a number of ranks that does not fit.
     """
-    places = [(size, rank) for size in ranks for rank in range(size)]
-    return _products(names, places, (DEFAULT_FOLD_ORDER,), ("column", "gated", "head"))
+    return _products(names, ranks, (DEFAULT_FOLD_ORDER,), ("column", "gated", "head"))
 
 
 def tuned_row_products(
@@ -92,8 +92,7 @@ def tuned_row_products(
 
     Raises as `tuned_products`.
     """
-    places = [(size, rank) for size in ranks for rank in range(size)]
-    return _products(names, places, orders, ("row",))
+    return _products(names, ranks, orders, ("row",))
 
 
 def tuned_gathered_products(names: Iterable[str], ranks: Iterable[int]) -> tuple[Product, ...]:
@@ -101,25 +100,26 @@ def tuned_gathered_products(names: Iterable[str], ranks: Iterable[int]) -> tuple
 
     Raises as `tuned_products`.
     """
-    models, places = tuple(names), [(size, rank) for size in ranks for rank in range(size)]
+    models, sizes = tuple(names), tuple(ranks)
     known, gathered = (
-        _products(models, places, (DEFAULT_FOLD_ORDER,), ("column",), rule) for rule in ROW_LAYERS
+        _products(models, sizes, (DEFAULT_FOLD_ORDER,), ("column",), rule) for rule in ROW_LAYERS
     )
     return tuple(product for product in gathered if product not in known)
 
 
 def _products(
     names: Iterable[str],
-    places: Iterable[Place],
+    sizes: Iterable[int],
     orders: Iterable[str],
     kinds: tuple[str, ...],
     row_layers: str = "fold",
 ) -> tuple[Product, ...]:
-    found: set[Product] = set()
+    products: set[Product] = set()
+    ranks = [(size, rank) for size in sizes for rank in range(size)]
     for name in names:
         config = find_model(name)
-        for (size, rank), order in product(places, orders):
+        for (size, rank), order in product(ranks, orders):
             partition = cut_for(config, size, order, rank=rank, row_layers=row_layers)
-            mine = rank_products(partition)
-            found |= {p for p in mine if p.kind in kinds and not p.widths}  # these have one way
-    return tuple(sorted(found))
+            of_rank = rank_products(partition)
+            products |= {p for p in of_rank if p.kind in kinds and not p.widths}  # these: one way
+    return tuple(sorted(products))

@@ -1,4 +1,8 @@
-"""Write the shape table: canonical JSON, replaced in one step, joined with what stands there."""
+"""Write what was tuned: the shape table, and all measured times.
+
+The table is canonical JSON, replaced in one step and joined with what stands there. Times are JSON
+lines of winners and losers: what the costs of tiles are fitted on.
+"""
 
 import json
 import os
@@ -8,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from tpdet.kernels.cuda.gemm.choice.expert_entries import SIZES
-from tpdet.kernels.cuda.gemm.choice.shape_table import FORMAT, parse_table
+from tpdet.kernels.cuda.gemm.choice.shape_table import FORMAT, ShapeTable, parse_table
 from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.inputs.experts import ExpertLayer
 from tpdet.kernels.inputs.product import Product
 from tpdet.tools.tune.experts import LayerRow, TunedLayer
-from tpdet.tools.tune.product import Row, Tuned
+from tpdet.tools.tune.products import TunedProduct, TunedRow
 
 _FREE = ("date",)  # may differ between runs that share a file
 _KEY = ("kind", "n", "k", "leaves", "dtype", "roots")
@@ -23,7 +27,7 @@ _LAYER_KEY = (*SIZES, "dtype")
 def write_table(
     path: Path,
     environment: Mapping[str, str],
-    tuned: Iterable[Tuned],
+    tuned: Iterable[TunedProduct],
     layers: Iterable[TunedLayer] = (),
 ) -> None:
     """Add products and layers of experts to the table at `path`.
@@ -48,6 +52,26 @@ def write_table(
     temporary.replace(path)
 
 
+def append_times(path: Path, environment: Mapping[str, str], tuned: TunedProduct) -> None:
+    """Add a line for a product: microseconds of the peer and of every candidate, by its bucket.
+
+    Raises OSError for a file that cannot be written.
+    """
+    line = asdict(tuned.product) | {
+        "gpu": environment["gpu"],
+        "peer_us": {str(rows): round(row.peer_us, 2) for rows, row in tuned.rows.items()},
+        "us": {str(rows): _rounded(times) for rows, times in tuned.times.items()},
+        "refused": tuned.refused,
+    }
+    del line["widths"]  # equal leaves alone are tuned
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, sort_keys=True) + "\n")
+
+
+def _rounded(times: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(us, 2) for name, us in times.items()}
+
+
 def _joined(
     names: tuple[str, ...], old: Iterable[dict[str, Any]], new: Iterable[dict[str, Any]]
 ) -> list[dict[str, Any]]:
@@ -58,9 +82,7 @@ def _joined(
 
 def layers_in(path: Path, environment: Mapping[str, str]) -> frozenset[ExpertLayer]:
     """The layers of experts that stand at `path`; as `products_in`."""
-    if not _standing(path, environment):
-        return frozenset()
-    return frozenset(parse_table(path.read_text(encoding="utf-8"), str(path)).experts)
+    return frozenset(_parsed(path, environment).experts)
 
 
 def products_in(path: Path, environment: Mapping[str, str]) -> frozenset[Product]:
@@ -68,9 +90,12 @@ def products_in(path: Path, environment: Mapping[str, str]) -> frozenset[Product
 
     Raises ValueError if what stands there is no table.
     """
-    if not _standing(path, environment):
-        return frozenset()
-    return frozenset(parse_table(path.read_text(encoding="utf-8"), str(path)).products)
+    return frozenset(_parsed(path, environment).products)
+
+
+def _parsed(path: Path, environment: Mapping[str, str]) -> ShapeTable:
+    standing = _standing(path, environment)
+    return parse_table(json.dumps(standing), str(path)) if standing else ShapeTable({}, {})
 
 
 def _standing(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -86,22 +111,16 @@ def _standing(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
     return dict(json.loads(text)) if there == here else {}
 
 
-def _entry(tuned: Tuned) -> dict[str, Any]:
+def _entry(tuned: TunedProduct) -> dict[str, Any]:
     product = tuned.product
-    roots = {"roots": product.roots} if product.kind == "row" else {}
-    return roots | {
-        "kind": product.kind,
-        "n": product.n,
-        "k": product.k,
-        "leaves": product.leaves,
-        "dtype": "bfloat16",
-        "rows": {str(bucket): _row(row) for bucket, row in tuned.rows.items()},
-    }
+    rows = {str(bucket): _row(row) for bucket, row in tuned.rows.items()}
+    entry = {name: getattr(product, name) for name in ("kind", "n", "k", "leaves")}
+    entry |= {"dtype": "bfloat16", "rows": rows}
+    return entry | ({"roots": product.roots} if product.kind == "row" else {})
 
 
-def _row(row: Row) -> dict[str, Any]:
-    times = {"us": row.us, "tile_us": row.tile_us, "peer_us": row.peer_us}
-    entry: dict[str, Any] = {name: round(value, 2) for name, value in times.items()}
+def _row(row: TunedRow) -> dict[str, Any]:
+    entry: dict[str, Any] = _rounded({"us": row.us, "tile_us": row.tile_us, "peer_us": row.peer_us})
     entry["tile"] = format_tile(row.choice.tile)
     if row.choice.library is not None:
         entry["library"] = row.choice.library
@@ -117,7 +136,6 @@ def _layer_entry(tuned: TunedLayer) -> dict[str, Any]:
 
 
 def _layer_row(row: LayerRow) -> dict[str, Any]:
-    times = {"us": row.us, "static_us": row.static_us, "floor_us": row.floor_us}
-    entry: dict[str, Any] = {name: round(value, 2) for name, value in times.items()}
+    times = _rounded({"us": row.us, "static_us": row.static_us, "floor_us": row.floor_us})
     tiles = {"gate_up": format_tile(row.tiles.gate_up), "down": format_tile(row.tiles.down)}
-    return entry | tiles | {"spread": row.tiles.spread}
+    return times | tiles | {"spread": row.tiles.spread}

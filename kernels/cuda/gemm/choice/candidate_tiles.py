@@ -20,23 +20,18 @@ _WIDER = (3073, _NO_END)
 _MIDDLE = (1, 12288)
 
 
-class ColumnRule(NamedTuple):
-    """Column products with rows and columns in these bounds, both included, may take the tiles."""
+class TileRule(NamedTuple):
+    """Products with rows and columns in these bounds, both included, may take the tiles.
+
+    kernels: which of them run at each cut of a row product. ctas: programs a multiprocessor.
+    """
 
     rows: tuple[int, int]
     columns: tuple[int, int]
     variant: str
     tiles: tuple[Size, ...]
     ctas: int = 1
-
-
-class RowRule(NamedTuple):
-    """Row products with rows in these bounds, both included: which kernels run at each cut."""
-
-    rows: tuple[int, int]
-    variant: str
-    kernels: Mapping[int, tuple[str, ...]]
-    tiles: tuple[Size, ...]
+    kernels: Mapping[int, tuple[str, ...]] = {}
 
 
 _POINTER_SWAP_16 = (
@@ -125,36 +120,36 @@ _ROW_POINTER_SWAP_16 = ((16, 64, 128, 4, 4), (16, 64, 128, 4, 5), (16, 64, 256, 
 _ROW_POINTER_SWAP_32 = ((32, 64, 128, 4, 4),)
 
 COLUMN_TILES = (
-    ColumnRule((1, 8), NARROW, "pointer_swapped", _NARROW_SWAP_8),
-    ColumnRule((1, 16), ALL, "pointer_swapped", _POINTER_SWAP_16),
-    ColumnRule((1, 16), NARROW, "pointer_swapped", _NARROW_SWAP_16),
-    ColumnRule((1, 16), NARROW, "pointer", _NARROW_PLAIN_16),
-    ColumnRule((17, 32), ALL, "pointer_swapped", _POINTER_SWAP_32),
-    ColumnRule((17, 32), NARROW, "pointer", _NARROW_32 + _NARROW_PLAIN_16),
-    ColumnRule((33, 64), ALL, "pointer_swapped", _POINTER_SWAP_64),
-    ColumnRule((33, 64), NARROW, "pointer_swapped", _POINTER_SWAP_32),
-    ColumnRule((33, 64), ALL, "pointer", _POINTER_64),
-    ColumnRule((33, 64), NARROW, "pointer", _NARROW_64),
-    ColumnRule((65, 128), ALL, "pointer", _POINTER_128),
-    ColumnRule((129, _NO_END), NARROW, "pointer", _NARROW_MANY),
-    ColumnRule((1, 8), ALL, "descriptor_swapped", _DESCRIPTOR_SWAP_8),
-    ColumnRule((1, 16), ALL, "descriptor_swapped", _DESCRIPTOR_SWAP_16),
-    ColumnRule((17, 32), ALL, "descriptor_swapped", _DESCRIPTOR_SWAP_32),
-    ColumnRule((17, 32), NARROW, "descriptor_swapped", _DESCRIPTOR_SWAP_16),
-    ColumnRule((33, 64), ALL, "descriptor_swapped", _DESCRIPTOR_SWAP_64),
-    ColumnRule((33, 64), NARROW, "descriptor_swapped", _DESCRIPTOR_SWAP_32),
-    ColumnRule((33, 64), ALL, "descriptor", _DESCRIPTOR_64),
-    ColumnRule((33, 64), NARROW, "descriptor", _DESCRIPTOR_NARROW_64),
-    ColumnRule((65, 256), ALL, "descriptor", _DESCRIPTOR_64 + _DESCRIPTOR_128),
-    ColumnRule((65, 256), ALL, "descriptor_swapped", _DESCRIPTOR_SWAP_128 + _DESCRIPTOR_SWAP_64),
-    ColumnRule((65, 256), NARROW, "descriptor", _DESCRIPTOR_NARROW_64),
-    ColumnRule((65, 256), _WIDER, "descriptor", _DESCRIPTOR_64[:3], 2),
-    ColumnRule((129, 512), _WIDER, "descriptor", _DESCRIPTOR_PAIRS, 2),
-    ColumnRule((257, _NO_END), ALL, "descriptor", _DESCRIPTOR_MANY),
-    ColumnRule((257, 512), ALL, "descriptor", _DESCRIPTOR_MANY_SMALL),
-    ColumnRule((513, _NO_END), _MIDDLE, "descriptor", _DESCRIPTOR_MANY_SMALL),
-    ColumnRule((257, 512), ALL, "descriptor", _DESCRIPTOR_64 + _DESCRIPTOR_128),
-    ColumnRule((129, _NO_END), ALL, "warp_specialised", _WARP_SPECIALISED_MANY),
+    TileRule((1, 8), NARROW, "pointer_swapped", _NARROW_SWAP_8),
+    TileRule((1, 16), ALL, "pointer_swapped", _POINTER_SWAP_16),
+    TileRule((1, 16), NARROW, "pointer_swapped", _NARROW_SWAP_16),
+    TileRule((1, 16), NARROW, "pointer", _NARROW_PLAIN_16),
+    TileRule((17, 32), ALL, "pointer_swapped", _POINTER_SWAP_32),
+    TileRule((17, 32), NARROW, "pointer", _NARROW_32 + _NARROW_PLAIN_16),
+    TileRule((33, 64), ALL, "pointer_swapped", _POINTER_SWAP_64),
+    TileRule((33, 64), NARROW, "pointer_swapped", _POINTER_SWAP_32),
+    TileRule((33, 64), ALL, "pointer", _POINTER_64),
+    TileRule((33, 64), NARROW, "pointer", _NARROW_64),
+    TileRule((65, 128), ALL, "pointer", _POINTER_128),
+    TileRule((129, _NO_END), NARROW, "pointer", _NARROW_MANY),
+    TileRule((1, 8), ALL, "descriptor_swapped", _DESCRIPTOR_SWAP_8),
+    TileRule((1, 16), ALL, "descriptor_swapped", _DESCRIPTOR_SWAP_16),
+    TileRule((17, 32), ALL, "descriptor_swapped", _DESCRIPTOR_SWAP_32),
+    TileRule((17, 32), NARROW, "descriptor_swapped", _DESCRIPTOR_SWAP_16),
+    TileRule((33, 64), ALL, "descriptor_swapped", _DESCRIPTOR_SWAP_64),
+    TileRule((33, 64), NARROW, "descriptor_swapped", _DESCRIPTOR_SWAP_32),
+    TileRule((33, 64), ALL, "descriptor", _DESCRIPTOR_64),
+    TileRule((33, 64), NARROW, "descriptor", _DESCRIPTOR_NARROW_64),
+    TileRule((65, 256), ALL, "descriptor", _DESCRIPTOR_64 + _DESCRIPTOR_128),
+    TileRule((65, 256), ALL, "descriptor_swapped", _DESCRIPTOR_SWAP_128 + _DESCRIPTOR_SWAP_64),
+    TileRule((65, 256), NARROW, "descriptor", _DESCRIPTOR_NARROW_64),
+    TileRule((65, 256), _WIDER, "descriptor", _DESCRIPTOR_64[:3], 2),
+    TileRule((129, 512), _WIDER, "descriptor", _DESCRIPTOR_PAIRS, 2),
+    TileRule((257, _NO_END), ALL, "descriptor", _DESCRIPTOR_MANY),
+    TileRule((257, 512), ALL, "descriptor", _DESCRIPTOR_MANY_SMALL),
+    TileRule((513, _NO_END), _MIDDLE, "descriptor", _DESCRIPTOR_MANY_SMALL),
+    TileRule((257, 512), ALL, "descriptor", _DESCRIPTOR_64 + _DESCRIPTOR_128),
+    TileRule((129, _NO_END), ALL, "warp_specialised", _WARP_SPECIALISED_MANY),
 )
 """In the order in which they are measured."""
 
@@ -165,16 +160,16 @@ _PAIRS = {1: ("chain",), 2: ("flat",)}  # the largest tile has no registers for 
 _WARPS = {2: ("gluon",), 4: ("gluon",), 8: ("gluon",)}
 
 ROW_TILES = (
-    RowRule((1, 16), "pointer_swapped", _APART, _ROW_POINTER_SWAP_16),
-    RowRule((1, 64), "pointer_swapped", _APART, _ROW_POINTER_SWAP_32),
-    RowRule((1, 16), "descriptor_swapped", _FLAT, _ROW_SWAP_16),
-    RowRule((17, 32), "descriptor_swapped", _FLAT, _ROW_SWAP_32),
-    RowRule((33, 128), "descriptor_swapped", _FLAT, _ROW_SWAP_64),
-    RowRule((33, 512), "descriptor", _FLAT, _ROW_SQUARE_64),
-    RowRule((33, 512), "descriptor", _BOTH, _ROW_LONG_64),
-    RowRule((33, 512), "descriptor", _FLAT, _ROW_SMALL_64),
-    RowRule((65, _NO_END), "descriptor", _BOTH, _ROW_128),
-    RowRule((65, _NO_END), "descriptor", _PAIRS, _ROW_LARGEST),
-    RowRule((129, _NO_END), "descriptor", _WARPS, _ROW_WARP_SPECIALISED),
+    TileRule((1, 16), ALL, "pointer_swapped", _ROW_POINTER_SWAP_16, kernels=_APART),
+    TileRule((1, 64), ALL, "pointer_swapped", _ROW_POINTER_SWAP_32, kernels=_APART),
+    TileRule((1, 16), ALL, "descriptor_swapped", _ROW_SWAP_16, kernels=_FLAT),
+    TileRule((17, 32), ALL, "descriptor_swapped", _ROW_SWAP_32, kernels=_FLAT),
+    TileRule((33, 128), ALL, "descriptor_swapped", _ROW_SWAP_64, kernels=_FLAT),
+    TileRule((33, 512), ALL, "descriptor", _ROW_SQUARE_64, kernels=_FLAT),
+    TileRule((33, 512), ALL, "descriptor", _ROW_LONG_64, kernels=_BOTH),
+    TileRule((33, 512), ALL, "descriptor", _ROW_SMALL_64, kernels=_FLAT),
+    TileRule((65, _NO_END), ALL, "descriptor", _ROW_128, kernels=_BOTH),
+    TileRule((65, _NO_END), ALL, "descriptor", _ROW_LARGEST, kernels=_PAIRS),
+    TileRule((129, _NO_END), ALL, "descriptor", _ROW_WARP_SPECIALISED, kernels=_WARPS),
 )
 """In the order in which they are measured, a cut after another; equal estimates take the first."""

@@ -1,34 +1,71 @@
-"""Tiles worth measuring for a product: those of the data beside this file that fit it."""
+"""Tiles worth measuring for a product on a GPU: those of `candidate_tiles.py` that fit both."""
 
-from tpdet.kernels.cuda.gemm.choice.candidate_tiles import COLUMN_TILES
-from tpdet.kernels.cuda.gemm.choice.variants import variant_of
+from collections.abc import Iterable, Iterator
+
+from tpdet.kernels.cuda.gemm.choice.candidate_tiles import COLUMN_TILES, ROW_TILES, TileRule
+from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice, cut_roots
+from tpdet.kernels.cuda.gemm.choice.variants import CHAIN, FOLDS, variant_of
+from tpdet.kernels.cuda.gemm.variants.root_form import RootForm, root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Shape
+from tpdet.kernels.cuda.hardware import Gpu
 from tpdet.kernels.inputs.activations import GATED_KINDS
+from tpdet.kernels.order import Expression
+
+_CUTS = (1, 2, 4, 8)
+_FLOAT32_BYTES = 4
 
 
-def column_candidates(m: int, n: int, k: int, *, kind: str, descriptors: bool) -> tuple[Tile, ...]:
+def column_candidates(m: int, n: int, k: int, kind: str, gpu: Gpu) -> tuple[Tile, ...]:
     """Tiles worth measuring for `m` rows (a bucket) of a product [n, k] of one leaf, by its kind.
 
     Without repeats, each with a depth that divides k, none over the shared memory.
     """
     shape = Shape(m, n, k, 1, 4 if kind == "head" else 2, kind in GATED_KINDS)
-    found = (
-        Tile(*size, rule.variant, ctas=rule.ctas).at(k).storing(shape.out_bytes)
-        for rule in COLUMN_TILES
-        if within(m, rule.rows) and within(n, rule.columns)
-        for size in rule.tiles
-    )
-    return tuple(
-        dict.fromkeys(
-            tile
-            for tile in found
-            if variant_of(tile).fits(shape, tile)
-            and (descriptors or not variant_of(tile).descriptors)
-        )
-    )
+    tiles = (tile for _, tile in _ruled(COLUMN_TILES, shape))
+    return tuple(dict.fromkeys(t for t in tiles if _fits(CHAIN, t, None, shape, gpu)))
 
 
-def within(value: int, bounds: tuple[int, int]) -> bool:
+def leaf_candidates(
+    m: int, n: int, k: int, leaves: int, roots: tuple[Expression, ...], gpu: Gpu
+) -> tuple[LeafChoice, ...]:
+    """Cuts, kernels and tiles worth measuring for m rows of leaves [n, k]; without repeats.
+
+    They won somewhere on an H200, or lie beside what did.
+    """
+    shape = Shape(m, n, k, leaves, _FLOAT32_BYTES)
+    choices: dict[LeafChoice, None] = {}
+    for cut in _CUTS:
+        parts = cut_roots(roots, cut)
+        form = None if parts is None else root_form(0, leaves, parts[0])
+        if form is None:
+            continue
+        for rule, tile in _ruled(ROW_TILES, shape):
+            for kernel in rule.kernels.get(cut, ()):
+                if _fits(kernel, tile, form, shape, gpu):
+                    choices[LeafChoice(cut, kernel, tile)] = None
+    return tuple(choices)
+
+
+def _ruled(rules: Iterable[TileRule], shape: Shape) -> Iterator[tuple[TileRule, Tile]]:
+    """The tiles of the rules for a shape, whether they fit or not."""
+    for rule in rules:
+        if _within(shape.m, rule.rows) and _within(shape.n, rule.columns):
+            for size in rule.tiles:
+                tile = Tile(*size, rule.variant, ctas=rule.ctas).at(shape.k)
+                yield rule, tile.storing(shape.out_bytes)
+
+
+def _within(value: int, bounds: tuple[int, int]) -> bool:
     """Whether a value is in bounds that are both included."""
     return bounds[0] <= value <= bounds[1]
+
+
+def _fits(kernel: str, tile: Tile, form: RootForm | None, shape: Shape, gpu: Gpu) -> bool:
+    """Whether a kernel computes the shape, whose subtrees have the form, by a tile on a GPU."""
+    variant = variant_of(tile)
+    if variant.descriptors and not gpu.descriptors:
+        return False
+    if kernel == CHAIN or form is None:
+        return variant.fits(shape, tile)
+    return FOLDS[kernel].fits(form, shape.k, tile)

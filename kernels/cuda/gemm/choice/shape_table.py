@@ -46,7 +46,7 @@ _PAD_SHARE = 8  # at most this part of a bucket may be pad rows
 
 
 @dataclass(frozen=True)
-class Choice:
+class ProductChoice:
     """What runs in one bucket: `tile` at any row count; `library` at the bucket's own, if named.
 
     cut, kernel: of a `row` product, as in LeafChoice; 0 and empty for the others.
@@ -72,7 +72,7 @@ class ShapeTable:
     """
 
     environment: Mapping[str, str]
-    products: Mapping[Product, Mapping[int, Choice]]
+    products: Mapping[Product, Mapping[int, ProductChoice]]
     experts: Mapping[ExpertLayer, Mapping[int, LayerTiles]] = field(default_factory=dict)
 
 
@@ -84,9 +84,9 @@ class Admitted:
     choice runs.
     """
 
-    products: Mapping[Product, Mapping[int, Choice]]
+    products: Mapping[Product, Mapping[int, ProductChoice]]
 
-    def choice(self, kind: str, x: torch.Tensor, n: int) -> Choice | None:
+    def choice(self, kind: str, x: torch.Tensor, n: int) -> ProductChoice | None:
         """For x [M, K] times a weight [n, K] of a kind; None: the static choice runs."""
         if x.dtype != torch.bfloat16:
             return None
@@ -168,7 +168,7 @@ def _product(entry: Mapping[str, Any]) -> Product:
     return Product(str(entry["kind"]), n, k, leaves, roots)
 
 
-def _choices(product: Mapping[str, Any]) -> dict[int, Choice]:
+def _choices(product: Mapping[str, Any]) -> dict[int, ProductChoice]:
     found = {}
     for bucket, entry in product["rows"].items():
         library, row = entry.get("library"), product["kind"] == "row"
@@ -177,7 +177,7 @@ def _choices(product: Mapping[str, Any]) -> dict[int, Choice]:
         cut, kernel = (entry["cut"], entry["kernel"]) if row else (0, "")
         if row and (type(cut) is not int or cut < 1 or kernel not in KERNELS or library):
             raise ValueError(f"rows {bucket}, cut {cut!r}, kernel {kernel!r}, library {library!r}")
-        choice = Choice(int(bucket), parse_tile(entry["tile"]), library, cut, kernel)
+        choice = ProductChoice(int(bucket), parse_tile(entry["tile"]), library, cut, kernel)
         if choice.tile.variant not in VARIANTS:
             raise ValueError(f"rows {bucket}, {entry['tile']} is a tile of experts")
         found[int(bucket)] = choice

@@ -33,6 +33,15 @@ class Tile:
         depth = next(d for d in _DEPTHS if d <= self.depth and k % d == 0)
         return self if depth == self.depth else replace(self, depth=depth)
 
+    @property
+    def area(self) -> int:
+        """Values of the output."""
+        return self.rows * self.columns
+
+    def blocks(self, m: int, n: int, count: int = 1) -> int:
+        """Tiles of `count` outputs [m, n]."""
+        return count * -(-m // self.rows) * -(-n // self.columns)
+
     def storing(self, size: int) -> "Tile":
         """The same for values of `size` bytes: the largest fp32 tile does not fit beside the
         stages, so it is stored in two pieces."""
