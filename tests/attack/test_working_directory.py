@@ -27,7 +27,7 @@ PROGRAMS = (
     ("tpdet.grammar.trial",),
     ("tpdet.launch.start.local_ranks", "2", "-c", "import json, queue"),
     ("tpdet.launch.life.shield", "true"),
-    ("tpdet.kernels.cuda.launch.helper_process", "1"),
+    ("tpdet.kernels.cuda.compile.helper_process", "1"),
 )
 """Programs that we start as children; without input they end at once."""
 

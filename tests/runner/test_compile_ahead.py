@@ -24,8 +24,8 @@ from tpdet.comm.exchange.peer_memory import PeerTensor
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
-from tpdet.kernels.cuda.launch import compile_pool
-from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.cuda.compile import pool
+from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.known.answers import known_answers
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, fold_plan
@@ -35,8 +35,8 @@ from tpdet.runner import Runner
 from tpdet.runner.graphs.engine_graphs import make_graphs
 from tpdet.runner.start import compile_ahead
 from tpdet.runner.start.compile_ahead import (
-    Asked,
     CompilingAhead,
+    KernelRequest,
     helping,
     open_helpers,
     share,
@@ -55,7 +55,7 @@ def digests(*names):
 def test_ranks_of_a_host_compile_each_kernel_once_in_even_shares():
     (here,) = digests("here")
     common = digests(*range(40))
-    everyone = [Asked(here, (*common, *digests(f"rank {rank}"))) for rank in range(4)]
+    everyone = [KernelRequest(here, (*common, *digests(f"rank {rank}"))) for rank in range(4)]
     shares = [share(everyone, rank) for rank in range(4)]
     taken = Counter(digest for mine in shares for digest in mine)
     assert set(taken) == {digest for asked in everyone for digest in asked.digests}
@@ -69,25 +69,23 @@ def test_ranks_of_a_host_compile_each_kernel_once_in_even_shares():
 def test_ranks_apart_or_without_a_list_compile_for_themselves():
     here, there = digests("here", "there")
     common = digests(*range(6))
-    everyone = [Asked(here, common), Asked(there, common), Asked(here, ())]
+    everyone = [KernelRequest(here, common), KernelRequest(there, common), KernelRequest(here, ())]
     assert [len(share(everyone, rank)) for rank in range(3)] == [6, 6, 0]
 
 
 def test_a_list_travels_as_bytes():
-    asked = Asked(*digests("here"), digests(1, 2))
-    assert Asked.decode(asked.encode()) == asked
+    asked = KernelRequest(*digests("here"), digests(1, 2))
+    assert KernelRequest.decode(asked.encode()) == asked
     for wrong in (b"", asked.encode()[:-1]):
         with pytest.raises(ValueError, match="digest"):
-            Asked.decode(wrong)
+            KernelRequest.decode(wrong)
 
 
 @pytest.fixture
 def compiled(monkeypatch):
     """Names of the threads' ranks by what they compiled; nothing is compiled."""
     calls = []
-    monkeypatch.setattr(
-        compile_pool, "compile_all", lambda each, *more: calls.append(list(each)) or []
-    )
+    monkeypatch.setattr(pool, "compile_all", lambda each, *more: calls.append(list(each)) or [])
     return calls
 
 
@@ -118,7 +116,7 @@ def test_a_triton_that_cannot_be_recorded_costs_time_only(monkeypatch, compiled,
     def refuse():
         raise RuntimeError("takes other arguments")
 
-    monkeypatch.setattr("tpdet.kernels.cuda.launch.recording.check_triton", refuse)
+    monkeypatch.setattr("tpdet.kernels.cuda.compile.recording.check_triton", refuse)
     done = []
     assert compile_ahead.compile_ahead(lambda: done.append(1), SoloWorld()) == 0
     assert not done and "takes other arguments" in caplog.text
@@ -126,7 +124,7 @@ def test_a_triton_that_cannot_be_recorded_costs_time_only(monkeypatch, compiled,
 
 def test_kernels_that_do_not_compile_are_named_in_the_log(monkeypatch, tmp_path, caplog):
     compile_for_hopper(monkeypatch, tmp_path)
-    monkeypatch.setattr(compile_pool, "_compile", lambda each: f"{each.name}: no")
+    monkeypatch.setattr(pool, "_compile", lambda each: f"{each.name}: no")
     work = lambda: add_number[1,](torch.zeros(32, dtype=torch.int32), 32, 72)
     assert compile_ahead.compile_ahead(work, SoloWorld()) == 1
     assert "1 of 1 kernels" in caplog.text and "add_number: no" in caplog.text

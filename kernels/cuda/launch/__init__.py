@@ -1,1 +1,1 @@
-"""How kernels are launched: dependent launches, warp pipelines, recording, compilation."""
+"""How kernels are launched: sizes, dependent launches, warp pipelines, tapes of launches."""

@@ -12,6 +12,8 @@ from tests.gpu.experts.bits import fitted, routes, spans_of
 from tests.gpu.lib.checks import attempt, draw
 from tests.gpu.lib.graph_times import interleaved_medians
 from tests.gpu.lib.suite import run_parts
+from tpdet.kernels.cuda.compile.pool import compile_all
+from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.cuda.experts.candidates import CANDIDATES
 from tpdet.kernels.cuda.experts.choice import route
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
@@ -19,9 +21,7 @@ from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.places import place
 from tpdet.kernels.cuda.experts.products import grouped_product
 from tpdet.kernels.cuda.experts.sums import Lanes, expert_sums
-from tpdet.kernels.cuda.launch.compile_pool import compile_all
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
-from tpdet.kernels.cuda.launch.recording import recording
 from tpdet.kernels.inputs.experts import Routing
 from tpdet.kernels.order import fold_tree
 from tpdet.tools.bench.kernels.experts import skewed_logits

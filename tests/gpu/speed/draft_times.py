@@ -33,8 +33,8 @@ from tpdet.engine import Engine
 from tpdet.engine.results import StepResults
 from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.attention.variants import Variant, decode_variant
-from tpdet.kernels.cuda.launch.compile_pool import compile_all
-from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.cuda.compile.pool import compile_all
+from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.inputs.vocabulary_shard import Shard

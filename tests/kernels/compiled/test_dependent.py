@@ -17,9 +17,9 @@ from tests.lib.kernels.driverless import compile_for_hopper
 from tests.lib.kernels.hopper_kernels import check_waits_first, hopper_kernel
 from tests.policy.test_policy import sources
 from tpdet.kernels.cuda import hardware
+from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.multiprocessors import leaving
-from tpdet.kernels.cuda.launch.recording import recording
 from tpdet.kernels.cuda.pointwise.activation import activate_and_multiply
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")

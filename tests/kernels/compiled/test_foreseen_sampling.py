@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.lib.kernels.driverless import compile_for_hopper, take_gpu_kernels
-from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.cuda.sampling import written_rows
 from tpdet.kernels.inputs.plain_rows import PlainRows, pack_row
 from tpdet.kernels.inputs.row_params import RowParams

@@ -15,12 +15,12 @@ pytest.importorskip("triton")
 
 from tests.kernels.compiled.test_recording import add_number
 from tests.lib.kernels.driverless import compile_for_hopper
-from tpdet.kernels.cuda.launch import compile_pool, helpers
-from tpdet.kernels.cuda.launch.cache_lookup import looking_up, missing_key
-from tpdet.kernels.cuda.launch.compile_pool import compile_all
-from tpdet.kernels.cuda.launch.helpers import Helpers
-from tpdet.kernels.cuda.launch.plain_form import from_plain, to_plain
-from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.cuda.compile import helpers, pool
+from tpdet.kernels.cuda.compile.cache import looking_up, missing_key
+from tpdet.kernels.cuda.compile.helpers import Helpers
+from tpdet.kernels.cuda.compile.plain_form import from_plain, to_plain
+from tpdet.kernels.cuda.compile.pool import compile_all
+from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.cuda.pointwise.fold import fold_planes
 from tpdet.kernels.fold_program import FoldProgram
 from tpdet.launch.host.processes import children_of
@@ -34,7 +34,7 @@ READY = "echo '[0, \"\"]'"
 def kernels(monkeypatch, tmp_path):
     """Four kernels that this process has not compiled yet; few are many here."""
     compile_for_hopper(monkeypatch, tmp_path / "triton")
-    monkeypatch.setattr(compile_pool, "FEW", 0)
+    monkeypatch.setattr(pool, "FEW", 0)
     caches = type(fold_planes.device_caches)(fold_planes.create_binder)
     monkeypatch.setattr(fold_planes, "device_caches", caches)
     x = torch.zeros(2, 512)
@@ -102,7 +102,7 @@ def test_helpers_write_the_files_that_one_process_writes(kernels, tmp_path, monk
 
 def test_a_helper_compiles_no_other_kernel_and_ends_with_its_input(kernels, tmp_path):
     job = json.dumps([7, "ANOTHER", to_plain(kernels[0])]).encode() + b"\n"
-    command = [sys.executable, "-m", "tpdet.kernels.cuda.launch.helper_process", "2"]
+    command = [sys.executable, "-m", "tpdet.kernels.cuda.compile.helper_process", "2"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as helper:
         helper.stdin.write(job)
         helper.stdin.flush()
@@ -166,10 +166,10 @@ def test_helpers_that_nobody_closes_end_where_a_start_is_given_up(python):
 
 def test_nobody_is_started_for_few_kernels_or_for_those_on_disk(kernels, python, monkeypatch):
     started = python("exit 3")
-    monkeypatch.setattr(compile_pool, "FEW", 4)
+    monkeypatch.setattr(pool, "FEW", 4)
     crew = Helpers(2, 1)
     assert compile_all(kernels, 2, helpers=crew) == [] and keys(kernels) == [None] * 4
-    monkeypatch.setattr(compile_pool, "FEW", 0)
+    monkeypatch.setattr(pool, "FEW", 0)
     count = []
     assert compile_all(kernels, 2, lambda: count.append(1), crew) == []
     assert len(count) == 4 and not started.exists() and crew.problems == []
@@ -194,7 +194,7 @@ def test_what_is_no_plain_data_is_compiled_here(kernels, monkeypatch, python):
     [
         ["os", "system"],
         ["tests.kernels.compiled.test_recording", "add_number"],
-        ["tpdet.kernels.cuda.launch.helpers", "os"],
+        ["tpdet.kernels.cuda.compile.helpers", "os"],
         ["tpdet.kernels.cuda.pointwise.fold", "no_such_kernel"],
     ],
 )

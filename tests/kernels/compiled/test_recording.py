@@ -15,12 +15,12 @@ from triton.runtime import cache as triton_cache
 from triton.runtime.jit import JITFunction
 
 from tests.lib.kernels.driverless import Driver, compile_for_hopper
+from tpdet.kernels.cuda.compile import recording as module
+from tpdet.kernels.cuda.compile.pool import compile_all, watching_compilations
+from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.warp_specialised_launch import run_gluon_fold
-from tpdet.kernels.cuda.launch import recording as module
-from tpdet.kernels.cuda.launch.compile_pool import compile_all, watching_compilations
-from tpdet.kernels.cuda.launch.recording import recording
 
 
 @triton.jit

@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.kernels.driverless import compile_for_hopper, take_gpu_kernels
 from tpdet.kernels.cpu.pointwise.activation import activate_and_multiply
+from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.cuda.cost.static import column_tile
 from tpdet.kernels.cuda.gemm import admission, trial_data
 from tpdet.kernels.cuda.gemm import column as gemm
@@ -21,7 +22,6 @@ from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, Admitted, Produc
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Shape
-from tpdet.kernels.cuda.launch.recording import recording
 from tpdet.kernels.cuda.pointwise import activation
 from tpdet.kernels.inputs.product import Product
 

@@ -13,8 +13,8 @@ from triton.backends.compiler import GPUTarget
 
 from tpdet.kernels import ops
 from tpdet.kernels.cuda import hardware
-from tpdet.kernels.cuda.launch.cache_lookup import looking_up, missing_key
-from tpdet.kernels.cuda.launch.plain_form import from_plain, to_plain
+from tpdet.kernels.cuda.compile.cache import looking_up, missing_key
+from tpdet.kernels.cuda.compile.plain_form import from_plain, to_plain
 
 HOPPER = SimpleNamespace(
     major=9, minor=0, multi_processor_count=132, name="NVIDIA H200", total_memory=140 << 30

@@ -29,12 +29,12 @@ from tpdet.errors import (
     TpdetError,
     UsageError,
 )
+from tpdet.kernels.cuda.compile import pool
+from tpdet.kernels.cuda.compile.cache import DirectoryCache, read_first
+from tpdet.kernels.cuda.compile.pool import compile_all, watching_compilations
+from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.cuda.gemm import admission
 from tpdet.kernels.cuda.hardware import H200
-from tpdet.kernels.cuda.launch import compile_pool
-from tpdet.kernels.cuda.launch.compile_pool import compile_all, watching_compilations
-from tpdet.kernels.cuda.launch.directory_cache import DirectoryCache, read_first
-from tpdet.kernels.cuda.launch.recording import recording
 from tpdet.kernels.known.answers import known_answers
 from tpdet.launch.host import kernel_directory
 from tpdet.launch.host.kernel_directory import (
@@ -276,7 +276,7 @@ def test_compile_refuses_wrong_arguments(tiny_model, tmp_path, capsys, flags, wo
 
 
 def test_a_kernel_that_does_not_compile_leaves_no_directory(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(compile_pool, "compile_all", lambda *_: ["add_number: no"])
+    monkeypatch.setattr(pool, "compile_all", lambda *_: ["add_number: no"])
     folder = tiny_model()
     model, output = load_model_config(folder, "bfloat16"), tmp_path / "new"
     with pytest.raises(TpdetError, match=": no"):

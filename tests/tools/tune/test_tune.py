@@ -19,6 +19,7 @@ from tpdet.comm.world.world import SoloWorld
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.cpu.pointwise.activation import activate_and_multiply
 from tpdet.kernels.cuda import hardware
+from tpdet.kernels.cuda.compile.pool import watching_compilations
 from tpdet.kernels.cuda.gemm import admission, leaf_trials
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
 from tpdet.kernels.cuda.gemm.choice.library import GATED_LIBRARY_ROWS, LIBRARIES, library_ways
@@ -26,7 +27,6 @@ from tpdet.kernels.cuda.gemm.choice.shape_table import ProductChoice, parse_tabl
 from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.cuda.gemm.variants.pointer import pointer_chain
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.cuda.launch.compile_pool import watching_compilations
 from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.layers.gathered_linear import GatheredLinear
 from tpdet.layers.linear import ColumnLinear, GatedLinear, RowLinear

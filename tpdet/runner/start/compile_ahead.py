@@ -7,7 +7,7 @@ The work runs once without launching a kernel or meeting a peer (`recording`, `w
 kernels that it asks for are compiled; no list of them is kept. A rank whose work cannot be recorded
 says so in its log and compiles each kernel at its first launch; no other rank waits for it.
 
-Where many kernels are missing, a few ranks have processes that help them (`kernels/cuda/launch/
+Where many kernels are missing, a few ranks have processes that help them (`kernels/cuda/compile/
 helpers.py`): a compilation holds a lock of its process.
 """
 
@@ -24,14 +24,17 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
+import torch
+
 from tpdet.checkpoint.load_progress import LoadProgress
 from tpdet.comm.world.world import World
-from tpdet.launch.host.kernel_directory import own_cache
+from tpdet.config import EngineConfig
+from tpdet.launch.host.kernel_directory import check_caches, own_cache
 from tpdet.runner.start.start_times import StartTimes
 
 if TYPE_CHECKING:
-    from tpdet.kernels.cuda.launch.helpers import Helpers
-    from tpdet.kernels.cuda.launch.recording import Recorded
+    from tpdet.kernels.cuda.compile.helpers import Helpers
+    from tpdet.kernels.cuda.compile.recording import Recorded
 
 _log = logging.getLogger("tpdet.engine")
 _SIZE = 32  # bytes of a digest
@@ -41,7 +44,7 @@ PROCESSES, LEAST_THREADS = 4, 2
 
 
 @dataclass(frozen=True)
-class Asked:
+class KernelRequest:
     """A message of one rank to the others: where its compiled kernels are, and which it needs."""
 
     place: bytes
@@ -52,12 +55,12 @@ class Asked:
         return self.place + b"".join(self.digests)
 
     @staticmethod
-    def decode(data: bytes) -> "Asked":
+    def decode(data: bytes) -> "KernelRequest":
         """The inverse of `encode`. Raises ValueError for a length that does not fit."""
         if not data or len(data) % _SIZE:
             raise ValueError(f"{len(data)} bytes are no list of {_SIZE}-byte digests")
         parts = [data[first : first + _SIZE] for first in range(0, len(data), _SIZE)]
-        return Asked(parts[0], tuple(parts[1:]))
+        return KernelRequest(parts[0], tuple(parts[1:]))
 
 
 class CompilingAhead:
@@ -81,7 +84,7 @@ class CompilingAhead:
         self._times, self._patience = times, patience
         self._helpers: Helpers | None = None
         if enabled:
-            from tpdet.kernels.cuda.launch.compile_pool import hash_triton
+            from tpdet.kernels.cuda.compile.pool import hash_triton
 
             Thread(target=hash_triton, name="hash of Triton", daemon=True).start()
             self._helpers = open_helpers(world, precompiled)
@@ -122,7 +125,7 @@ class CompilingAhead:
             self._watch(_warn_of_a_late_one)
 
     def _watch(self, tell: Callable[[str], object]) -> None:
-        from tpdet.kernels.cuda.launch.compile_pool import watching_compilations
+        from tpdet.kernels.cuda.compile.pool import watching_compilations
 
         self._watching.enter_context(watching_compilations(tell))
 
@@ -137,10 +140,29 @@ def _warn_of_a_late_one(kernel: str) -> None:
     _log.warning("%s was compiled while serving: a step waited for it, no bit changes", kernel)
 
 
+def open_kernel_cache(
+    config: EngineConfig, contract: str, ranks: int, device: torch.device
+) -> None:
+    """Let Triton read kernels from `--kernel-cache`, if it is given, before it compiles any.
+
+    The cache is checked first, because it is code. contract: the strict one's id. Raises as
+    `check_caches`.
+    """
+    capability = ""
+    if device.type == "cuda":
+        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    directory = check_caches(config.kernel_cache, contract, ranks, device.type, capability)
+    if directory is not None:
+        from tpdet.kernels.cuda.compile.cache import read_first
+
+        read_first(directory.path)
+        _log.info("kernel cache %s: %d kernels", directory.path, directory.kernels)
+
+
 def open_helpers(world: World, precompiled: bool) -> "Helpers":
     """What helps this rank to compile: its processes start now where the cache is empty."""
-    from tpdet.kernels.cuda.launch.compile_pool import FEW
-    from tpdet.kernels.cuda.launch.helpers import Helpers
+    from tpdet.kernels.cuda.compile.helpers import Helpers
+    from tpdet.kernels.cuda.compile.pool import FEW
 
     helpers = Helpers(*helping(len(os.sched_getaffinity(0)), world.local_size))
     if not precompiled and not any(islice(own_cache().glob("*/*.cubin"), FEW, None)):
@@ -161,11 +183,11 @@ def compile_ahead(
 
     Raises PeerLostError, and nothing else for whatever `work` or the compiler raise.
     """
-    from tpdet.kernels.cuda.launch.compile_pool import compile_all
+    from tpdet.kernels.cuda.compile.pool import compile_all
 
     recorded = _record(work, world)
-    asked = Asked(_place(), tuple(recorded))
-    everyone = [Asked.decode(data) for data in world.gather_bytes(asked.encode())]
+    asked = KernelRequest(_place(), tuple(recorded))
+    everyone = [KernelRequest.decode(data) for data in world.gather_bytes(asked.encode())]
     mine = share(everyone, world.rank)
     threads = max(1, len(os.sched_getaffinity(0)) // world.local_size)
     progress = LoadProgress(len(mine), world.rank == 0, doing="compiling", unit="kernel")
@@ -188,7 +210,7 @@ def compile_ahead(
     return len(recorded)
 
 
-def share(everyone: Sequence[Asked], rank: int) -> Mapping[bytes, None]:
+def share(everyone: Sequence[KernelRequest], rank: int) -> Mapping[bytes, None]:
     """The digests that `rank` compiles: of ranks with one cache, each digest is one rank's.
 
     Shares are even: who needs a kernel and has the fewest so far takes it. Alike on every rank.
@@ -210,7 +232,7 @@ def share(everyone: Sequence[Asked], rank: int) -> Mapping[bytes, None]:
 
 def _record(work: Callable[[], object], world: World) -> "Recorded":
     """The kernels that `work` asks for; those so far if it raises."""
-    from tpdet.kernels.cuda.launch.recording import recording
+    from tpdet.kernels.cuda.compile.recording import recording
 
     recorded: Recorded = {}
     try:

@@ -18,9 +18,8 @@ from tpdet.layers.arithmetic import make_arithmetic
 from tpdet.layers.experts import open_columns_of_experts
 from tpdet.layers.partition import Partition
 from tpdet.layers.row_layers import row_rule
-from tpdet.runner.start.compile_ahead import CompilingAhead
+from tpdet.runner.start.compile_ahead import CompilingAhead, open_kernel_cache
 from tpdet.runner.start.contracts import Contracts, name_contracts, partition_of
-from tpdet.runner.start.kernel_cache import open_kernel_cache
 from tpdet.runner.start.kernel_checks import (
     admit_products,
     agree_to_start,

@@ -21,10 +21,10 @@ from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.checkpoint.source import UnreadWeights
 from tpdet.comm.world.rehearsal_world import RehearsalWorld
 from tpdet.config import EngineConfig
+from tpdet.kernels.cuda.compile.plain_form import TargetDriver
+from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.cuda.gemm import admission
 from tpdet.kernels.cuda.hardware import MEMORY, Gpu, gpu_of, pretending
-from tpdet.kernels.cuda.launch.recording import recording
-from tpdet.kernels.cuda.launch.target_driver import TargetDriver
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.layers.arithmetic import make_arithmetic
 from tpdet.layers.experts import open_columns_of_experts
@@ -44,7 +44,7 @@ from tpdet.runner.step.shared_rows import open_sharing
 from tpdet.tools.compile.weightless import Weightless
 
 if TYPE_CHECKING:
-    from tpdet.kernels.cuda.launch.recording import Recorded
+    from tpdet.kernels.cuda.compile.recording import Recorded
 
 _CPU = torch.device("cpu")
 

@@ -65,9 +65,9 @@ def compile_to(
 
     Raises TpdetError, and writes nothing, if one cannot be compiled.
     """
-    from tpdet.kernels.cuda.launch.compile_pool import compile_all
-    from tpdet.kernels.cuda.launch.helpers import Helpers
-    from tpdet.kernels.cuda.launch.recording import Recorded
+    from tpdet.kernels.cuda.compile.helpers import Helpers
+    from tpdet.kernels.cuda.compile.pool import compile_all
+    from tpdet.kernels.cuda.compile.recording import Recorded
     from tpdet.tools.compile.asked import contract_of, kernels_of, on_gpu
 
     began = time.monotonic()

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import torch
 
-from tpdet.kernels.cuda.launch.compile_pool import compile_all
-from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.cuda.compile.pool import compile_all
+from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.tools.bench.kernels.timing import capture, interleaved_us
 
 _QUICK = 3  # replays of a candidate that may be among the fastest

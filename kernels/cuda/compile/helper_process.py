@@ -1,6 +1,6 @@
 """A process that compiles kernels into Triton's cache for another one: the child of `helpers`.
 
-    python -m tpdet.kernels.cuda.launch.helper_process THREADS
+    python -m tpdet.kernels.cuda.compile.helper_process THREADS
 
 Reads a JSON line for each kernel: number, key in the cache, and `plain_form`. Answers a line each,
 in any order: number, and what went wrong, or nothing. It touches no GPU, and ends at once when its
@@ -17,11 +17,10 @@ from typing import Any, TextIO
 
 from triton.runtime import driver
 
-from tpdet.kernels.cuda.launch.cache_lookup import looking_up, missing_key
-from tpdet.kernels.cuda.launch.compile_pool import hash_triton
-from tpdet.kernels.cuda.launch.plain_form import from_plain, target_of
-from tpdet.kernels.cuda.launch.recording import Specialization, check_triton, hash_callees_first
-from tpdet.kernels.cuda.launch.target_driver import TargetDriver
+from tpdet.kernels.cuda.compile.cache import looking_up, missing_key
+from tpdet.kernels.cuda.compile.plain_form import TargetDriver, from_plain, target_of
+from tpdet.kernels.cuda.compile.pool import hash_triton
+from tpdet.kernels.cuda.compile.recording import Specialization, check_triton, hash_callees_first
 
 LONGEST = 600
 """Seconds without an answer that is owed, after which the system ends this process."""

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from tpdet.kernels.cuda.launch.recording import Specialization
+from tpdet.kernels.cuda.compile.recording import Specialization
 
 _PACKAGE = "tpdet.kernels."
 _PLAIN = (type(None), bool, int, float, str)
@@ -36,6 +36,25 @@ def to_plain(each: Specialization) -> list[Any]:
 def target_of(plain: list[Any]) -> GPUTarget:
     """What a specialization is to be compiled for."""
     return GPUTarget(*plain[0])
+
+
+class TargetDriver:
+    """As much of Triton's driver as compiling takes: `recording.has_gpu` is False with it."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self._target = target
+
+    def get_current_target(self) -> GPUTarget:
+        """What is compiled for."""
+        return self._target
+
+    def get_current_device(self) -> int:
+        """The only one."""
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        """Nothing is launched on it."""
+        return 0
 
 
 def from_plain(plain: list[Any]) -> Specialization:

@@ -23,8 +23,8 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
-from tpdet.kernels.cuda.launch.plain_form import to_plain
-from tpdet.kernels.cuda.launch.recording import Specialization
+from tpdet.kernels.cuda.compile.plain_form import to_plain
+from tpdet.kernels.cuda.compile.recording import Specialization
 from tpdet.launch.host.interpreter import python_command, python_environment
 
 PATIENCE = 60.0
@@ -33,7 +33,7 @@ PATIENCE = 60.0
 MOST_THREADS = 4
 """Of a helper: more gain little, and what it is sent must fit into a pipe that nobody reads."""
 
-_MODULE = "tpdet.kernels.cuda.launch.helper_process"
+_MODULE = "tpdet.kernels.cuda.compile.helper_process"
 
 
 @dataclass(frozen=True)

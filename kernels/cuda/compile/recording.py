@@ -68,7 +68,7 @@ class Specialization:
             _ = kernel.run
 
 
-class _Asked:
+class _StandIn:
     """Stands for a kernel that was asked for; it is compiled if another thread launches it."""
 
     def __init__(self, each: Specialization) -> None:
@@ -125,7 +125,7 @@ def recording() -> Iterator[Recorded]:
         check_triton()
         hash_callees_first()
         run, compile_now = JITFunction.run, JITFunction._do_compile
-        stand_ins: list[tuple[dict[str, Any], str, _Asked]] = []
+        stand_ins: list[tuple[dict[str, Any], str, _StandIn]] = []
 
         def run_nothing(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
             mine = threading.get_ident() == owner
@@ -136,7 +136,7 @@ def recording() -> Iterator[Recorded]:
                 return compile_now(self, *args, **kwargs)
             given = inspect.signature(compile_now).bind(self, *args, **kwargs).arguments
             each = Specialization(self, tuple(given[name] for name in _COMPILE[1:-1]))
-            stand_in = _Asked(asked.setdefault(each.digest, each))
+            stand_in = _StandIn(asked.setdefault(each.digest, each))
             known, key = self.device_caches[given["device"]][0], given["key"]
             known[key] = stand_in  # so that it is looked up once
             stand_ins.append((known, key, stand_in))

@@ -15,9 +15,9 @@ import torch
 from triton import knobs
 from triton.runtime import cache as triton_cache
 
-from tpdet.kernels.cuda.launch.cache_lookup import looking_up, missing_key
-from tpdet.kernels.cuda.launch.helpers import Helpers
-from tpdet.kernels.cuda.launch.recording import Specialization, has_gpu
+from tpdet.kernels.cuda.compile.cache import looking_up, missing_key
+from tpdet.kernels.cuda.compile.helpers import Helpers
+from tpdet.kernels.cuda.compile.recording import Specialization, has_gpu
 
 Result = TypeVar("Result")
 _hashing = Lock()

@@ -1,18 +1,20 @@
-"""Whether a kernel is in Triton's cache on disk, without compiling it where it is not.
+"""Triton's cache on disk: looked into without compiling, and read from a directory of kernels.
 
-with looking_up():                  # once at a time
+with looking_up():                          # once at a time
     key = missing_key(specialization)       # on any thread
+read_first(directory)                       # for the rest of the process
 """
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from triton import knobs
 from triton.runtime.cache import FileCacheManager
 
-from tpdet.kernels.cuda.launch.recording import Specialization
+from tpdet.kernels.cuda.compile.recording import Specialization
 
 _this_thread = threading.local()
 
@@ -64,3 +66,26 @@ def missing_key(each: Specialization) -> str | None:
     finally:
         _this_thread.looks = False
     return None
+
+
+class DirectoryCache(FileCacheManager):
+    """Triton's own cache manager, but for kernels that the directory has."""
+
+    directory = Path()
+    found = 0
+    """Kernels that were taken from the directory."""
+
+    def get_group(self, filename: str) -> dict[str, str] | None:
+        """The paths of a kernel's files by name; None where it is to be compiled."""
+        folder = self.directory / self.key
+        if not (folder / filename).is_file():
+            group: dict[str, str] | None = super().get_group(filename)
+            return group
+        DirectoryCache.found += 1
+        return {file.name: str(file) for file in folder.iterdir()}
+
+
+def read_first(directory: Path) -> None:
+    """Let Triton take from `directory`, which was checked, what it would compile."""
+    DirectoryCache.directory = directory.resolve()
+    knobs.cache.manager_class = DirectoryCache
