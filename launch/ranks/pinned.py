@@ -41,11 +41,20 @@ def pin_environment(
 def fill(environ: MutableMapping[str, str], local_ranks: int, one_host: bool) -> None:
     """Add the table's values where `environ` has none, and keep the working directory off paths."""
     guard(environ)
-    cores = len(os.sched_getaffinity(0))
-    environ.setdefault(THREADS, str(max(1, cores // local_ranks)))
+    environ.setdefault(THREADS, str(_share_of_cores(local_ranks)))
     for name, value, _ in ENVIRONMENT:
         if one_host or name not in ONE_HOST:
             environ.setdefault(name, value)
+
+
+def threads_per_rank(local_ranks: int) -> int:
+    """Worker threads of one of a host's ranks: what THREADS says, else its share of the cores."""
+    named = os.environ.get(THREADS, "")
+    return int(named) if named.isdecimal() and int(named) > 0 else _share_of_cores(local_ranks)
+
+
+def _share_of_cores(local_ranks: int) -> int:
+    return max(1, len(os.sched_getaffinity(0)) // local_ranks)
 
 
 def check(environ: Mapping[str, str]) -> None:

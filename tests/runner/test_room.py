@@ -17,7 +17,7 @@ from tpdet.engine import Engine
 from tpdet.errors import ResourceError
 from tpdet.models.footprint import weight_bytes
 from tpdet.runner import runner
-from tpdet.runner.start import load_model, loading, memory, room
+from tpdet.runner.start import load_model, loading, memory
 from tpdet.runner.start.contracts import partition_of
 
 GPU = GpuMemory("GPU-a", 0, 0)
@@ -31,11 +31,11 @@ def cut(model, world, **settings):
     return config, share, weight_bytes(share), page_bytes(*sizes)
 
 
-def refusal(monkeypatch, found, of, world):
+def refusal(monkeypatch, found, of):
     """What `check_room` says of a GPU with this memory; None where the weights fit."""
-    monkeypatch.setattr(room, "gpu_memory", lambda: found)
+    monkeypatch.setattr(memory, "gpu_memory", lambda: found)
     try:
-        room.check_room(*of, world, torch.device("cuda"))
+        memory.check_room(*of, torch.device("cuda"))
     except ResourceError as error:
         return str(error)
     return None
@@ -47,8 +47,8 @@ def test_a_gpu_must_hold_weights_and_the_least_cache_to_the_byte(tiny_model, mon
     *of, weights, page = cut(tiny_model("qwen3"), SoloWorld(), dtype="float32", kv_pages=pages)
     needed, kept = weights + page * (1 if pages is None else 6), 0 if pages else 1_048_575
     fits = replace(GPU, free=needed + kept, total=10 << 20)
-    assert refusal(monkeypatch, fits, of, SoloWorld()) is None
-    said = refusal(monkeypatch, replace(fits, free=fits.free - 1), of, SoloWorld())
+    assert refusal(monkeypatch, fits, of) is None
+    said = refusal(monkeypatch, replace(fits, free=fits.free - 1), of)
     assert said.startswith(f"weights of {of[0].model} in float32 take {weights / 2**20:.1f} MiB, ")
     assert "--dtype bfloat16" in said and said.endswith("or use more GPUs (--tp)")
     assert ("--kv-pages" in said) is (pages is not None)
@@ -69,11 +69,11 @@ def test_ranks_that_share_a_gpu_are_counted_together_and_refuse_alike(tiny_model
             free = 2 * (weights + 2 * page) + spare
             found[world.rank] = GpuMemory(gpus[world.rank], free, 10 * free)
             with pytest.raises(ResourceError) if refused else nullcontext() as raised:
-                room.check_room(*of, world, torch.device("cuda"))
+                memory.check_room(*of, torch.device("cuda"))
             return str(raised.value) if refused else None
 
         found, refused = [GPU, GPU], spare < 0 and gpus[0] == gpus[1]
-        monkeypatch.setattr(room, "gpu_memory", of_rank(found))
+        monkeypatch.setattr(memory, "gpu_memory", of_rank(found))
         return run_threads(2, rank)
 
     assert said(("GPU-a", "GPU-a"), 0) == [None, None]
@@ -95,10 +95,10 @@ REMEDIES = [
 @pytest.mark.parametrize(("found", "settings", "remedy"), REMEDIES)
 def test_the_remedies_are_those_that_help(found, settings, remedy):
     settings = {"gpu_memory_utilization": 0.6, "model": "big"} | settings
-    said = room.why_no_room(
+    said = memory.why_no_room(
         EngineConfig.from_values(**settings),
         "bfloat16",
-        [room.Least(55 << 30, 5 << 30)],
+        [memory.Least(55 << 30, 5 << 30)],
         GpuMemory("GPU-a", *(size << 30 for size in found)),
     )
     assert said.startswith(
@@ -109,16 +109,16 @@ def test_the_remedies_are_those_that_help(found, settings, remedy):
 
 def test_the_remedies_name_a_dtype_only_where_half_as_much_would_do():
     config = EngineConfig.from_values(model="big", kv_pages=1)
-    of = "float32", [room.Least(100, 20)]
-    assert "bfloat16" in room.why_no_room(config, *of, GpuMemory("GPU-a", 60, 60))
-    assert "bfloat16" not in room.why_no_room(config, *of, GpuMemory("GPU-a", 59, 59))
+    of = "float32", [memory.Least(100, 20)]
+    assert "bfloat16" in memory.why_no_room(config, *of, GpuMemory("GPU-a", 60, 60))
+    assert "bfloat16" not in memory.why_no_room(config, *of, GpuMemory("GPU-a", 59, 59))
 
 
 def test_a_start_refuses_before_it_reads_a_weight(tiny_model, monkeypatch):
     """The check is part of the start, and the start is over before a kernel is tried."""
     asked = []
 
-    def check(config, partition, world, device):
+    def check(config, partition, device):
         asked.append((partition.config.family, device.type))
         raise ResourceError("no room")
 
@@ -178,7 +178,8 @@ def test_a_rank_without_room_for_a_page_ends_all_with_its_words(tiny_model, monk
 
     def rank(world):
         with pytest.raises(ResourceError) as raised:
-            memory.agreed_pages(config, model, 2, 100, world, torch.device("cuda"))
+            share = partition_of(config, model, world)
+            memory.agreed_pages(config, share, 100, torch.device("cuda"))
         return str(raised.value)
 
     first, second = run_threads(2, rank)

@@ -20,6 +20,7 @@ from tpdet.runner.graphs.engine_graphs import make_graphs
 from tpdet.runner.graphs.packed_step import StepSpans
 from tpdet.runner.graphs.step_graphs import StepGraphs, wanted_rows
 from tpdet.runner.start import memory
+from tpdet.runner.start.contracts import partition_of
 
 SETTINGS = {"max_num_seqs": 5, "max_model_len": 700, "kv_pages": 14}
 
@@ -169,7 +170,8 @@ def test_library_attention_is_not_captured_for_prompts(model, approximate):
 def test_pages_leave_room_for_what_graphs_hold(model, monkeypatch):
     monkeypatch.setattr(memory, "free_gpu_bytes", lambda utilization: 10**9)
     config = EngineConfig.from_values(model=str(model))
-    of = config, load_model_config(model, "auto"), 2, 10**6, 1, torch.device("cuda")
+    partition = partition_of(config, load_model_config(model, "auto"), SoloWorld())
+    of = config, partition, 10**6, torch.device("cuda")
     whole, less = memory.pages_that_fit(*of), memory.pages_that_fit(*of, held=10**9 // 2)
     assert whole // 2 - 1 <= less <= whole // 2 + 1
     with pytest.raises(ResourceError, match="max-num-batched-tokens"):

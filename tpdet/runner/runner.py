@@ -24,11 +24,10 @@ from tpdet.models.micro_batches import micro_batches
 from tpdet.runner.graphs.decode_chain import DecodeChain
 from tpdet.runner.graphs.engine_graphs import Graphs, captures_graphs, make_graphs
 from tpdet.runner.start.load_model import LOAD_TIMEOUT, load_model
-from tpdet.runner.start.loaded_model import LoadedModel
+from tpdet.runner.start.loaded_model import WarmedModel
 from tpdet.runner.start.loading import Tick
-from tpdet.runner.start.out_of_memory import naming_memory
 from tpdet.runner.start.poison_check import poison_check
-from tpdet.runner.start.start_times import MAKING_PAGES, StartTimes
+from tpdet.runner.start.start_times import MAKING_PAGES, StartTimes, naming_memory
 from tpdet.runner.step.gpu_wait import wait_for_step
 from tpdet.runner.step.heartbeat import compare_tables
 from tpdet.runner.step.step_rows import gather_rows
@@ -45,27 +44,27 @@ class Runner:
     """Which experts cached positions chose; on rank 0, if the configuration asks for it."""
     _closed = False
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, warmed: WarmedModel) -> None:
         """Allocate the pages and capture the graphs; collective."""
-        self.loaded = loaded
+        loaded = self.loaded = warmed.loaded
         self._world, self._config, self.device = loaded.world, loaded.config, loaded.device
         self.model_config, self.max_model_len = loaded.model_config, loaded.max_model_len
-        self.model, self.model_digest = loaded.decoder, loaded.digest
+        self.model, self.model_digest = loaded.decoder, warmed.digest
         self.contracts, self.sharing, self.times = loaded.contracts, loaded.sharing, loaded.times
         self.sampled, self.step_tokens = loaded.sampled, loaded.step_tokens
         self._architecture = loaded.architecture
-        self.reset_pages(loaded.num_pages)
+        self.reset_pages(warmed.num_pages)
 
     @classmethod
     def start(cls, config: EngineConfig, world: World) -> "Runner":
         """Load the model, and be ready to step. Raises as `load_model`."""
         times = StartTimes()
         with no_garbage(), naming_memory(config, times):
-            loaded = load_model(config, world, times)
+            warmed = load_model(config, world, times)
             times.doing = MAKING_PAGES
-            runner = cls(loaded)
+            runner = cls(warmed)
         times.mark("pages and graphs")
-        loaded.ahead.finish()
+        runner.loaded.ahead.finish()
         return runner
 
     def fingerprint(self, approximate: bool) -> str:

@@ -1,68 +1,75 @@
 """Checks of this machine's kernels and of all ranks' settings, before a model is loaded."""
 
 import logging
-import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 
 import torch
 
-from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.comm.agreement import agree, collect_facts
-from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.errors import DisagreementError, TpdetError
+from tpdet.kernels.cpu import threads
 from tpdet.kernels.cpu.gemm.admission import check_bit_classes
 from tpdet.kernels.known.answers import known_answers
 from tpdet.kernels.known.expert_golden import EXPERT_GOLDEN_SHA256, expert_golden_digest
 from tpdet.kernels.known.golden import golden_digest
 from tpdet.kernels.order import GOLDEN_SHA256
+from tpdet.launch.ranks.pinned import threads_per_rank
 from tpdet.layers.partition import Partition
 from tpdet.models.fingerprint import architecture
 from tpdet.models.products import expert_layer, expert_products, rank_products
 from tpdet.runner.start.compile_ahead import CompilingAhead
-from tpdet.runner.start.rehearsal import forms_of, rehearse_checks
+from tpdet.runner.start.contracts import Contracts
+from tpdet.runner.start.warming import forms_of, rehearse_checks
+
+_LOCAL_FACTS = ("model", "tokenizer", "chat_template", "kernel_cache", "draft_model")
+"""Paths may differ from host to host."""
 
 _log = logging.getLogger("tpdet.engine")
 
 
-def check_kernels(config: ModelConfig, partition: Partition, device: str) -> None:
-    """Golden vectors and bit classes of this machine. Raises DisagreementError or TpdetError.
+def check_kernels(partition: Partition, device: str) -> None:
+    """Golden vectors and, on the CPU, bit classes. Raises DisagreementError or TpdetError.
 
     Raises UsageError for row layers that cannot be cut as asked.
     """
+    model = partition.config
+    if device == "cpu":
+        threads.configure(threads_per_rank(partition.world.local_size))
     goldens = {"": (golden_digest(), GOLDEN_SHA256)}
-    if config.experts:
+    if model.experts:
         goldens[" of experts"] = expert_golden_digest(torch.device("cpu")), EXPERT_GOLDEN_SHA256
-    for name, (found, wanted) in goldens.items():
-        if found != wanted:
+    for name, (digest, golden) in goldens.items():
+        if digest != golden:
             raise DisagreementError(
-                f"golden vectors{name} have digest {found[:16]}, the contract's is {wanted[:16]}: "
+                f"golden vectors{name} have digest {digest[:16]}, the contract's is {golden[:16]}: "
                 "this build of torch breaks the arithmetic contract"
             )
     reduced = [k for product in rank_products(partition) for k in product.chains]
     if device != "cpu":
         return
     try:
-        check_bit_classes(reduced, config.head_dim)
+        check_bit_classes(reduced, model.head_dim)
     except RuntimeError as error:
         raise TpdetError(str(error)) from error
 
 
 def agree_to_start(
-    world: World, settings: Mapping[str, object], model: ModelConfig, kind: str
+    config: EngineConfig, partition: Partition, contracts: Contracts, device: str
 ) -> None:
     """Compare settings, model and machine with the other ranks'; as `agree`.
 
     Before kernels are compiled, which takes the ranks together: those that differ part here.
     """
-    facts = {f"model.{name}": str(v) for name, v in asdict(model).items()}
-    agree(world, collect_facts(settings, kind) | facts)
+    settings = config.model_dump(exclude={*_LOCAL_FACTS})
+    settings["contract"] = contracts.of(config.approximate)
+    model = {f"model.{name}": str(v) for name, v in asdict(partition.config).items()}
+    agree(partition.world, collect_facts(settings, device) | model)
 
 
 def compare_answers(
-    world: World,
     partition: Partition,
     device: torch.device,
     limits: dict[str, int] | None,
@@ -79,7 +86,7 @@ def compare_answers(
     answers = known_answers(device, dtype, forms_of(partition.config))
     named = architecture(device.type, answers)
     facts = {f"known answer {name}": digest for name, digest in answers.items()}
-    agree(world, facts | {"architecture": named})
+    agree(partition.world, facts | {"architecture": named})
     return named
 
 
@@ -139,11 +146,3 @@ def tune_command(config: EngineConfig, size: int) -> str:
     if config.row_layers != "fold":
         parts += ["--row-layers", f"fold,{config.row_layers}"]
     return shlex.join(parts)
-
-
-def threads_per_rank(local_size: int) -> int:
-    """Worker threads of one of a host's `local_size` ranks: OMP_NUM_THREADS, else its share."""
-    named = os.environ.get("OMP_NUM_THREADS", "")
-    if named.isdecimal() and int(named) > 0:
-        return int(named)
-    return max(1, len(os.sched_getaffinity(0)) // local_size)

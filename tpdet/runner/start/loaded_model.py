@@ -9,6 +9,7 @@ from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.comm.exchange.fold import RankExchange
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
+from tpdet.layers.partition import Partition
 from tpdet.models.decoder import Decoder
 from tpdet.runner.start.compile_ahead import CompilingAhead
 from tpdet.runner.start.contracts import Contracts
@@ -20,37 +21,54 @@ from tpdet.runner.step.shared_rows import RowSharing
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """One rank's share of a model, checked against the other ranks' and ready to step."""
+    """One rank's share of a model in memory, over kernels that were checked against other ranks'.
+
+    Its weights may still be on their way to the GPU (`Loading`).
+    """
 
     config: EngineConfig
-    world: World
+    partition: Partition
     device: torch.device
     architecture: str
     """The name of this machine's arithmetic, as `audit.receipt.architecture`."""
-    model_config: ModelConfig
     max_model_len: int
     contracts: Contracts
     decoder: Decoder
-    digest: str
-    """Of the weights that were loaded at start; a reload changes it."""
     loader: Loader
     strict_exchange: RankExchange
     """Approximate arithmetic borrows its memory."""
     sharing: RowSharing
-    key_heads: int
-    """Of this rank."""
     sampled: torch.Tensor
     """Ids int64 that the last step sampled, for the rows of a step that was planned before."""
     step_tokens: StepTokens
-    num_pages: int
-    """Pages of the KV cache, alike on every rank."""
     times: StartTimes
     ahead: CompilingAhead
 
+    @property
+    def world(self) -> World:
+        """The ranks that share the model."""
+        return self.partition.world
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The whole model's configuration."""
+        return self.partition.config
+
     def allocate_pages(self, count: int) -> KeyValuePages:
         """Memory for `count` pages of keys and values of every layer."""
-        model = self.model_config
+        model, key_heads = self.model_config, len(self.partition.key_heads)
         dtype = getattr(torch, model.dtype)
         return allocate_pages(
-            model.num_layers, count, self.key_heads, model.head_dim, dtype, self.device
+            model.num_layers, count, key_heads, model.head_dim, dtype, self.device
         )
+
+
+@dataclass(frozen=True)
+class WarmedModel:
+    """A loaded model whose weights are there, and which has run every size of step."""
+
+    loaded: LoadedModel
+    digest: str
+    """Of the weights that were loaded at start; a reload changes it."""
+    num_pages: int
+    """Pages of the KV cache, alike on every rank."""

@@ -39,11 +39,11 @@ from tpdet.errors import (
     TpdetError,
     UsageError,
 )
+from tpdet.launch.ranks.pinned import threads_per_rank
 from tpdet.layers.partition import Partition
 from tpdet.models.decoder import Decoder
 from tpdet.models.fingerprint import model_digest, table_digest
 from tpdet.models.products import sized_tensors
-from tpdet.runner.start.kernel_checks import threads_per_rank
 
 _TIED = ("lm_head.weight", "model.embed_tokens.weight")
 _TOKENIZER_FILES = (

@@ -1,41 +1,163 @@
-"""The number of KV pages that a rank has room for."""
+"""Whether a rank's memory has room for a model's weights, and for how many KV pages beside them."""
 
 import os
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import torch
 
 from tpdet.cache.kv import page_bytes
 from tpdet.cache.routes import route_bytes
-from tpdet.checkpoint.model_config import ModelConfig
-from tpdet.comm.device import free_gpu_bytes
-from tpdet.comm.world.world import World
+from tpdet.comm.device import GpuMemory, free_gpu_bytes, gpu_memory
 from tpdet.config import EngineConfig
 from tpdet.errors import ResourceError
 from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.layers.partition import Partition
+from tpdet.models.footprint import weight_bytes
 
 _CACHE_SHARE = 0.25  # of the memory that is free after loading, for the KV cache on the CPU
+
+
+class Least(NamedTuple):
+    """Bytes that a rank takes of its GPU at least: its weights, and the smallest KV cache."""
+
+    weights: int
+    cache: int
+
+
+_sizes = msgspec.msgpack.Decoder(tuple[GpuMemory, Least])
 _fitting = msgspec.msgpack.Decoder(tuple[int, str])
 
 
+def least_bytes(config: EngineConfig, partition: Partition) -> Least:
+    """What a rank takes, beside all that its steps do.
+
+    The cache is a page; where `kv_pages` says how many, these and the one where pad rows write.
+    """
+    pages = 1 if config.kv_pages is None else 1 + config.kv_pages
+    return Least(weight_bytes(partition), pages * _page_bytes(partition))
+
+
+def check_room(config: EngineConfig, partition: Partition, device: torch.device) -> None:
+    """Refuse weights that a GPU has no room for, together with those of ranks that share it.
+
+    Collective. Raises ResourceError, the same one on every rank.
+    """
+    if device.type != "cuda":
+        return
+    own = msgspec.msgpack.encode((gpu_memory(), least_bytes(config, partition)))
+    # The gather waits for the last rank, so all have looked before one of them loads.
+    sizes = [_sizes.decode(data) for data in partition.world.gather_bytes(own)]
+    for gpu in dict.fromkeys(memory.gpu for memory, _ in sizes):
+        ranks = [least for memory, least in sizes if memory.gpu == gpu]
+        seen = [memory for memory, _ in sizes if memory.gpu == gpu]
+        freest = max(seen, key=lambda memory: memory.free)
+        refusal = why_no_room(config, partition.config.dtype, ranks, freest)
+        if refusal is not None:
+            raise ResourceError(refusal)
+
+
+def why_no_room(
+    config: EngineConfig, dtype: str, ranks: Sequence[Least], memory: GpuMemory
+) -> str | None:
+    """Why a GPU has no room for what `ranks` take of it, with the remedy; None if it has."""
+    shortage = describe_shortage(config, dtype, ranks, memory)
+    return shortage and f"{shortage}: {_remedy(config, dtype, ranks, memory)}"
+
+
+def describe_shortage(
+    config: EngineConfig, dtype: str, ranks: Sequence[Least], memory: GpuMemory
+) -> str | None:
+    """What `ranks` take of a GPU and what it has left, where that is less; else None."""
+    usable = usable_bytes(config, memory)
+    if sum(map(sum, ranks)) <= usable:
+        return None
+    weights, cache = max(ranks)
+    several = len(ranks) > 1
+    where = f" on each of {len(ranks)} ranks that share a GPU" if several else ""
+    left = f"the GPU has {size_text(usable)}"
+    if usable < memory.total:
+        left += f" of {size_text(memory.total)} left"
+    rule = ""
+    if config.kv_pages is None:
+        rule = f", at --gpu-memory-utilization {config.gpu_memory_utilization:g}"
+    return (
+        f"weights of {config.model} in {dtype} take {size_text(weights)}{where}, the KV cache at "
+        f"least {size_text(cache)}, and {left} for {'all' if several else 'both'}{rule}"
+    )
+
+
+def usable_bytes(config: EngineConfig, memory: GpuMemory) -> int:
+    """How much of a GPU's free memory a start may take: any of it where `kv_pages` is set."""
+    kept = 0.0 if config.kv_pages is not None else 1.0 - config.gpu_memory_utilization
+    return max(0, memory.free - int(kept * memory.total))
+
+
+def smaller_dtype(
+    config: EngineConfig, dtype: str, ranks: Sequence[Least], memory: GpuMemory
+) -> str:
+    """The flag by which everything takes half as much, where that would do; else ""."""
+    would_do = sum(map(sum, ranks)) // 2 <= usable_bytes(config, memory)
+    return "use --dtype bfloat16" if dtype == "float32" and would_do else ""
+
+
+def _remedy(config: EngineConfig, dtype: str, ranks: Sequence[Least], memory: GpuMemory) -> str:
+    """What makes room: the flags that would help here."""
+    needed = sum(map(sum, ranks))
+    weights = sum(each.weights for each in ranks)
+    found = [smaller_dtype(config, dtype, ranks, memory)]
+    if config.kv_pages is None and needed <= memory.free:
+        found.append("raise --gpu-memory-utilization")
+    if config.kv_pages is not None and weights < memory.free:
+        found.append("lower --kv-pages")
+    if config.draft_model is not None:
+        found.append("leave --draft-model out")
+    if memory.free < needed <= memory.total:
+        found.append("end what else runs on the GPU")
+    found.append("use more GPUs (--tp)" if len(ranks) == 1 else "give each rank a GPU")
+    *others, last = filter(None, found)
+    return f"{', '.join(others)}, or {last}" if others else last
+
+
+def size_text(count: int) -> str:
+    """Bytes in the largest of GiB and MiB that they fill."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def agreed_pages(
+    config: EngineConfig, partition: Partition, context: int, device: torch.device, held: int = 0
+) -> int:
+    """Pages of the KV cache: as many as the rank with the least room has. Collective.
+
+    Raises as `pages_that_fit`, on every rank what the first one raises that has no room.
+    """
+    world = partition.world
+    world.barrier()  # ranks that share memory look at it when all have loaded
+    pages, refusal = config.kv_pages, ""
+    if pages is None:
+        try:
+            pages = pages_that_fit(config, partition, context, device, held)
+        except ResourceError as error:
+            pages, refusal = 0, str(error)
+    everyone = world.gather_bytes(msgspec.msgpack.encode((pages, refusal)))
+    counts, refusals = zip(*map(_fitting.decode, everyone), strict=True)
+    if any(refusals):
+        raise ResourceError(next(filter(None, refusals)))
+    return min(counts)
+
+
 def pages_that_fit(
-    config: EngineConfig,
-    model: ModelConfig,
-    key_heads: int,
-    context: int,
-    ranks: int,
-    device: torch.device,
-    held: int = 0,
+    config: EngineConfig, partition: Partition, context: int, device: torch.device, held: int = 0
 ) -> int:
     """As many pages as all sequences could use, but no more than a share of free memory holds.
 
-    key_heads: of this rank; context: positions a sequence may have; ranks: on this host's memory;
-    held: bytes of a GPU that graphs will take.
-    Raises ResourceError when a GPU has no room for one.
+    context: positions a sequence may have; held: bytes of a GPU that graphs will take. Ranks of a
+    CPU are taken to share its memory. Raises ResourceError when a GPU has no room for one page.
     """
-    size = page_bytes(model.num_layers, key_heads, model.head_dim, getattr(torch, model.dtype))
+    size = _page_bytes(partition)
     if config.enable_return_routed_experts:
-        size += route_bytes(model)
+        size += route_bytes(partition.config)
     useful = config.max_running * -(-context // PAGE_TOKENS)
     if device.type == "cuda":
         fitting = max(0, free_gpu_bytes(config.gpu_memory_utilization) - held) // size
@@ -47,36 +169,14 @@ def pages_that_fit(
                 f"--max-num-batched-tokens{smaller}, or use more GPUs (--tp)"
             )
         return min(useful, fitting)
-    fitting = int(_CACHE_SHARE * _available_memory()) // (size * ranks)
+    fitting = int(_CACHE_SHARE * _available_memory()) // (size * partition.world.size)
     return max(1, min(useful, fitting))
 
 
-def agreed_pages(
-    config: EngineConfig,
-    model: ModelConfig,
-    key_heads: int,
-    context: int,
-    world: World,
-    device: torch.device,
-    held: int = 0,
-) -> int:
-    """Pages of the KV cache: as many as the rank with the least room has.
-
-    Raises as `pages_that_fit`, on every rank what the first one raises that has no room.
-    """
-    world.barrier()  # ranks that share memory look at it when all have loaded
-    pages, refusal = config.kv_pages, ""
-    if pages is None:
-        try:
-            pages = pages_that_fit(config, model, key_heads, context, world.size, device, held)
-        except ResourceError as error:
-            pages, refusal = 0, str(error)
-    said = world.gather_bytes(msgspec.msgpack.encode((pages, refusal)))
-    everyone = [_fitting.decode(each) for each in said]
-    for _, why in everyone:
-        if why:
-            raise ResourceError(why)
-    return min(fitting for fitting, _ in everyone)
+def _page_bytes(partition: Partition) -> int:
+    """Bytes of a page of this rank's keys and values, of all layers."""
+    model, keys = partition.config, len(partition.key_heads)
+    return page_bytes(model.num_layers, keys, model.head_dim, getattr(torch, model.dtype))
 
 
 def _available_memory() -> int:

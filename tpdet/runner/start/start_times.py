@@ -1,13 +1,29 @@
-"""The times of a start's phases, for one line in the log and a metric."""
+"""The phases of a start: their times, and the remedy where a GPU's memory runs out in one."""
 
 import logging
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tpdet.config import EngineConfig
+from tpdet.errors import ResourceError
 
 CHECKING = "checking the kernels"
 LOADING = "loading the weights"
 TRYING = "trying the kernels and every size of step"
 MAKING_PAGES = "making the KV pages and CUDA graphs"
+
+_LOADING = "lower --max-num-batched-tokens, end what else runs on the GPU, or use more GPUs (--tp)"
+_STEPS = "lower --max-num-batched-tokens or --max-model-len, or use more GPUs (--tp)"
+_PAGES = f"lower --gpu-memory-utilization or --kv-pages, {_STEPS}"
+_REMEDY = {
+    CHECKING: _LOADING,
+    LOADING: _LOADING,
+    TRYING: _STEPS,
+    MAKING_PAGES: _PAGES,
+}
+"""What needs less memory, by what is being done."""
 
 _log = logging.getLogger("tpdet.engine")
 
@@ -45,3 +61,27 @@ class StartTimes:
         if rank == 0:
             ahead = f", {self.kernels} kernels known ahead" if self.kernels else ""
             _log.info("engine up in %s%s", self, ahead)
+
+
+@contextmanager
+def naming_memory(config: EngineConfig, times: StartTimes) -> Iterator[None]:
+    """Raise a ResourceError in place of what CUDA and its libraries raise for a full GPU."""
+    try:
+        yield
+    except RuntimeError as error:
+        said = str(error)
+        if "out of memory" not in said:  # torch, Triton, NCCL and the driver all say so
+            raise
+        raise ResourceError(
+            f"GPU memory ran out while {times.doing} of {config.model}{_figures(said)}: "
+            f"{_REMEDY[times.doing]}"
+        ) from None
+
+
+def _figures(said: str) -> str:
+    """The bytes in torch's message, if it has them."""
+    asked = re.search(r"Tried to allocate ([\d.]+ \w+)", said)
+    free = re.search(r"of which ([\d.]+ \w+) is free", said)
+    if asked is None or free is None:
+        return ""
+    return f" ({asked.group(1)} more were needed, {free.group(1)} are free)"

@@ -36,7 +36,7 @@ from tpdet.runner.graphs.decode_chain import DecodeChain
 from tpdet.runner.graphs.draft_graphs import USUAL_SEQUENCES
 from tpdet.runner.start.contracts import partition_of
 from tpdet.runner.start.load_model import LOAD_TIMEOUT
-from tpdet.runner.start.room import check_room, least_bytes
+from tpdet.runner.start.memory import check_room, least_bytes
 from tpdet.runner.start.step_tokens import LEAST_TOKENS
 from tpdet.runner.step.gpu_wait import wait_for_event
 from tpdet.sampling.sampler import PendingSample, finish, sample_columns
@@ -349,7 +349,7 @@ def start_draft_model(
     beside = 0
     if not loaded:
         partition = partition_of(config, model, world)
-        check_room(config, partition, world, current_device(resolve_device(config.device)))
+        check_room(config, partition, current_device(resolve_device(config.device)))
         beside = sum(least_bytes(config, partition))
     found = None
     if world.rank == 0:

@@ -3,7 +3,7 @@
     with on_gpu(H200):
         asked = kernels_of(config, model, context, rank, size)   # digest -> what is to be compiled
 
-The rank's own start is rehearsed (`runner/start/rehearsal.py`) with one layer of each kind, whose
+The rank's own start is rehearsed (`runner/start/warming.py`) with one layer of each kind, whose
 weights nobody reads, over tensors of the CPU that the kernels take for a GPU's.
 """
 
@@ -34,12 +34,8 @@ from tpdet.models.products import rank_products
 from tpdet.models.warm_up import pages_needed
 from tpdet.runner.start.contracts import name_contracts, partition_of
 from tpdet.runner.start.kernel_checks import product_limits
-from tpdet.runner.start.rehearsal import (
-    rehearse_checks,
-    rehearse_steps,
-    room_for_samples,
-)
 from tpdet.runner.start.step_tokens import choose_step_tokens
+from tpdet.runner.start.warming import rehearse_checks, rehearse_steps, room_for_samples
 from tpdet.runner.step.shared_rows import open_sharing
 from tpdet.tools.compile.weightless import Weightless
 

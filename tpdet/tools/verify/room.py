@@ -11,7 +11,7 @@ from tpdet.comm.world.rehearsal_world import RehearsalWorld
 from tpdet.config import EngineConfig
 from tpdet.errors import ResourceError
 from tpdet.runner.start.contracts import partition_of
-from tpdet.runner.start.room import (
+from tpdet.runner.start.memory import (
     Least,
     describe_shortage,
     least_bytes,
