@@ -46,7 +46,7 @@ _POLL_SECONDS = 0.02
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CHARACTERS = 2000
-"""Of the message in exit.json, at most."""
+"""The longest message in exit.json."""
 
 
 @dataclass(frozen=True)

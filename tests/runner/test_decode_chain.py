@@ -33,7 +33,7 @@ def drafts_of(model, other, monkeypatch, requests=REQUESTS):
     """What the draft model says in each call, its counts, and how many links and steps it took."""
     said, counts, draft = [], {}, DraftModel.draft
     took = {"links": 0, "steps": 0, "samples": 0}
-    chain, step = decode_chain.DecodeChain, decode_chain.Link.step
+    chain, step = decode_chain.DecodeChain, decode_chain.ChainedSteps.step
 
     def saying(self, wanted):
         found = draft(self, wanted)
@@ -55,7 +55,7 @@ def drafts_of(model, other, monkeypatch, requests=REQUESTS):
         patch.setattr(DraftModel, "seconds", lambda self, sequences: 1e-6)  # it often pays
         patch.setattr(chain, "begin", counting("links", chain.begin))
         patch.setattr(chain, "sample", counting("samples", chain.sample))
-        patch.setattr(decode_chain.Link, "step", counting("steps", step))
+        patch.setattr(decode_chain.ChainedSteps, "step", counting("steps", step))
         drafting(model, other, requests, counts)
     return said, counts["draft_model"], took
 
@@ -85,7 +85,7 @@ LONG = pytest.mark.slow
 )
 def test_what_a_chain_leaves_behind_is_seen(tiny_model, monkeypatch, forgotten):
     model, packed = tiny_model("qwen3", **TINY), []
-    pack, step = DecodeGraphs.pack, decode_chain.Link.step
+    pack, step = DecodeGraphs.pack, decode_chain.ChainedSteps.step
 
     def noting(self, rows):
         packed[:] = [pack(self, rows), self.room]
@@ -102,7 +102,7 @@ def test_what_a_chain_leaves_behind_is_seen(tiny_model, monkeypatch, forgotten):
         return found
 
     monkeypatch.setattr(DecodeGraphs, "pack", noting)
-    monkeypatch.setattr(decode_chain.Link, "step", forgetful)
+    monkeypatch.setattr(decode_chain.ChainedSteps, "step", forgetful)
     if forgotten == "noise":
         monkeypatch.setattr(ops, "move_on", lambda numbers, by: None)
     asked = [ask(f"r{i}", PROMPT[i : 9 + 8 * i], max_tokens=4 + 9 * i, **SAMPLED) for i in range(3)]

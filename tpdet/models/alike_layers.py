@@ -88,7 +88,7 @@ class AlikeLayers:
         return tape
 
     def _patterns(self, mine: Any, other: Any) -> tuple[Any, Any] | None:
-        """Of both turns' launches; None unless they differ in weights alone."""
+        """The patterns of both turns; None unless they differ in weights alone."""
         first = ops.repeated(mine, other, self._weights)
         second = ops.repeated(other, mine, [(theirs, ours) for ours, theirs in self._weights])
         if first is None or second is None or self._alignment % first.alignment:

@@ -31,7 +31,7 @@ PATIENCE = 60.0
 """Seconds without any news, after which helpers that owe a kernel are given up."""
 
 MOST_THREADS = 4
-"""Of a helper: more gain little, and what it is sent must fit into a pipe that nobody reads."""
+"""Threads of a helper: more gain little, and a pipe nobody reads must hold what it is sent."""
 
 _MODULE = "tpdet.kernels.cuda.compile.helper_process"
 

@@ -33,13 +33,13 @@ PRODUCER_WARPS = gl.constexpr(1)
 
 @cache
 def tile_layout(line: int, bits: int) -> gl.NVMMASharedLayout:
-    """Of a tile of two dimensions, values of `bits`, in swizzled lines of `line` bytes; kept."""
+    """A two-dimensional tile's layout: values of `bits`, in swizzled lines of `line` bytes."""
     return gl.NVMMASharedLayout(line, bits, 2)
 
 
 @gluon.constexpr_function
 def accumulator_layout(columns):
-    """Of a product [CONSUMER_ROWS, columns] in a consumer's registers: 16 rows a warp."""
+    """The layout of a product [CONSUMER_ROWS, columns] in registers: 16 rows a warp."""
     return gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16]
     )

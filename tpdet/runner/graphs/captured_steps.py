@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 
@@ -16,41 +17,37 @@ from tpdet.runner.graphs.graph_room import Graph, GraphRoom
 from tpdet.runner.graphs.packed_step import StepShape, StepSpans, pack_step, packed_batches
 
 
+class GraphSource(NamedTuple):
+    """What the graphs of an engine are captured of, and with."""
+
+    model: Decoder
+    first: Decoder
+    """Launches what the model does, before it is captured."""
+    pages: KeyValuePages
+    sampled: torch.Tensor
+    """Ids int64 of the step before, which negative token ids name."""
+    room: GraphRoom | None
+    """None: each step is launched once, and there are no graphs: what they need compiled."""
+
+
 class CapturedSteps:
     """Graphs of one model over one KV cache, whose last page is the scratch page."""
 
-    def __init__(
-        self,
-        model: Decoder,
-        first: Decoder,
-        pages: KeyValuePages,
-        sampled: torch.Tensor,
-        shapes: Sequence[StepShape],
-        room: GraphRoom | None,
-    ) -> None:
-        """Capture every shape; alike on every rank, for the graphs hold the collectives.
-
-        Without a `room` each is launched once and there are no graphs: what they need compiled.
-
-        first: launches what the model does, before it is captured; sampled: ids int64 of the step
-        before, which negative token ids name; shapes: ascending.
-        """
-        self._model, self._first = model, first
-        self._pages = pages
-        self._sampled = sampled
-        self._scratch = pages.layers[0].keys.shape[0] - 1
-        self._room = room
+    def __init__(self, source: GraphSource, shapes: Sequence[StepShape]) -> None:
+        """Capture every shape, of ascending ones; alike on every rank: graphs hold collectives."""
+        self._model, self._first, self._pages, self._sampled, self._room = source
+        self._scratch = self._pages.layers[0].keys.shape[0] - 1
         self._kept: tuple[torch.Tensor, ...] = ()  # [largest, ...], every graph writes here
         # A capture by alike layers keeps a stream of rows longer: no larger than half of what the
         # largest graph has, which knows no other steps.
         self._alike_rows = max(HEAD_ROWS, max((shape.rows for shape in shapes), default=0) // 2)
         self._buckets: list[tuple[StepShape, Graph]] = []
         for shape in reversed(shapes):
-            if room is None:
-                packed = torch.zeros(shape.words, dtype=torch.int32, device=sampled.device)
+            if self._room is None:
+                packed = torch.zeros(shape.words, dtype=torch.int32, device=self._sampled.device)
                 self._rehearse(shape, packed)
                 continue
-            self._buckets.append((shape, self._capture(room, shape)))
+            self._buckets.append((shape, self._capture(self._room, shape)))
         self._buckets.reverse()
 
     def buffer_of(self, kept: torch.Tensor) -> torch.Tensor | None:

@@ -65,9 +65,9 @@ class DecodeChain:
         values, device = MOST_STEPS * HEAD_ROWS * _FIELDS, sampled.device
         self._numbers = PackedBuffer(device, 2 * _numbers(HEAD_ROWS))  # of `_Memory`
         self._answers = torch.zeros(values, dtype=torch.float64, device=device)
-        self._link: Link | None = None
+        self._link: ChainedSteps | None = None
 
-    def begin(self, rows: PlanRows, params: PlainRows) -> "Link | None":
+    def begin(self, rows: PlanRows, params: PlainRows) -> "ChainedSteps | None":
         """Pack decode rows, whose tokens are sampled by `params`; None where there is no graph.
 
         Their next positions are to be in the same pages for each step that follows.
@@ -78,7 +78,7 @@ class DecodeChain:
         step = self._engine_graphs.decode.pack(rows)
         filtered = self._write(params, step.shape.rows)
         advance = self._advance_of(step, filtered)
-        self._link = Link(step.graph, advance, self._memory(step.shape.rows), len(rows))
+        self._link = ChainedSteps(step.graph, advance, self._memory(step.shape.rows), len(rows))
         return self._link
 
     def sample(self, logits: torch.Tensor, params: PlainRows) -> PendingSample | None:
@@ -188,7 +188,7 @@ class DecodeChain:
         memory.sampled[: len(logits)].copy_(found.tokens.clamp(min=0))
 
 
-class Link:
+class ChainedSteps:
     """Steps of the same rows, one position after the other."""
 
     def __init__(self, decode: Graph, advance: Graph, memory: _Memory, rows: int) -> None:

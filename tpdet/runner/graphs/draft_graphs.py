@@ -13,14 +13,12 @@ from functools import cache
 
 import torch
 
-from tpdet.cache.kv import KeyValuePages
 from tpdet.control.plan import PlanRows
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.models.decoder import Decoder
-from tpdet.runner.graphs.captured_steps import CapturedSteps
-from tpdet.runner.graphs.graph_room import Graph, GraphRoom
+from tpdet.runner.graphs.captured_steps import CapturedSteps, GraphSource
+from tpdet.runner.graphs.graph_room import Graph
 from tpdet.runner.graphs.packed_step import BatchShape, StepShape
 
 _ROWS = (2, 4, 8, 16, 32, 64, 128, HEAD_ROWS)
@@ -30,7 +28,7 @@ _TIMES_SPLITS = 4  # pad splits cost little: a program that reads two numbers
 _REHEARSED = 64  # sequences: attention has the same variants for more
 _MOST_GRAPHS = 64  # that steps capture: a GPU keeps some MiB for each
 USUAL_SEQUENCES = 16
-"""Of a step with a draft model's drafts, at most, that finds its graph captured as a rule."""
+"""Sequences of a step with a draft model's drafts that finds its graph captured, at most."""
 _USUAL_SPLITS = 2  # buckets: sequences of up to 1,024 tokens
 
 _log = logging.getLogger("tpdet.engine")
@@ -39,23 +37,14 @@ _log = logging.getLogger("tpdet.engine")
 class DraftGraphs(CapturedSteps):
     """Graphs of decode steps with drafts, to this rank's logits."""
 
-    def __init__(
-        self,
-        model: Decoder,
-        first: Decoder,
-        pages: KeyValuePages,
-        sampled: torch.Tensor,
-        max_rows: int,
-        width: int,
-        room: GraphRoom | None,
-    ) -> None:
-        """As `CapturedSteps`; nothing is captured yet. Without a `room` each kind is launched once.
+    def __init__(self, source: GraphSource, max_rows: int, width: int) -> None:
+        """Capture nothing yet; without a room for graphs each kind of step is launched once.
 
         max_rows: sequences of a step, at most; width: pages of a table's row.
         """
         self._width = width
-        shapes = [] if room is not None else rehearsed_shapes(max_rows, width)
-        super().__init__(model, first, pages, sampled, shapes, room)
+        shapes = [] if source.room is not None else rehearsed_shapes(max_rows, width)
+        super().__init__(source, shapes)
         self._graphs: dict[StepShape, Graph] = {}
         self._most = _MOST_GRAPHS
 

@@ -13,6 +13,7 @@ from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.decoder import Decoder
+from tpdet.runner.graphs.captured_steps import GraphSource
 from tpdet.runner.graphs.decode_graphs import DecodeGraphs, decode_shapes
 from tpdet.runner.graphs.draft_graphs import DraftGraphs, largest_shape, usual_shapes
 from tpdet.runner.graphs.graph_room import GraphRoom
@@ -68,7 +69,7 @@ def captures_graphs(config: EngineConfig, device: torch.device) -> bool:
 
 
 def bytes_for_drafts(config: EngineConfig, context: int, vocabulary: int) -> int:
-    """Of the GPU, that graphs of steps with drafts take for good if they are captured at start.
+    """Bytes of the GPU that graphs of steps with drafts, captured at start, take for good.
 
     What their layers compute with is in the memory of larger graphs. context: positions of a
     sequence; vocabulary: ids of which this rank has logits.
@@ -112,11 +113,11 @@ def make_graphs(
         drafts = [largest_shape(config.max_running, width)] if with_drafts else []
         words = max(shape.words for shape in (*decode, *steps, *drafts))
         room, first = GraphRoom(sampled.device, words), model.shallow()
-    of = model, first, pages, sampled
+    source = GraphSource(model, first, pages, sampled, room)
     # The larger first: the others fit into their memory.
-    step_graphs = StepGraphs(*of, steps, room, decode) if steps else None
-    decode_graphs = DecodeGraphs(*of, decode, room)
-    draft_graphs = DraftGraphs(*of, config.max_running, width, room) if with_drafts else None
+    step_graphs = StepGraphs(source, steps, decode) if steps else None
+    decode_graphs = DecodeGraphs(source, decode)
+    draft_graphs = DraftGraphs(source, config.max_running, width) if with_drafts else None
     if draft_graphs is not None and capture:
         draft_graphs.capture(usual)
     return Graphs(decode_graphs, step_graphs, config.fixed_batch is not None, draft_graphs)

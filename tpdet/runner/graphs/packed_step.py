@@ -44,7 +44,7 @@ class BatchParts(NamedTuple):
     short: Any
 
 
-class _Place(NamedTuple):
+class _PartBounds(NamedTuple):
     """Where a part lies: int32 values `begin` to `end` of the buffer, as [height, width]."""
 
     begin: int
@@ -100,13 +100,13 @@ class StepShape:
 
     @cached_property
     def rows(self) -> int:
-        """Of all batches."""
+        """Rows of all batches."""
         return sum(batch.rows for batch in self.batches)
 
     @cached_property
     def words(self) -> int:
         """int32 values of a packed buffer."""
-        return self._places[-1].next
+        return self._bounds[-1].next
 
     def views(self, packed: _Buffer, wide: object) -> tuple[_Buffer, list[BatchParts]]:
         """Ids [rows], and the parts of each batch, as views of a packed buffer.
@@ -114,8 +114,7 @@ class StepShape:
         packed: a tensor or an array; wide: its dtype int64, which ids, positions and slots have.
         """
         ids, *found = [
-            packed[place.begin : place.end].reshape(place.height, place.width)
-            for place in self._places
+            packed[part.begin : part.end].reshape(part.height, part.width) for part in self._bounds
         ]
         views = iter(found)
         batches = [BatchParts(*(next(views) for _ in batch.parts())) for batch in self.batches]
@@ -129,14 +128,14 @@ class StepShape:
         return ids.reshape(-1).view(wide), batches
 
     @cached_property
-    def _places(self) -> list[_Place]:
-        """Of the ids, then of every batch's parts."""
-        places: list[_Place] = []
+    def _bounds(self) -> list[_PartBounds]:
+        """Those of the ids, then of every batch's parts."""
+        bounds: list[_PartBounds] = []
         begin = 0
         for height, width in [(self.rows, _INT64), *(p for b in self.batches for p in b.parts())]:
-            places.append(_Place(begin, begin + height * width, height, width))
-            begin = places[-1].next
-        return places
+            bounds.append(_PartBounds(begin, begin + height * width, height, width))
+            begin = bounds[-1].next
+        return bounds
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ class StepSpans:
 
     @staticmethod
     def of(rows: PlanRows, width: int, scratch: int) -> "StepSpans":
-        """Of a plan's rows, one after another; tables int32 are padded with the scratch page."""
+        """The spans of a plan's rows; tables int32 are padded with the scratch page."""
         count = rows.count
         tables = np.full((len(rows), width), scratch, np.int32)
         tables[np.arange(width) < rows.held[:, None]] = rows.page_ids
@@ -197,7 +196,7 @@ class StepSpans:
         return (self.count <= shape.short_rows) & bool(shape.splits)
 
     def _splits(self, short: np.ndarray) -> np.ndarray:
-        """Of each of the short sequences."""
+        """Attention splits of each short sequence."""
         return (self.start[short] + self.count[short] - 1) // PAGE_TOKENS + 1
 
     def pack(self, shape: BatchShape, parts: BatchParts, scratch: int) -> None:

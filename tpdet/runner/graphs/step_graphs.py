@@ -14,19 +14,18 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from tpdet.cache.kv import KeyValuePages
 from tpdet.control.plan import PlanRows
 from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedBatch
 from tpdet.models.alike_layers import AlikeLayers
 from tpdet.models.decoder import Decoder, Unfinished
 from tpdet.models.micro_batches import first_micro_batch
-from tpdet.runner.graphs.captured_steps import CapturedSteps
+from tpdet.runner.graphs.captured_steps import CapturedSteps, GraphSource
 from tpdet.runner.graphs.decode_graphs import decode_splits
-from tpdet.runner.graphs.graph_room import GraphRoom, PackedBuffer
+from tpdet.runner.graphs.graph_room import PackedBuffer
 from tpdet.runner.graphs.packed_step import BatchShape, StepShape, StepSpans, packed_batches
 
 LEAST_ROWS = 256
-"""Of the smallest bucket but for those of short prompts."""
+"""Rows of the smallest bucket but for those of short prompts."""
 
 SHORT_ROWS = 64, 128
 """Buckets of a short prompt and what decodes beside it. All products of Qwen3-8B's layers take 4.2,
@@ -46,23 +45,16 @@ class StepGraphs(CapturedSteps):
     """
 
     def __init__(
-        self,
-        model: Decoder,
-        first: Decoder,
-        pages: KeyValuePages,
-        sampled: torch.Tensor,
-        shapes: Sequence[StepShape],
-        room: GraphRoom | None,
-        ends: Sequence[StepShape],
+        self, source: GraphSource, shapes: Sequence[StepShape], ends: Sequence[StepShape]
     ) -> None:
-        """As `CapturedSteps`; ends: shapes of decode steps, to which wanted rows are padded."""
-        self._finishes, self._ends = model.finishes_some, ends
+        """Capture every shape; ends: shapes of decode steps, to which wanted rows are padded."""
+        self._finishes, self._ends = source.model.finishes_some, ends
         self._buffer: PackedBuffer | None = None
         self._batches: dict[StepShape, tuple[torch.Tensor, list[PagedBatch]]] = {}
-        if self._finishes and room is not None:
+        if self._finishes and source.room is not None:
             words = max(shape.words for shape in ends)
-            self._buffer = PackedBuffer(sampled.device, words)
-        super().__init__(model, first, pages, sampled, shapes, room)
+            self._buffer = PackedBuffer(source.sampled.device, words)
+        super().__init__(source, shapes)
 
     def run(self, rows: PlanRows) -> torch.Tensor | None:
         """Replay a step: the normed rows whose logits are wanted [R, H]; None if no bucket fits.

@@ -40,7 +40,7 @@ _log = logging.getLogger("tpdet.engine")
 _SIZE = 32  # bytes of a digest
 
 PROCESSES, LEAST_THREADS = 4, 2
-"""That compile at once on a host, ranks included, at most; and the cores that each takes."""
+"""Processes that compile at once on a host, ranks included, at most; cores that each takes."""
 
 
 @dataclass(frozen=True)

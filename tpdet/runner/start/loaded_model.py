@@ -69,6 +69,6 @@ class WarmedModel:
 
     loaded: LoadedModel
     digest: str
-    """Of the weights that were loaded at start; a reload changes it."""
+    """Names the weights that were loaded at start; a reload changes it."""
     num_pages: int
     """Pages of the KV cache, alike on every rank."""

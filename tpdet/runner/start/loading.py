@@ -52,7 +52,7 @@ _TOKENIZER_FILES = (
 )  # fmt: skip
 
 MOST_THREADS = 8
-"""That read weights on a rank: as many bring a GPU's link about what it takes."""
+"""Threads that read weights on a rank: as many bring a GPU's link about what it takes."""
 
 Tick = Callable[[], None]
 
@@ -225,7 +225,7 @@ class Loading:
     """
 
     digest = ""
-    """Of the weights, once `finish` has returned."""
+    """Names the weights, once `finish` has returned."""
 
     def __init__(
         self, decoder: Decoder, source: WeightSource, agree: Callable[[Decoder, WeightSource], str]

@@ -23,10 +23,10 @@ LEAST_TOKENS = 2048
 """From so many on, more tokens a step gain a few per cent only; on a CPU nothing."""
 
 STEP_SECONDS = 0.16
-"""Of a step with prompts, about, while sequences decode."""
+"""What a step with prompts takes, about, while sequences decode."""
 
 CACHE_SHARE = 0.02
-"""Of the KV cache's memory, for the tokens of a step over `LEAST_TOKENS`."""
+"""The part of the KV cache's memory for the tokens of a step over `LEAST_TOKENS`."""
 
 _TIMES_ROW_BYTES = 2  # a step's tensors lie in the allocator's memory, and in that of the graphs
 _EXCHANGED_SECONDS = 7.2e-12  # of a value, over what products hide: H200, TP 2 and 4, 8,192 rows

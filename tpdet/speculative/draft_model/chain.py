@@ -13,7 +13,7 @@ from tpdet.cache.versions import VersionTable
 from tpdet.control.row_messages import RowKey
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.runner.graphs.decode_chain import DecodeChain, Link
+from tpdet.runner.graphs.decode_chain import ChainedSteps, DecodeChain
 from tpdet.sampling.sampler import PendingSample
 from tpdet.scheduler.rows import plan_rows
 from tpdet.scheduler.sequence import Sequence
@@ -29,7 +29,7 @@ class LaterSteps:
         """table: of the pages, after the events of all plans."""
         self._chain, self._table = chain, table
         self._keys: list[RowKey] = []
-        self._link: Link | None = None
+        self._link: ChainedSteps | None = None
 
     def launch(self, copies: Rows[Sequence]) -> Answers | None:
         """Launch a step of the next token of each copy, all of which sample; None: no graph fits.
@@ -49,7 +49,7 @@ class LaterSteps:
         if self._link is not None:
             self._link.copy_answers()
 
-    def _begin(self, copies: Rows[Sequence]) -> Link | None:
+    def _begin(self, copies: Rows[Sequence]) -> ChainedSteps | None:
         rows = plan_rows(copies, [1] * len(copies))
         self._table.check_readers(rows)
         packed = b"".join([copy.packed_sampling for copy in copies])

@@ -9,6 +9,7 @@ from tpdet.control.plan import StepPlan
 from tpdet.engine import Engine
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.runner.graphs.captured_steps import GraphSource
 from tpdet.runner.graphs.decode_graphs import DecodeGraphs, decode_shapes
 from tpdet.runner.graphs.engine_graphs import Graphs
 from tpdet.runner.graphs.graph_room import Graph, GraphRoom
@@ -25,7 +26,8 @@ def plan_only(engine: Engine) -> None:
     assert runner.pages is not None
     shapes = decode_shapes(config.max_running, -(-runner.max_model_len // PAGE_TOKENS))
     room = _EmptyRoom(runner.device, max(shape.words for shape in shapes))
-    decode = _EmptyGraphs(runner.model, runner.model, runner.pages, runner.sampled, shapes, room)
+    source = GraphSource(runner.model, runner.model, runner.pages, runner.sampled, room)
+    decode = _EmptyGraphs(source, shapes)
     runner.graphs = Graphs(decode, None, fixed_batch=False)
     runner.sharing = _FixedTokens(engine.model_config.vocab_size)
 
@@ -44,8 +46,8 @@ class _EmptyRoom(GraphRoom):
 class _EmptyGraphs(DecodeGraphs):
     def run(self, rows: object) -> torch.Tensor:
         """Pack the rows; the logits are zeros."""
-        if self._kept is None:
-            self._kept = torch.zeros(self._buckets[-1][0].rows, 1)
+        if not self._kept:
+            self._kept = (torch.zeros(self._buckets[-1][0].rows, 1),)
         return super().run(rows)  # type: ignore[arg-type]
 
     def _step(self, *_: object, **more: object) -> None:
