@@ -7,13 +7,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
 from tpdet.errors import PeerLostError, TpdetError
-from tpdet.launch.host.processes import process_status, send_signal
+from tpdet.launch.host.processes import process_status
 from tpdet.launch.host.resources import resource_error
 from tpdet.launch.life.log_lines import flush_log
 from tpdet.launch.life.run_directory import ExitDecision, RankRecord, RunDirectory, supervised
@@ -42,14 +42,12 @@ def lost_local_peers(run: RunDirectory, rank: int) -> list[LostPeer]:
     """
     if run.exit_decision() is not None:
         return []
-    lost = []
-    for record in run.records():
-        if record.rank == rank or not record.local:
-            continue
-        reason = _why_lost(record)
-        if reason is not None:
-            lost.append(LostPeer(record.rank, record.pid, reason))
-    return lost
+    peers = [record for record in run.local_records() if record.rank != rank]
+    return [
+        LostPeer(peer.rank, peer.pid, reason)
+        for peer in peers
+        if (reason := _why_lost(peer)) is not None
+    ]
 
 
 def _why_lost(record: RankRecord) -> str | None:
@@ -73,9 +71,26 @@ def check_peers(run: RunDirectory, rank: int) -> None:
 
 def kill_local_ranks(run: RunDirectory, except_rank: int | None = None) -> None:
     """SIGKILL every registered rank of this host, stopped ones too, except one."""
-    for record in run.records():
-        if record.rank != except_rank and record.local:
-            send_signal(record.pid, record.start_time, signal.SIGKILL)
+    for record in run.local_records():
+        if record.rank != except_rank:
+            record.signal(signal.SIGKILL)
+
+
+class StopRelay:
+    """Sends every stop signal once to every rank of this host, also to those that come later."""
+
+    def __init__(self) -> None:
+        self.arrived: list[int] = []
+        """The signals so far, in order."""
+        self._sent: dict[int, int] = {}
+
+    def forward(self, arrived: Sequence[int], records: Sequence[RankRecord]) -> None:
+        """Take up signals that arrived; records: the ranks that have registered so far."""
+        self.arrived += arrived
+        for record in records:
+            for number in self.arrived[self._sent.get(record.rank, 0) :]:
+                record.signal(number)
+            self._sent[record.rank] = len(self.arrived)
 
 
 def end_process(
@@ -134,7 +149,7 @@ def end_start(run: RunDirectory) -> NoReturn:
 def _let_rank_0_speak(run: RunDirectory) -> None:
     """Wait a little for rank 0 to end by itself: only it can tell clients which rank was lost."""
     deadline = time.monotonic() + _RANK_0_SECONDS
-    leaders = [record for record in run.records() if record.rank == 0 and record.local]
+    leaders = [record for record in run.local_records() if record.rank == 0]
     while time.monotonic() < deadline and any(_why_lost(leader) is None for leader in leaders):
         time.sleep(0.02)
 

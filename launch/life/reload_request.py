@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tpdet.errors import NotFoundError, PeerLostError, ResourceError
-from tpdet.launch.host.processes import living_process
 from tpdet.launch.host.whole_file import read_json, write_json
 from tpdet.launch.life.run_directory import RunDirectory
 
@@ -81,8 +80,8 @@ def reload(run_dir: Path, model: str, patience: float) -> ReloadAnswer:
     here, ResourceError if a reload is under way, PeerLostError if the server ends meanwhile.
     """
     run = RunDirectory(run_dir.absolute(), session="")
-    leader = next((record for record in run.records() if record.rank == 0 and record.local), None)
-    if leader is None or living_process(leader.pid, leader.start_time) is None:
+    leader = next((record for record in run.local_records() if record.rank == 0), None)
+    if leader is None or not leader.runs:
         raise NotFoundError(f"no server of this host runs in {run_dir}")
     if Path(model).exists() and model:
         model = str(Path(model).absolute())
@@ -93,6 +92,6 @@ def reload(run_dir: Path, model: str, patience: float) -> ReloadAnswer:
         content = read_json(run.path / ANSWER)
         if content is not None and content.get("id") == request.id:
             return ReloadAnswer(**content)
-        if living_process(leader.pid, leader.start_time) is None:
+        if not leader.runs:
             raise PeerLostError(f"the server of {run_dir} ended before the reload was done")
         time.sleep(_POLL_SECONDS)

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from tpdet.errors import NotPermittedError, PeerLostError, ResourceError, TpdetError, UsageError
-from tpdet.launch.host.processes import process_status
+from tpdet.launch.host.processes import living_process, process_status, send_signal
 from tpdet.launch.host.whole_file import read_json, write_json, write_text
 from tpdet.launch.life.run_secret import new_secret, read_secret_file
 from tpdet.launch.ranks.environment import STORE_FILE, STORE_VARIABLE, RankEnvironment
@@ -63,6 +63,15 @@ class RankRecord:
     def local(self) -> bool:
         """Whether it runs on this host, so that its pid means something here."""
         return self.host == socket.gethostname()
+
+    @property
+    def runs(self) -> bool:
+        """Whether that very process has not ended; for a local one."""
+        return living_process(self.pid, self.start_time) is not None
+
+    def signal(self, number: int) -> None:
+        """Signal that very process, unless it has ended; for a local one."""
+        send_signal(self.pid, self.start_time, number)
 
 
 @dataclass(frozen=True)
@@ -201,6 +210,10 @@ class RunDirectory:
         contents = [read_json(folder / name) for name in names]
         records = [RankRecord(**content) for content in contents if content is not None]
         return sorted(records, key=lambda record: record.rank)
+
+    def local_records(self) -> list[RankRecord]:
+        """The registered ranks of this host, in rank order."""
+        return [record for record in self.records() if record.local]
 
     def write_ready(self, content: Mapping[str, Any]) -> None:
         """Write ready.json: the server takes requests."""

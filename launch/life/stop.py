@@ -2,12 +2,11 @@
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from tpdet.errors import NotFoundError, PeerLostError
-from tpdet.launch.host.processes import living_process, send_signal
-from tpdet.launch.life.run_directory import ExitDecision, RankRecord, RunDirectory
+from tpdet.launch.life.run_directory import ExitDecision, RunDirectory
 
 _POLL_SECONDS = 0.02
 
@@ -25,11 +24,11 @@ def stop(run_dir: Path, timeout: float = 60.0, say: Callable[[str], None] = _sil
     ended without deciding a code.
     """
     run = RunDirectory(run_dir.absolute(), session="")
-    records = [record for record in run.records() if record.local]
+    records = run.local_records()
     decision = run.exit_decision()
     if not records and decision is None:
         raise NotFoundError(f"no server of this host has registered in {run_dir}")
-    running = _living(records)
+    running = [record for record in records if record.runs]
     if not running:
         if decision is None:
             raise NotFoundError(f"the server of {run_dir} has ended without an exit.json")
@@ -37,9 +36,9 @@ def stop(run_dir: Path, timeout: float = 60.0, say: Callable[[str], None] = _sil
         return decision.exit
     for record in running:
         if record.rank == 0:
-            send_signal(record.pid, record.start_time, signal.SIGTERM)
+            record.signal(signal.SIGTERM)
     deadline = time.monotonic() + timeout
-    while running := _living(running):
+    while running := [record for record in running if record.runs]:
         # A temporary directory goes with its server.
         decision = run.exit_decision() or decision
         if time.monotonic() > deadline:
@@ -56,9 +55,3 @@ def stop(run_dir: Path, timeout: float = 60.0, say: Callable[[str], None] = _sil
 def _how(decision: ExitDecision) -> str:
     why = f": {decision.message}" if decision.message else ""
     return f"{decision.code}, exit code {decision.exit}{why}"
-
-
-def _living(records: Sequence[RankRecord]) -> list[RankRecord]:
-    return [
-        record for record in records if living_process(record.pid, record.start_time) is not None
-    ]

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from tpdet.errors import DrainTimeoutError, NotFoundError, PeerLostError, UsageError
 from tpdet.launch.host.interpreter import python_command, python_environment
-from tpdet.launch.host.processes import die_with_parent, living_process, send_signal
+from tpdet.launch.host.processes import die_with_parent
 from tpdet.launch.host.whole_file import read_json
-from tpdet.launch.life.lifecycle import kill_local_ranks, print_fatal
+from tpdet.launch.life.lifecycle import StopRelay, kill_local_ranks, print_fatal
 from tpdet.launch.life.run_directory import RunDirectory
 from tpdet.launch.life.signals import STOP_SIGNALS, StopSignals
 
@@ -182,8 +182,7 @@ class _Watch:
     ) -> None:
         self._process, self._path, self._earlier = process, path.absolute(), earlier
         self._signals, self._drain_timeout = signals, drain_timeout
-        self._pending: list[int] = []
-        self._sent: dict[int, int] = {}
+        self._relay = StopRelay()
         self._deadline: float | None = None
 
     def wait(self) -> int:
@@ -211,25 +210,17 @@ class _Watch:
 
     def _living(self) -> bool:
         directory = self._run()
-        return directory is not None and any(
-            living_process(record.pid, record.start_time)
-            for record in directory.records()
-            if record.local
-        )
+        return directory is not None and any(record.runs for record in directory.local_records())
 
     def _forward(self, arrived: list[int]) -> None:
-        """Give every stop signal once to every rank here, also to those that register later."""
-        self._pending += arrived
-        if self._pending and self._deadline is None:
+        """Pass stop signals on to the ranks here; from the first on, the drain's time counts."""
+        if arrived and self._deadline is None:
             self._deadline = time.monotonic() + self._drain_timeout + GRACE_SECONDS
         directory = self._run()
-        records = [] if directory is None else [r for r in directory.records() if r.local]
+        records = [] if directory is None else directory.local_records()
         if arrived and not records:
             self._process.kill()  # nobody serves yet: there is nothing to drain
-        for record in records:
-            for number in self._pending[self._sent.get(record.rank, 0) :]:
-                send_signal(record.pid, record.start_time, number)
-            self._sent[record.rank] = len(self._pending)
+        self._relay.forward(arrived, records)
 
     def _end_late(self) -> None:
         """Decide the exit for a rank 0 that did not end its drain in time."""
@@ -243,7 +234,7 @@ class _Watch:
             exit_code, code, details = decision.exit, decision.code, {"rank": decision.rank}
         elif directory is not None and directory.records():
             exit_code, code, details = PeerLostError.exit_code, PeerLostError.code, {}
-        elif self._pending:
+        elif self._relay.arrived:
             return 0
         else:
             return self._process.returncode if self._process.returncode > 0 else 70

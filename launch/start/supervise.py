@@ -22,7 +22,7 @@ from tpdet.launch.host.processes import (
     process_status,
     send_signal,
 )
-from tpdet.launch.life.lifecycle import kill_local_ranks, print_fatal
+from tpdet.launch.life.lifecycle import StopRelay, kill_local_ranks, print_fatal
 from tpdet.launch.life.run_directory import (
     SESSION_VARIABLE,
     ExitDecision,
@@ -87,8 +87,7 @@ class _Supervisor:
         self._step_timeout = step_timeout
         self._drain_timeout = drain_timeout
         self._signals = StopSignals()
-        self._stop_signals: list[int] = []
-        self._sent: dict[int, int] = {}
+        self._relay = StopRelay()
         self._stopped_at: float | None = None
         self._was_ready = False
         self._held_since: dict[int, float] = {}
@@ -129,19 +128,14 @@ class _Supervisor:
         return LocalRanks(self._tp, command, self._run.path, environment)
 
     def _forward(self, arrived: list[int], ranks: LocalRanks) -> None:
-        """Send every stop signal once to every rank, also to those that register later."""
+        """Pass stop signals on to the ranks: by their records, or by pid before there are any."""
         records = self._run.records()
-        for number in arrived:
-            self._stop_signals.append(number)
-            if self._stopped_at is None:
-                self._stopped_at = time.monotonic()
-            if not records:
-                # To a rank that still imports SIGINT would be an exception, with its traceback.
-                ranks.send(signal.SIGTERM if number == signal.SIGINT else number)
-        for record in records:
-            for number in self._stop_signals[self._sent.get(record.rank, 0) :]:
-                send_signal(record.pid, record.start_time, number)
-            self._sent[record.rank] = len(self._stop_signals)
+        if arrived and self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+        for number in arrived if not records else ():
+            # To a rank that still imports SIGINT would be an exception, with its traceback.
+            ranks.send(signal.SIGTERM if number == signal.SIGINT else number)
+        self._relay.forward(arrived, records)
 
     def _end_held_ranks(self) -> None:
         """A rank held stopped for the step timeout is hung; at TP 1 no peer would notice."""
@@ -187,7 +181,7 @@ class _Supervisor:
         if (found := self._run.exit_decision()) is not None:
             return found
         failed = ranks.failed
-        if failed is None or (self._stop_signals and not self._run.records()):
+        if failed is None or (self._relay.arrived and not self._run.records()):
             found = ExitDecision(0, "drained", 0)
         elif self._run.records() or failed[1] < 0:
             message = f"{describe_end(*failed)}: the server ends"
