@@ -1,8 +1,8 @@
 """Turns a step's logits into what the scheduler commits: tokens, prompt scores, failures."""
 
-from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections import abc
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -33,14 +33,14 @@ from tpdet.scheduler.pending_steps import PendingStep
 from tpdet.scheduler.rows import row_params
 from tpdet.scheduler.sequence import Sequence
 
-LogitsTap = Callable[[Row, int, torch.Tensor], None]
+LogitsTap = abc.Callable[[Row, int, torch.Tensor], None]
 """Sees a plan row, the position of the first of its logits, and the fp32 logits [n, V]."""
 
 
-class _Wanted(NamedTuple):
-    """Row `place` of the plan, with `logits` logits, the first of which is the step's `first`."""
+class _LogitRow(NamedTuple):
+    """Row `number` of the plan, with `logits` logits, the first of which is the step's `first`."""
 
-    place: int
+    number: int
     first: int
     logits: int
     sequence: Sequence
@@ -60,16 +60,12 @@ class StepResults:
         self.failures: dict[str, str] = {}
 
     @cached_property
-    def _wanted(self) -> list[_Wanted]:
+    def _logit_rows(self) -> list[_LogitRow]:
         """The rows with logits, in order; steps that sample one plain token a row need no list."""
-        found: list[_Wanted] = []
-        step, first = self._step, 0
-        rows = enumerate(zip(step.logits, step.sequences, *step.wanted(), strict=True))
-        for place, (logits, sequence, sampling, scoring) in rows:
-            if logits:
-                found.append(_Wanted(place, first, logits, sequence, sampling, scoring))
-                first += logits
-        return found
+        step = self._step
+        firsts = accumulate(step.logits, initial=0)
+        rows = enumerate(zip(firsts, step.logits, step.sequences, *step.wanted(), strict=False))
+        return [_LogitRow(number, *row) for number, row in rows if row[1]]
 
     @cached_property
     def _sequences(self) -> list[Sequence]:
@@ -153,32 +149,33 @@ class StepResults:
         return self._keep(sequences, together(first, logits))
 
     def _take_whole(self, first: int, logits: torch.Tensor) -> torch.Tensor:
-        last = first + len(logits)
+        last, step = first + len(logits), self._step
         params: list[RowParams] = []
         sequences: list[Sequence] = []
         indices: list[int] = []
-        for wanted in self._wanted:
-            begin, end = wanted.first, wanted.first + wanted.logits
-            low, high = max(first, begin), min(last, end)
+        for row in self._logit_rows:
+            low, high = max(first, row.first), min(last, row.first + row.logits)
             if low >= high:
                 continue
-            if self._tap is not None or wanted.scoring is not None:
-                mine = logits[low - first : high - first]
-                position = self._step.ends[wanted.place] - wanted.logits + (low - begin)
+            row_end, plan_end = row.first + row.logits - 1, step.ends[row.number]
+            if self._tap is not None or row.scoring is not None:
+                part, position = logits[low - first : high - first], plan_end - 1 - (row_end - low)
                 if self._tap is not None:
-                    self._tap(self._step.plan.rows[wanted.place], position, mine.cpu())
-                if wanted.scoring is not None:
-                    self._score(wanted.scoring, position, mine)
-            if wanted.sampling is None:
+                    self._tap(step.plan.rows[row.number], position, part.cpu())
+                if row.scoring is not None:
+                    self._score(row.scoring, position, part)
+            if row.sampling is None:
                 continue
-            sampled = end - 1 - self._step.drafted.get(wanted.sequence.key, 0)
-            for at in range(max(low, sampled), high):
-                behind = end - 1 - at  # drafts after this position
-                position = self._step.ends[wanted.place] - behind
-                how = row_params(wanted.sequence, position) if behind else wanted.sampling
-                params.append(how)
-                sequences.append(wanted.sequence)
-                indices.append(at - first)
+            sampled = row_end - step.drafted.get(row.sequence.key, 0)
+            for index in range(max(low, sampled), high):
+                drafts_behind = row_end - index
+                params.append(
+                    row_params(row.sequence, plan_end - drafts_behind)
+                    if drafts_behind
+                    else row.sampling
+                )
+                sequences.append(row.sequence)
+                indices.append(index - first)
         if not params:
             return logits.new_empty(0, dtype=torch.int64)
         if indices != list(range(len(logits))):
@@ -218,7 +215,7 @@ class StepResults:
         return pending.tokens
 
     def _sample(
-        self, logits: torch.Tensor, params: Rows[RowParams], sequences: list[Sequence]
+        self, logits: torch.Tensor, params: abc.Sequence[RowParams], sequences: list[Sequence]
     ) -> PendingSample:
         counts = [sequence.row_sampling.logprobs for sequence in sequences]
         return sample_columns(logits, params, counts, Shard(0, logits.shape[1]))
