@@ -2,7 +2,6 @@
 
 import gc
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -17,36 +16,14 @@ DATA_FAMILIES = (
     *("gpt_oss", "glm4_moe"),
 )
 """Families that differ from those above in data, not in code."""
-HERE = Path(__file__).parent
 # Ctrl-C is ignored by what a shell starts in its background, and by all that is started from there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # until all tests are imported: what is imported stays
-LONGEST_FIRST = (
-    "server/end_to_end/test_end_to_end.py", "tools/verify/test_verify.py", "engine/test_engine.py",
-    "engine/test_prefix_engine.py", "server/end_to_end/test_mpirun.py",
-    "server/end_to_end/test_slurm.py", "llm/test_async_llm.py", "llm/test_llm.py",
-    "server/end_to_end/test_life_cycle.py", "attack/test_listeners.py", "runner/test_reload.py",
-    "server/end_to_end/test_reload_end_to_end.py", "server/commands/test_real_starts.py",
-    "tools/score/test_score.py", "client/test_cli.py", "comm/test_nodes.py",
-    "tools/synthetic/test_make_model.py", "accuracy/test_accuracy_model.py",
-    "layers/test_unequal_leaves.py", "tools/compile/test_compile.py",
-    "kernels/compiled/test_leaves.py", "engine/test_slowdown.py",
-    "server/body/test_large_bodies.py", "kernels/compiled/test_shared_rows.py",
-    "server/front/test_log.py", "runner/test_warm_up.py", "scheduler/test_scheduler_machine.py",
-    "server/end_to_end/test_lost_processes.py", "server/front/test_http_processes.py",
-    "checkpoint/test_damaged_models.py", "server/commands/test_start_refusals.py",
-    "tools/verify/test_verify_bare.py", "launch/test_supervise.py",
-)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
     """Begin with the long files."""
-    order = {name: place for place, name in enumerate(LONGEST_FIRST)}
-
-    def place(item):
-        return order.get(item.path.relative_to(HERE).as_posix(), len(order))
-
-    items.sort(key=place)
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_collection_finish():

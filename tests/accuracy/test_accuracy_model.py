@@ -8,6 +8,8 @@ from tests.conftest import FAMILIES
 from tests.lib.engine_harness import ask, run
 from tpdet.kernels import ops, order
 
+pytestmark = pytest.mark.long
+
 SHORT, LONG = 1e-5, 1e-4  # relative error allowed to 64 tokens and at 2,000
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 
+from tests.accuracy.torch_forward import EXACT, NUMERICS_2, NUMERICS_3, log_probabilities
 from tests.lib.engine_harness import ask, run
-from tests.lib.models.torch_forward import EXACT, NUMERICS_2, NUMERICS_3, log_probabilities
 
 TOKENS = 400
 SHARE = 0.7  # of the error of the second version, at most

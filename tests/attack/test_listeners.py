@@ -16,6 +16,8 @@ from tests.lib.server.served import Served
 from tpdet.launch.host.listeners import Listener, listeners
 from tpdet.launch.life.stop import stop
 
+pytestmark = pytest.mark.long
+
 
 def whole_tree(pid):
     """The process and all it has started."""

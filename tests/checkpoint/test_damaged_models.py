@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from tests.lib.models.damaged_models import SECONDS
+from tests.checkpoint.damaged_models import SECONDS
 from tpdet.checkpoint.checkpoint import open_checkpoint
 from tpdet.checkpoint.checks import check_checkpoint
 from tpdet.checkpoint.resolve import resolve_tokenizer
@@ -20,13 +20,15 @@ from tpdet.launch.host.regular_file import NotRegularError, open_regular
 from tpdet.server.settings.settings import load_settings
 from tpdet.text.tokenizer import Tokenizer, read_files
 
+pytestmark = pytest.mark.long
+
 
 def outcomes(model, scratch, every):
     found = subprocess.run(
         [
             sys.executable,
             "-m",
-            "tests.lib.models.damaged_models",
+            "tests.checkpoint.damaged_models",
             str(model),
             str(scratch),
             str(every),

@@ -14,6 +14,8 @@ from tpdet.errors import UsageError
 from tpdet.requests.request import SamplingParams
 from tpdet.server.settings.settings import make_parser
 
+pytestmark = pytest.mark.long
+
 
 def tpdet(*arguments, timeout=120):
     command = [sys.executable, "-m", "tpdet", *map(str, arguments)]

@@ -17,7 +17,7 @@ pytestmark = needs_mpirun
 
 
 def run(ranks, folder, *arguments) -> subprocess.CompletedProcess:
-    """tests.lib.comm.mpi_rank by mpirun."""
+    """tests.comm.mpi_rank by mpirun."""
     return subprocess.run(
         [
             MPIRUN,
@@ -29,7 +29,7 @@ def run(ranks, folder, *arguments) -> subprocess.CompletedProcess:
             "slot:OVERSUBSCRIBE",
             sys.executable,
             "-m",
-            "tests.lib.comm.mpi_rank",
+            "tests.comm.mpi_rank",
             str(folder),
             *arguments,
         ],
@@ -61,7 +61,7 @@ def test_mpich_carries_the_same_bits(tmp_path):
     """In an environment of its own, where mpi4py finds MPICH's library."""
     programs, output = make_mpich_place(tmp_path / "mpich"), tmp_path / "output"
     output.mkdir()
-    command = [programs / "mpirun", "-n", "4", programs / "python", "-m", "tests.lib.comm.mpi_rank"]
+    command = [programs / "mpirun", "-n", "4", programs / "python", "-m", "tests.comm.mpi_rank"]
     done = subprocess.run(
         [*command, output],
         env=os.environ | {"OMP_NUM_THREADS": "1"},

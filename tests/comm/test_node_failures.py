@@ -61,7 +61,7 @@ def reports(folder, model, ranks, cases, drop=()):
             command = [
                 sys.executable,
                 "-m",
-                "tests.lib.comm.failing_node",
+                "tests.comm.failing_node",
                 str(folder / f"{rank}.json"),
             ]
             started.append(

@@ -23,6 +23,8 @@ from tpdet.kernels.node_plan import node_plan
 from tpdet.kernels.partial_sums import gathered_sums
 from tpdet.launch.ranks.node_name import NODE_VARIABLE
 
+pytestmark = pytest.mark.long
+
 SHAPES = [(2, 1), (2, 2), (2, 4), (4, 2), (2, 8)]
 """Nodes, and ranks of each."""
 CASES = [
@@ -286,7 +288,7 @@ def start_gloo(folder, nodes: int, ranks: int, leaves: int, places=None) -> list
             command = [
                 sys.executable,
                 "-m",
-                "tests.lib.comm.node_rank",
+                "tests.comm.node_rank",
                 str(file),
                 str(nodes),
                 str(leaves),

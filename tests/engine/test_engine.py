@@ -14,6 +14,8 @@ from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.models import micro_batches
 
+pytestmark = pytest.mark.long
+
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "logprobs": 2}
 
 

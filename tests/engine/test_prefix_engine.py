@@ -11,6 +11,8 @@ from tests.lib.bits import assert_same_bits
 from tests.lib.engine_harness import ask, run
 from tests.lib.some_slow import some_slow
 
+pytestmark = pytest.mark.long
+
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "logprobs": 2}
 _random = random.Random(3)
 at_both_ends = pytest.mark.parametrize(("tp", "ahead"), [(1, False), (2, True)])

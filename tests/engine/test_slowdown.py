@@ -15,6 +15,8 @@ from tpdet.engine.slowdown import WINDOW, SlowdownWatch
 from tpdet.errors import UsageError
 from tpdet.requests.request import TokenOutput
 
+pytestmark = pytest.mark.long
+
 TASKS = [range(7, 7 + n) for n in (40, 60, 9)]
 
 

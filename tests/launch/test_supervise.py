@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -23,8 +24,10 @@ from tpdet.launch.life.stop import stop
 from tpdet.launch.ranks.environment import TORCHRUN_ADDRESS_NAMES, TORCHRUN_NAMES
 from tpdet.launch.start.torchrun import torchrun_command
 
+pytestmark = pytest.mark.long
+
 TOLD = (*TORCHRUN_NAMES, *TORCHRUN_ADDRESS_NAMES)
-DUMMY = str(ROOT / "tests" / "lib" / "launch" / "dummy_rank.py")
+DUMMY = str(Path(__file__).with_name("dummy_rank.py"))
 SERVE = (
     "import sys; from pathlib import Path; from tpdet.launch.start.supervise import serve; "
     "sys.exit(serve(int(sys.argv[2]), ['--case', sys.argv[3]], Path(sys.argv[1]), "

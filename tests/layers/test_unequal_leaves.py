@@ -18,6 +18,8 @@ from tpdet.kernels import order
 from tpdet.layers.linear import ColumnPart
 from tpdet.tools.bench.report.shapes import cut_for
 
+pytestmark = pytest.mark.long
+
 NINE = {"like": "llama", "hidden": 192, "heads": 9, "kv_heads": 3, "intermediate": 208}
 FOURTEEN = {"like": "qwen2", "hidden": 128, "heads": 14, "kv_heads": 2, "intermediate": 304}
 FIVE = {"like": "qwen3", "hidden": 128, "heads": 5, "kv_heads": 5, "intermediate": 144}

@@ -25,6 +25,8 @@ from tpdet.errors import (
 from tpdet.launch.life.faults import Fault
 from tpdet.launch.start.torchrun import rank_environment, torchrun_command
 
+pytestmark = pytest.mark.long
+
 LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, seed=1)
 
 

@@ -33,6 +33,8 @@ from tpdet.errors import (
 from tpdet.launch.life.faults import Fault
 from tpdet.launch.start.torchrun import rank_environment, torchrun_command
 
+pytestmark = pytest.mark.long
+
 SCRIPT = """
 import json, sys
 import msgspec

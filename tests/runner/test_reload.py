@@ -18,6 +18,8 @@ from tpdet.engine import Engine
 from tpdet.errors import IntegrityError, ReloadError
 from tpdet.scheduler.page_manager import PageManager
 
+pytestmark = pytest.mark.long
+
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "logprobs": 2}
 _random = random.Random(11)
 BASE = [_random.randrange(1024) for _ in range(600)]

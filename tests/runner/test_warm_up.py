@@ -7,6 +7,8 @@ from tests.lib.engine_harness import ask, run
 from tpdet.models.warm_up import pages_needed, sizes
 from tpdet.runner.start.warming import warm_engine
 
+pytestmark = pytest.mark.long
+
 
 def test_sizes_are_of_both_kinds_and_end_at_the_limit():
     assert list(sizes(1)) == [1]

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
 from tests.lib.scheduler.answers import answer_alone, make_prompt
-from tests.lib.scheduler.page_tables import ModelOfPages
 from tests.lib.scheduler.simulation import Simulation, make_scheduler
 from tests.lib.scheduler.small_pages import small_pages
+from tests.scheduler.page_tables import ModelOfPages
 from tpdet.cache.versions import version_id
 from tpdet.control.plan import encode_plan
 from tpdet.errors import OverloadedError, RequestError

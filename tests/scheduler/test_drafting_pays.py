@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.lib.scheduler.drafting_simulation import AWAITED, PLAIN, Server
+from tests.scheduler.drafting_simulation import AWAITED, PLAIN, Server
 from tpdet.speculative.acceptance import PROOF
 
 

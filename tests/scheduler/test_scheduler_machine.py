@@ -17,6 +17,8 @@ from tpdet.scheduler.pending_steps import PendingSteps
 from tpdet.scheduler.policy import Policy
 from tpdet.scheduler.request_table import RequestTable
 
+pytestmark = pytest.mark.long
+
 HASH_SEEDS = ("0", "4242")
 EXAMPLES = 400  # of each; every bug below is found within as many
 MANY_EXAMPLES = 3334

@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from tests.lib.public_files import NPM_TOKENIZERS, npm_tokenizer
-from tests.lib.text.placed_tokens import MAKERS, place, text
+from tests.text.placed_tokens import MAKERS, place, text
 from tpdet.errors import CheckpointError, RequestError, UsageError
 from tpdet.text.declared_tokens import DeclaredTokens
 from tpdet.text.detokenizer import IncrementalDetokenizer

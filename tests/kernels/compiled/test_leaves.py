@@ -30,6 +30,8 @@ from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.fold_program import own_program
 from tpdet.kernels.partial_sums import relative_roots
 
+pytestmark = pytest.mark.long
+
 LARGEST = Tile(128, 256, 64, 8, 3, "descriptor", halves=2)
 SQUARE = Tile(128, 128, 64, 8, 4, "descriptor")
 SMALL = Tile(64, 128, 128, 4, 4, "descriptor_swapped")

@@ -15,6 +15,8 @@ from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.runner.step import shared_rows
 from tpdet.sampling.sampler import finish, sample, sample_columns, sample_shared
 
+pytestmark = pytest.mark.long
+
 WAYS = (
     {"temperature": 0.8, "top_k": 20, "top_p": 0.9},
     {"temperature": 0.0, "logprobs": 3},

@@ -37,7 +37,7 @@ def _exact_interpreter():
         interpreter_builder,
     )
 
-    from tests.lib.kernels.emulated_merge import EmulatedLaunch
+    from tests.kernels.interpreted.emulated_merge import EmulatedLaunch
     from tpdet.kernels.cuda.attention import decode_launch
 
     with pytest.MonkeyPatch.context() as patch:

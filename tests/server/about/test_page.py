@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.lib.server.harness import MODEL, Server, refused
-from tests.lib.server.headless import PROGRAM, Browser
+from tests.server.about.headless import PROGRAM, Browser
 from tpdet.requests.body.limits import all_limits
 from tpdet.server.about.operations import ELSEWHERE, OPERATIONS
 from tpdet.server.about.page import Page

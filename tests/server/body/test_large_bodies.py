@@ -14,6 +14,8 @@ import pytest
 from tests.lib.server.harness import MODEL, Server, eventually, request_bytes
 from tpdet.requests.body import limits
 
+pytestmark = pytest.mark.long
+
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 LARGE = limits.LARGE_BODY_BYTES + 1
 KIND = "Content-Type: application/json"

@@ -14,6 +14,8 @@ from tests.lib.server.harness import eventually
 from tpdet.cli import main
 from tpdet.launch.life.run_directory import RunDirectory
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def serve(tmp_path):

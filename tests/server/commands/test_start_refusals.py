@@ -9,6 +9,8 @@ from tests.lib.server.harness import Server
 from tests.lib.server.streams import fatal_line
 from tests.lib.tree import ROOT
 
+pytestmark = pytest.mark.long
+
 
 def test_a_taken_port_is_71_and_leaves_nobody(start_server):
     server = start_server()

@@ -18,6 +18,8 @@ import pytest
 
 from tests.lib.server.served import STEP_TIMEOUT, Served, streams
 
+pytestmark = pytest.mark.long
+
 SIZES = (1, 2, pytest.param(4, marks=pytest.mark.slow))  # a Slurm step serves at 4
 # Without blanks, so that a model of random weights comes to an end soon.
 SCHEMA = {"anyOf": [{"enum": ["alpha", "beta"]}, {"type": "integer", "minimum": 0, "maximum": 999}]}

@@ -15,6 +15,8 @@ import pytest
 from tests.lib.server.harness import MODEL, eventually, request_bytes
 from tests.lib.server.streams import PATH, SLOW, decided, fatal_line, in_background, running
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_client_that_goes_away_is_dropped(server, streamed):

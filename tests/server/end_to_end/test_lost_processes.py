@@ -12,6 +12,8 @@ import pytest
 from tests.lib.server.harness import eventually
 from tests.lib.server.streams import SLOW, decided, fatal_line, in_background, running, stream
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.slow
 def test_an_engine_that_hangs_ends_every_stream_and_the_server(start_server):

@@ -17,7 +17,7 @@ from tests.lib.ports import free_port
 from tests.lib.server.cluster import FLAGS, LONG, Asking, all_gone, ask, family, wait_ready
 from tpdet.launch.life.stop import stop
 
-pytestmark = needs_mpirun
+pytestmark = [pytest.mark.long, needs_mpirun]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.lib.server.harness import eventually
-from tests.lib.server.network_hosts import NetworkHosts, NoNamespacesError
+from tests.server.end_to_end.network_hosts import NetworkHosts, NoNamespacesError
 from tpdet.launch.start.torchrun import C10D, STATIC, cluster_command
 
 pytestmark = pytest.mark.alone

@@ -9,6 +9,8 @@ from tests.lib.server.served import Served
 from tpdet.llm import LLM
 from tpdet.requests.request import SamplingParams
 
+pytestmark = pytest.mark.long
+
 PROMPTS = (list(range(40, 90)), list(range(300, 580)), list(range(300, 580)))  # the last one hot
 FIELDS = {"temperature": 0.8, "seed": 3, "max_tokens": 6}
 

@@ -12,9 +12,11 @@ from tests.lib.launch.openmpi_place import MPIRUN
 from tests.lib.launch.slurm_cluster import slurm_cluster, slurm_environment
 from tests.lib.loopback import is_loopback
 from tests.lib.server.cluster import Asking, ask
-from tests.lib.server.slurm_job import Job, slurm_step
+from tests.server.end_to_end.slurm_job import Job, slurm_step
 from tpdet.launch.host.listeners import listeners
 from tpdet.launch.start.mpirun import AGENT_VARIABLE
+
+pytestmark = pytest.mark.long
 
 TEMPLATES = ("srun", "torchrun", "mpirun", "container", "one-node")
 WARNED = {"mpirun": ("--batch",)}

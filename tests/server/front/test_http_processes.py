@@ -21,6 +21,8 @@ from tpdet.server.settings.settings import load_settings
 from tpdet.server.wire.protocol import Status
 from tpdet.server.wire.request_ids import new_request_id, process_of
 
+pytestmark = pytest.mark.long
+
 TWO = ("--http-processes", "2")
 ENOUGH = 200  # connections, of which each process gets some
 

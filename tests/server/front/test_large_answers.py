@@ -34,7 +34,7 @@ def server(tmp_path_factory):
 @contextlib.contextmanager
 def watched(server, *paths):
     """Seconds of each path's answers, asked from another process all the while."""
-    command = [sys.executable, "-m", "tests.lib.server.health_watch", str(server.port), *paths]
+    command = [sys.executable, "-m", "tests.server.front.health_watch", str(server.port), *paths]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

@@ -17,6 +17,8 @@ from tpdet.server.front.metrics import Metrics
 from tpdet.server.front.statistics_line import StatisticsLine
 from tpdet.server.wire.protocol import Status
 
+pytestmark = pytest.mark.long
+
 
 def record(text: str, name: str = "tpdet.server", error: BaseException | None = None):
     info = (type(error), error, error.__traceback__) if error else None

@@ -60,6 +60,8 @@ from tpdet.tools.compile.asked import (
 from tpdet.tools.compile.command import compile_to, keep_kernels
 from tpdet.tools.compile.weightless import SMALL, Weightless
 
+pytestmark = pytest.mark.long
+
 CPU = torch.device("cpu")
 STEPS = {"max_num_seqs": 20, "max_num_batched_tokens": 300, "max_model_len": 2048}
 

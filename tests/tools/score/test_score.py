@@ -15,6 +15,8 @@ from tpdet import LLM, SamplingParams
 from tpdet.cli import main
 from tpdet.launch.start.torchrun import rank_environment, torchrun_command
 
+pytestmark = pytest.mark.long
+
 TEXT = "The for statement is used to iterate: é, 東京, \x1b[0m\r\n" * 12
 ONE_OF_TWO = {
     "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",

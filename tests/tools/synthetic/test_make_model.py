@@ -16,6 +16,8 @@ from tpdet.errors import CheckpointError, UsageError
 from tpdet.text.tokenizer import Tokenizer
 from tpdet.tools.synthetic.make_model import make_model
 
+pytestmark = pytest.mark.long
+
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SMALL = {"hidden": 128, "layers": 2, "heads": 2, "intermediate": 256, "vocab": 1031}
 

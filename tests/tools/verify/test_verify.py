@@ -11,6 +11,8 @@ from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.tools.verify.compare import compare
 from tpdet.tools.worlds.spec import Machine, Trace, WorldReport
 
+pytestmark = pytest.mark.long
+
 STEPS = "alone,batch,chunks,whole,preempted,prefill"  # drafts: see test_verify_drafts
 
 

@@ -16,6 +16,8 @@ from tpdet.tools.verify import progress as progress_module
 from tpdet.tools.verify.arguments import SHORT, WHOLE, fill_matrix
 from tpdet.tools.verify.progress import CircumstancesDone, Progress, duration
 
+pytestmark = pytest.mark.long
+
 COMMAND = [sys.executable, "-m", "tpdet", "verify"]
 
 

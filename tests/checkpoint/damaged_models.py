@@ -1,6 +1,6 @@
 """Damaged model directories, each loaded in a forked child with bounds on time and memory.
 
-`python -m tests.lib.models.damaged_models MODEL SCRATCH EVERY`: of the cases with a changed value
+`python -m tests.checkpoint.damaged_models MODEL SCRATCH EVERY`: of the cases with a changed value
 each EVERYth (all with 1), the others always. One line of JSON a case, `[name, exit code, seconds,
 message]`; an exit code below zero is the signal that ended the child.
 """

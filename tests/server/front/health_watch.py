@@ -1,4 +1,4 @@
-"""`python -m tests.lib.server.health_watch PORT PATH...`: asks in turn until standard input ends.
+"""`python -m tests.server.front.health_watch PORT PATH...`: asks in turn until standard input ends.
 
 A process of its own, so that nothing of a test holds it up. Prints a line once all were
 asked, and at the end one of JSON: each path's seconds, an answer each.
