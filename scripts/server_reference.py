@@ -21,6 +21,7 @@ from tpdet import errors  # noqa: E402
 from tpdet.requests.body import idle_fields  # noqa: E402
 from tpdet.requests.body.limits import all_limits  # noqa: E402
 from tpdet.requests.body.schema import ChatBody, CompletionBody  # noqa: E402
+from tpdet.scheduler.speculator import PLACES  # noqa: E402
 from tpdet.server.front.engine_metrics import (  # noqa: E402
     DRAFT_COUNTERS,
     ENGINE_COUNTERS,
@@ -29,7 +30,6 @@ from tpdet.server.front.engine_metrics import (  # noqa: E402
 from tpdet.server.front.metrics import Metrics  # noqa: E402
 from tpdet.server.settings.settings import make_parser  # noqa: E402
 from tpdet.server.wire.protocol import Status  # noqa: E402
-from tpdet.speculative.counts import PLACES  # noqa: E402
 
 PAGE = ROOT / "docs" / "server.md"
 

@@ -15,12 +15,13 @@ from tpdet.engine import Engine
 from tpdet.errors import NotFoundError, ResourceError, UsageError
 from tpdet.runner import Runner
 from tpdet.runner.start.compile_ahead import CompilingAhead
-from tpdet.speculative.acceptance import Chances
-from tpdet.speculative.counts import DraftCounts
-from tpdet.speculative.draft_model import model as draft_model
-from tpdet.speculative.draft_model.model import DraftModel, start_draft_model
-from tpdet.speculative.draft_model.pace import DraftPace
+from tpdet.scheduler.speculator import DraftCounts
+from tpdet.speculative.acceptance import AcceptanceRates
+from tpdet.speculative.draft_model import start
+from tpdet.speculative.draft_model.model import DraftModel
 from tpdet.speculative.draft_model.pair import read_draft_model
+from tpdet.speculative.draft_model.start import start_draft_model
+from tpdet.speculative.draft_model.times import DraftTimes
 
 ALIKE = [
     ask("greedy", PROMPT, max_tokens=30),
@@ -32,10 +33,10 @@ ALIKE = [
 
 def still(engine, proof=0):
     """No time passes: what pays is assumed. proof: right drafts before any is verified."""
-    draft_anew(engine, clock=lambda: 1.0, chances=Chances(proof=proof))
+    draft_anew(engine, clock=lambda: 1.0, rates=AcceptanceRates(proof=proof))
     leave_out_freely(engine)
     if engine.draft_model is not None:
-        engine.draft_model.pace.clock = lambda: 1.0
+        engine.draft_model.times.clock = lambda: 1.0
 
 
 def drafting(model, other, requests, counts, change=None, proof=0, **how):
@@ -91,10 +92,10 @@ def test_another_model_changes_no_bit(tiny_model, plain, how):
     assert counts["draft_model"].draft_tokens > 0
 
 
-def draft_by(engine, config, instead=None):
+def draft_by(engine, config, fallback=None):
     """Have another draft model, which may know other token ids."""
     mine = DraftModel(Runner.start(config, SoloWorld()), engine.model_config.vocab_size)
-    mine.draft = partial(mine.draft, instead=instead)
+    mine.draft = partial(mine.draft, fallback=fallback)
     engine.draft_model = mine
     still(engine)
 
@@ -106,7 +107,7 @@ def test_token_ids_that_only_one_of_both_models_has_are_no_drafts(tiny_model, pl
     requests = [REQUESTS[1], ask("few ids", PROMPT[:3], max_tokens=9)]
     answer, counts, asked = plain.tokens("sampled"), {}, set()
 
-    def instead(sequence, drafts):
+    def fallback(sequence, drafts):
         asked.add(sequence.request_id)
         told = answer[len(sequence.tokens) - sequence.prompt_length :][:2]
         return [*told, vocabulary - 1][: len(drafts)]
@@ -116,7 +117,7 @@ def test_token_ids_that_only_one_of_both_models_has_are_no_drafts(tiny_model, pl
         model,
         requests,
         counts,
-        lambda engine: draft_by(engine, small_config(other), instead),
+        lambda engine: draft_by(engine, small_config(other), fallback),
     )
     assert found.answer("sampled") == plain.answer("sampled")
     assert max(REQUESTS[1].prompt_token_ids) >= 1024 > max(PROMPT[:3])
@@ -178,9 +179,9 @@ def test_a_draft_model_that_fails_is_switched_off(tiny_model, plain, monkeypatch
         if fault == "nan":
             mine.runner.model.layers[0].input_norm.weight.fill_(float("nan"))
         if fault == "hangs":
-            mine.pace = DraftPace(0.2)
+            mine.times = DraftTimes(0.2)
         if fault.startswith("slow"):
-            mine.pace.clock = lambda: now[0]
+            mine.times.clock = lambda: now[0]
         if fault not in ("nan", "raises"):
             monkeypatch.setattr(mine.runner, "launch", slow_launch)
 
@@ -200,7 +201,7 @@ def test_a_gpu_without_room_for_the_model_itself_is_refused_before_the_draft_mod
     def no_room(config, partition, world, device):
         raise ResourceError(f"no room for {config.model}")
 
-    monkeypatch.setattr(draft_model, "check_room", no_room)
+    monkeypatch.setattr(start, "check_room", no_room)
     monkeypatch.setattr(Runner, "start", lambda *given: pytest.fail("a model is loaded"))
     model = tiny_model("qwen3")
     config = small_config(model, drafts="auto", draft_model=str(model))
@@ -220,61 +221,61 @@ def test_the_start_of_the_model_itself_is_no_late_compilation(tiny_model, monkey
 def test_what_a_draft_may_take_follows_what_drafts_took():
     """Seconds of an H200 first; a call's first step, with prompts, has the call's limit only."""
     now = [100.0]
-    pace = DraftPace(60.0, lambda: now[0])
+    times = DraftTimes(60.0, lambda: now[0])
 
     def call(*short, prompt=0.0, sequences=1):
         """What `short` steps take behind the first, which computes a prompt."""
-        pace.begin(sequences)
+        times.begin(sequences)
         for seconds in (prompt, *short):
             now[0] += seconds
-            pace.end(short=seconds != prompt)
-        pace.finish()
+            times.end(short=seconds != prompt)
+        times.finish()
 
     for seconds, known in ((0.003, 0.0), (0.002, 0.0), (0.001, 0.001)):
         call(seconds, seconds)
-        assert pace.seconds(1) == pytest.approx(known)
-    pace.begin(1)
-    assert pace.left(short=True) == pytest.approx(1.0) and pace.left(short=False) == 30.0
+        assert times.seconds(1) == pytest.approx(known)
+    times.begin(1)
+    assert times.left(short=True) == pytest.approx(1.0) and times.left(short=False) == 30.0
     call(0.1, 0.1, prompt=20.0)
     call(0.004)
-    assert pace.seconds(1) == pytest.approx(0.001), "graphs may be captured in the others"
+    assert times.seconds(1) == pytest.approx(0.001), "graphs may be captured in the others"
     call(0.004)
-    assert pace.seconds(1) == pytest.approx(0.0035)
+    assert times.seconds(1) == pytest.approx(0.0035)
     now[0] += 100.0
-    assert pace.seconds(1) == pytest.approx(0.001)  # asked again, in case it was an accident
+    assert times.seconds(1) == pytest.approx(0.001)  # asked again, in case it was an accident
     for _ in range(9):
         call(0.2)
-    pace.begin(1)
-    assert pace.left(short=True) == pytest.approx(4.0)
+    times.begin(1)
+    assert times.left(short=True) == pytest.approx(4.0)
     with pytest.raises(TimeoutError, match=r"over 30.0 s for all, 4.0 for one"):
         call(4.1)
     with pytest.raises(TimeoutError, match=r"30.2 s of drafting, 0.2 of the last step"):
         call(0.2, prompt=30.0)
-    assert pace.seconds(1) < pace.seconds(16) < 2 * pace.seconds(1), "until it is known"
+    assert times.seconds(1) < times.seconds(16) < 2 * times.seconds(1), "until it is known"
     for _ in range(3):
         call(0.25, sequences=16)
-    assert pace.seconds(16) == pytest.approx(0.25) and pace.seconds(1) == pytest.approx(0.2)
+    assert times.seconds(16) == pytest.approx(0.25) and times.seconds(1) == pytest.approx(0.2)
 
 
 def test_a_call_is_as_long_as_its_first_step_and_those_behind_it():
     """So many drafts are asked for as pay: a call of one draft says little of the second."""
     now = [100.0]
-    pace = DraftPace(60.0, lambda: now[0])
+    times = DraftTimes(60.0, lambda: now[0])
 
     def call(*steps):
-        pace.begin(1)
+        times.begin(1)
         for seconds in steps:
             now[0] += seconds
-            pace.end(short=True)
-        pace.finish()
+            times.end(short=True)
+        times.finish()
 
     for _ in range(3):
         call(0.0015)
-    assert pace.first_seconds(1) == pace.seconds(1) == pytest.approx(0.0015)
+    assert times.first_seconds(1) == times.seconds(1) == pytest.approx(0.0015)
     for _ in range(3):
         call(0.0015, 0.0009, 0.0011)
-    assert pace.seconds(1) == pytest.approx(0.001)
-    assert pace.first_seconds(1) == pytest.approx(0.0015)
+    assert times.seconds(1) == pytest.approx(0.001)
+    assert times.first_seconds(1) == pytest.approx(0.0015)
 
 
 def test_a_draft_model_that_does_not_fit_is_refused_by_name(tiny_model, tokenizer_folder, tmp_path):

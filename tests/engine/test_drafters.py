@@ -69,14 +69,14 @@ def test_a_drafter_that_fails_is_switched_off_and_answers_go_on(
         now = [1.0]
         draft_anew(engine, clock=lambda: now[0])
 
-        def look(self, tokens, end):
+        def match(self, tokens, end):
             looks.append(end)
             if fault == "raises":
                 raise ZeroDivisionError("planted")
             now[0] += 30.0
             return 0
 
-        monkeypatch.setattr(Ngram, "look", look)
+        monkeypatch.setattr(Ngram, "match", match)
 
     with caplog.at_level(logging.WARNING):
         found = run(
@@ -100,17 +100,17 @@ def test_a_drafter_is_refused_where_rows_are_fixed_and_auto_is_none():
 def wrong_for_ever(engine):
     """Every step takes as long as an H200's, and no draft is ever right."""
     draft_anew(engine, clock=lambda: 1.0)
-    drafting = engine.scheduler.policy.drafting
-    took = drafting.took
-    drafting.took = lambda positions, awaited, seconds: took(
-        positions, awaited, (5.5 if awaited else 4.4) * 1e-3 * (1 + 0.005 * positions)
+    speculator = engine.scheduler.speculator
+    observe = speculator.observe
+    speculator.observe = lambda positions, synchronous, seconds: observe(
+        positions, synchronous, (5.5 if synchronous else 4.4) * 1e-3 * (1 + 0.005 * positions)
     )
 
 
 def test_drafts_that_are_never_right_are_given_up(tiny_model, monkeypatch):
     """Sequences run ahead again: nearly all steps are launched ahead."""
-    monkeypatch.setattr(Ngram, "look", lambda self, tokens, end: 20)
-    monkeypatch.setattr(Ngram, "next", lambda self, most: [1099] * most)
+    monkeypatch.setattr(Ngram, "match", lambda self, tokens, end: 20)
+    monkeypatch.setattr(Ngram, "propose", lambda self, most: [1099] * most)
     model, counts = tiny_model("qwen3", kv_heads=2), {}
     request = ask("long", PROMPT[:30], max_tokens=60, logprobs=0, **SAMPLED)
     alone = run(model, [request], look=False)

@@ -7,7 +7,7 @@ import pytest
 
 import tpdet.engine.results as engine_results
 import tpdet.scheduler.results as scheduler_results
-from tests.lib.engine_harness import ask, draft_anew, leave_out_freely, run
+from tests.lib.engine_harness import ask, dictate_drafts, leave_out_freely, run
 from tpdet.errors import IntegrityError, RequestError
 from tpdet.scheduler import scheduler
 from tpdet.scheduler.page_manager import PageManager
@@ -76,7 +76,7 @@ def with_drafts(plain, model, kind, totals=None, requests=REQUESTS, **how):
 
     def change(engine):
         leave_out_freely(engine)
-        draft_anew(engine, instead=proposals(answers, kind, random.Random(3)))
+        dictate_drafts(engine, proposals(answers, kind, random.Random(3)))
 
     def watch(engine, _):
         if totals is not None:
@@ -183,7 +183,7 @@ def plant_pages_past_the_committed_end(patch):
     share = PageManager.share
 
     def past_the_end(self, sequence, end):
-        share(self, sequence, sequence.room if sequence.drafters else end)
+        share(self, sequence, sequence.room if sequence.waits else end)
 
     patch.setattr(PageManager, "share", past_the_end)
     patch.setattr(scheduler, "PAGE_TOKENS", 1)

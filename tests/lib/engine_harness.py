@@ -9,7 +9,8 @@ from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.requests.request import PromptOutput, Request, RequestFailed, SamplingParams, TokenOutput
-from tpdet.speculative.drafting import Drafting
+from tpdet.speculative.fixed import FixedSpeculator
+from tpdet.speculative.speculator import DraftSpeculator
 
 
 @dataclass
@@ -83,10 +84,15 @@ def leave_out_freely(engine):
 
 
 def draft_anew(engine, **how):
-    """Have other drafting than the configuration says, before requests come (a `change`)."""
+    """Have another speculator than the configuration says, before requests come (a `change`)."""
     given = {"model": engine.draft_model} | how
-    drafting = Drafting(engine.config.drafters, engine.run_ahead, **given)
-    engine.scheduler.policy.drafting = drafting
+    names = engine.config.drafters
+    engine.scheduler.speculator = DraftSpeculator(names, engine.run_ahead, **given)
+
+
+def dictate_drafts(engine, dictate):
+    """Have all drafts of requests that have some said by a function, whether they pay or not."""
+    engine.scheduler.speculator = FixedSpeculator(dictate)
 
 
 def run(

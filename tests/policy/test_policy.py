@@ -120,6 +120,18 @@ def test_no_files_import_each_other_in_a_circle():
     assert not wanted, "\n".join(f"{name} imports {sorted(wanted[name])}" for name in wanted)
 
 
+def test_the_scheduler_knows_nothing_of_speculative_decoding():
+    """It has an interface of its own (`Speculator`), so it is read without proposers and rates."""
+    wrong = [
+        f"{path}: {name}"
+        for path in sources()
+        if room(path) in ("scheduler", "cache")
+        for name in imports(path)
+        if name.startswith("tpdet.speculative")
+    ]
+    assert not wrong
+
+
 def imported_modules(path: Path) -> set[str]:
     """The modules that a file imports when it runs, without "tpdet."."""
     names, skipped = [], set()

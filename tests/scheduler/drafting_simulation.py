@@ -1,4 +1,4 @@
-"""A server's loop without a model: real plans and real drafting, and a GPU's times of steps.
+"""A server's loop without a model: real plans and real speculation, and a GPU's times of steps.
 
 Times are those of Qwen3-8B's shape on an H200, by the positions of a step and by whether it was
 awaited: launched only when the results of the step before were read. A draft model's are those of
@@ -17,10 +17,10 @@ from tpdet.requests.request import Request, SamplingParams
 from tpdet.runner.graphs.draft_graphs import USUAL_SEQUENCES, draft_shape, usual_shapes
 from tpdet.scheduler import Scheduler
 from tpdet.scheduler.sequence import Sequence
-from tpdet.speculative.acceptance import PROOF, Chances
-from tpdet.speculative.draft_model.pace import DraftPace
-from tpdet.speculative.drafting import Drafting
-from tpdet.speculative.proposal import DRAFT_MODEL
+from tpdet.speculative.acceptance import PROOF, AcceptanceRates
+from tpdet.speculative.draft_model.times import DraftTimes
+from tpdet.speculative.proposers.proposer import DRAFT_MODEL
+from tpdet.speculative.speculator import DraftSpeculator
 
 PLAIN = (4.448, 4.448, 4.522, 4.545, 4.723, 4.966, 5.557, 6.617, 9.811)
 AWAITED = (5.047, 5.047, 5.117, 5.204, 5.234, 5.697, 6.254, 7.056, 8.642)
@@ -54,16 +54,16 @@ class Teller:
 
     name, is_spent = "teller", False
 
-    def __init__(self, key, first, chance, draw, clock, trust=64, finds=1.0):
+    def __init__(self, key, first, chance, draw, clock, match_length=64, finds=1.0):
         self._key, self._first, self._chance, self._draw = key, first, chance, draw
-        self._clock, self._trust, self._finds, self._end = clock, trust, finds, 0
+        self._clock, self._length, self._finds, self._end = clock, match_length, finds, 0
 
-    def look(self, tokens: Rows[int], end: int) -> int:
+    def match(self, tokens: Rows[int], end: int) -> int:
         self._clock.now += LOOK
         self._end = end
-        return self._trust if self._draw.random() < self._finds else 0
+        return self._length if self._draw.random() < self._finds else 0
 
-    def next(self, most: int) -> list[int]:
+    def propose(self, most: int) -> list[int]:
         right = (answer(self._key, self._end + i) for i in range(most))
         return [id_ if self._draw.random() < self._chance else id_ + 1 for id_ in right]
 
@@ -72,45 +72,45 @@ class SmallModel:
     """A draft model that says each token rightly with a chance; its graphs are captured in time."""
 
     def __init__(
-        self, clock: Clock, chance: float, pace: DraftPace, captured: set, seed: int
+        self, clock: Clock, chance: float, times: DraftTimes, captured: set, seed: int
     ) -> None:
         self._clock, self._chance, self._captured = clock, chance, captured
-        self._pace, self._draw = pace, random.Random(f"{seed} {chance}")
+        self._times, self._draw = times, random.Random(f"{seed} {chance}")
         self._copies: dict[RowKey, list[int]] = {}
 
     def seconds(self, sequences: int) -> float:
-        return self._pace.seconds(sequences)
+        return self._times.seconds(sequences)
 
     def first_seconds(self, sequences: int) -> float:
-        return self._pace.first_seconds(sequences)
+        return self._times.first_seconds(sequences)
 
     def captures(self, sequences: int) -> bool:
         return sequences > USUAL_SEQUENCES
 
     def entry_seconds(self, sequence: Sequence) -> float:
         lacking = self._lacking(sequence)
-        return self._pace.entry_seconds if lacking > 2 else 0.0
+        return self._times.entry_seconds if lacking > 2 else 0.0
 
     def forget(self, key: RowKey) -> None:
         self._copies.pop(key, None)
 
-    def draft(self, wanted: Rows[tuple[Sequence, int]]) -> list[list[int]]:
-        self._pace.begin(len(wanted))
-        step = SMALL_STEP if len(wanted) <= 4 else LARGE_STEP
-        lacking = [self._lacking(sequence) for sequence, _ in wanted]
-        sequences = (len(wanted) - 1).bit_length()
+    def draft(self, requests: Rows[tuple[Sequence, int]]) -> list[list[int]]:
+        self._times.begin(len(requests))
+        step = SMALL_STEP if len(requests) <= 4 else LARGE_STEP
+        lacking = [self._lacking(sequence) for sequence, _ in requests]
+        sequences = (len(requests) - 1).bit_length()
         if max(lacking) > 2:
             self._clock.now += SMALL_PROMPT + SMALL_TOKEN * sum(lacking)
         elif max(lacking) == 2:
             self._capture(("pair", sequences), SMALL_CAPTURE)
         self._clock.now += step + FIRST_STEP
-        self._pace.end(max(lacking) <= 2, sequences=len(lacking))
-        for _ in range(max(count for _, count in wanted) - 1):
+        self._times.end(max(lacking) <= 2, sequences=len(lacking))
+        for _ in range(max(count for _, count in requests) - 1):
             self._capture(("sample", sequences), SAMPLING_CAPTURE)
             self._clock.now += step
-            self._pace.end(True)
-        self._pace.finish()
-        return [self._say(sequence, count) for sequence, count in wanted]
+            self._times.end(True)
+        self._times.finish()
+        return [self._say(sequence, count) for sequence, count in requests]
 
     def _lacking(self, sequence: Sequence) -> int:
         """Tokens that its copy has not computed: the last one of a copy is only sampled."""
@@ -157,15 +157,16 @@ class Server:
     captured_at_start: frozenset = frozenset()
 
     def __post_init__(self) -> None:
-        model, chances = None, Chances(self.proof)
+        model, rates = None, AcceptanceRates(self.proof)
         if self.model is not None:
-            pace = DraftPace(60.0, self.clock)
-            model = SmallModel(self.clock, self.model, pace, self.captured, self.seed)
+            times = DraftTimes(60.0, self.clock)
+            model = SmallModel(self.clock, self.model, times, self.captured, self.seed)
             self.captured_at_start = frozenset(usual_shapes(64, WIDTH, SHORT_TOKENS))
         self._teller: Callable[[Sequence], Teller] | None = None  # of the requests that run
         first = self._tell if model is None else None
-        self.drafting = Drafting((DRAFT_MODEL,), True, self.clock, model, chances, first=first)
-        self.scheduler = Scheduler(64, 8192, 4096, 1024, 1 << 16, drafting=self.drafting)
+        names = (DRAFT_MODEL,)
+        self.speculator = DraftSpeculator(names, True, self.clock, model, rates, first=first)
+        self.scheduler = Scheduler(64, 8192, 4096, 1024, 1 << 16, speculator=self.speculator)
         self.steps = self._served = 0
         self._free = 0.0  # when the GPU has ended all that was launched
 
@@ -212,7 +213,7 @@ class Server:
                 awaited = not pending
                 if (plan := plan_next()) is not None:
                     pending.append((plan, awaited, self._launch(plan, awaited)))
-            self.drafting.think()
+            self.speculator.running()
             made += self._finish(*pending.pop(0))
         return made
 
@@ -234,7 +235,7 @@ class Server:
         self.clock.now = max(self.clock.now, ends)
         self.steps += 1
         positions = int(plan.rows.count.sum()) if _decodes(plan) else 0
-        self.drafting.took(positions, awaited, self.clock.now - self._ended)
+        self.speculator.observe(positions, awaited, self.clock.now - self._ended)
         self._ended = self.clock.now
         sampled, runs = {}, {}
         for row in plan.rows:

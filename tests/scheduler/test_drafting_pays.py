@@ -9,9 +9,9 @@ from tpdet.speculative.acceptance import PROOF
 def times(tokens, chances, turns=2, server=None, **how):
     """Tokens a second with drafts, as multiples of those without: of requests in turns."""
     server = server or Server()
-    server.drafting.paused = True
+    server.speculator.paused = True
     off = server.tokens_per_second(tokens, [None] * len(chances), **how)
-    server.drafting.paused = False
+    server.speculator.paused = False
     return [
         server.tokens_per_second(tokens, chances, seed=turn, **how) / off for turn in range(turns)
     ]
@@ -50,8 +50,8 @@ def test_what_one_step_of_many_rows_had_of_luck_decides_nothing():
 
 
 def test_a_match_now_and_then_costs_little_and_pays_where_it_is_right():
-    for trust, chance, least in ((4, 0.0, 0.985), (12, 0.1, 0.985), (12, 0.9, 1.3)):
-        assert min(times(256, [chance], finds=0.3, trust=trust)) > least
+    for length, chance, least in ((4, 0.0, 0.985), (12, 0.1, 0.985), (12, 0.9, 1.3)):
+        assert min(times(256, [chance], finds=0.3, match_length=length)) > least
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_drafters_that_were_never_right_are_believed_again():
 def with_model(batch, chance, turns=3, tokens=384, proof=PROOF, seed=0):
     """Whole calls with a draft model on a server that has just started; and the server."""
     server = Server(captures=True, model=chance, proof=proof, seed=seed)
-    server.drafting.paused = True
+    server.speculator.paused = True
     off = server.tokens_per_second(tokens, [None] * batch)
-    server.drafting.paused = False
+    server.speculator.paused = False
     each = [chance] * batch
     rates = [server.tokens_per_second(tokens, each, seed + i) / off for i in range(turns)]
     return rates, server
@@ -93,12 +93,12 @@ def test_a_draft_model_that_is_never_right_is_in_no_step(batch):
     """Trials cost a fiftieth at most, in the first call too, and capture nothing."""
     rates, server = with_model(batch, 0.0)
     assert min(rates) > 0.98
-    assert not server.captured and not server.drafting.counts
+    assert not server.captured and not server.speculator.counts
 
 
 def test_without_trials_a_draft_model_that_is_never_right_costs_steps():
     rates, server = with_model(1, 0.0, turns=1, proof=0)
-    assert rates[0] < with_model(1, 0.0, turns=1)[0][0] and server.drafting.counts
+    assert rates[0] < with_model(1, 0.0, turns=1)[0][0] and server.speculator.counts
 
 
 def test_a_draft_model_that_is_often_right_pays_from_the_first_call_where_it_gains_much():

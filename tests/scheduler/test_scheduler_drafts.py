@@ -6,13 +6,13 @@ from tests.lib.engine_harness import ask
 from tpdet.requests.request import with_seed
 from tpdet.scheduler.policy import Policy
 from tpdet.scheduler.sequence import Sequence
-from tpdet.speculative.drafting import Drafting
+from tpdet.speculative.fixed import FixedSpeculator
 
 
 def counts_of(decoding, drafts, prompt=0):
     """Tokens of each row of a step: `decoding` sequences with `drafts` each, and a prompt."""
-    drafting = Drafting(instead=lambda sequence, most: [5] * drafts)
-    policy = Policy(300, 4096, 600, drafting=drafting)
+    speculator = FixedSpeculator(lambda sequence, most: [5] * drafts)
+    policy = Policy(300, 4096, 600)
     for admission in range(decoding + bool(prompt)):
         length = 9 if admission < decoding else prompt
         request = ask(f"r{admission}", range(length), drafts=((1,),), max_tokens=200)
@@ -22,8 +22,10 @@ def counts_of(decoding, drafts, prompt=0):
         assert policy.page_manager.admit(sequence)
         sequence.computed = length if admission < decoding else 0
         policy.running.put(sequence)
-        policy.drafting.admit(request, [sequence])
-    return list(policy.choose().values())
+        speculator.admit(request, [sequence])
+    counts, budget = policy.choose()
+    speculator.propose(policy.running, counts, budget)
+    return list(counts.values())
 
 
 def test_a_step_of_decode_rows_has_no_more_tokens_than_its_graph_has_rows():

@@ -14,12 +14,12 @@ from tests.lib.server.harness import MODEL, Server
 from tpdet import errors
 from tpdet.requests.body.limits import all_limits
 from tpdet.scheduler import Scheduler
+from tpdet.scheduler.speculator import DraftCounts
 from tpdet.server.front import engine_metrics
 from tpdet.server.front.app import Services, make_app
 from tpdet.server.front.metrics import Metrics
 from tpdet.server.leader.bridge import counters_of
 from tpdet.server.wire.protocol import Status
-from tpdet.speculative.counts import DraftCounts
 
 KEY = "sk-contract-1"
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -225,7 +225,7 @@ def test_the_http_process_stays_in_the_process_group_of_rank_0(server):
 
 def test_drafts_of_each_drafter_reach_the_metrics():
     scheduler = Scheduler(4, 100, 10, 10, 100)
-    counts = scheduler.policy.drafting.counts["ngram"] = DraftCounts()
+    counts = scheduler.speculator.counts["ngram"] = DraftCounts()
     counts.add(7, 2)
     status = Status("accepting", 0, 0, counters_of(scheduler.statistics()))
     text = Metrics("m", lambda: status).render().decode()

@@ -26,12 +26,11 @@ def calibrate(engine: "Engine", watch: SlowdownWatch) -> None:
     """
     _log.info("calibrating decode steps")
     done = []
-    drafting = engine.scheduler.policy.drafting
-    drafting.paused = True
+    engine.scheduler.speculator.paused = True
     for cell in _cells(engine):
         if _run(engine, watch, cell):
             done.append(cell)
-    drafting.paused = False
+    engine.scheduler.speculator.paused = False
     engine.scheduler.forget_prefixes()
     if not done:
         raise UsageError(

@@ -21,7 +21,7 @@ from tpdet.engine.arithmetic_switch import ArithmeticSwitch
 from tpdet.engine.calibration import calibrate
 from tpdet.engine.control import ControlChannel
 from tpdet.engine.fault_points import FaultPoints
-from tpdet.engine.observers import DraftTimes, StepObserver
+from tpdet.engine.observers import StepObserver
 from tpdet.engine.results import LogitsTap, StepResults
 from tpdet.engine.routed import with_routes
 from tpdet.engine.slowdown import SlowdownWatch
@@ -39,9 +39,10 @@ from tpdet.requests.seeds import Seeds
 from tpdet.runner import Follower, Runner, TakeLogits, Tick
 from tpdet.scheduler.limits import check_drafts
 from tpdet.scheduler.scheduler import Scheduler
+from tpdet.scheduler.speculator import NoSpeculator, Speculator
 from tpdet.scheduler.statistics import SchedulerStatistics
-from tpdet.speculative.draft_model.model import start_draft_model
-from tpdet.speculative.drafting import Drafting
+from tpdet.speculative.draft_model.start import start_draft_model
+from tpdet.speculative.speculator import DraftSpeculator
 
 EngineOutput = TokenOutput | PromptOutput | RequestFailed
 
@@ -67,7 +68,7 @@ class Engine:
     overlap: on a GPU they do. `streams`: readers wait for each token, so steps in which sequences
     decode stay short (`runner/start/step_tokens.py`); otherwise they are as large as any. `secret`
     is the run secret, which seals what rank 0 sends to the others (`control`). `faults` are for
-    tests. `clock` times steps (seconds). `drafting` stands in for what the configuration says.
+    tests. `clock` times steps (seconds). `speculator` stands in for what the configuration says.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Engine:
         faults: FaultPoints | None = None,
         clock: Callable[[], float] = time.perf_counter,
         streams: bool = True,
-        drafting: Drafting | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.config, self.world = config, world
         self.faults = faults or FaultPoints((), world.rank)
@@ -111,13 +112,10 @@ class Engine:
             preempt_every=preempt_every,
             prefix_identity=self.runner.prefix_identity(self.approximate),
             constrain=self.grammars.constrain,
-            drafting=drafting or Drafting(config.drafters, self.run_ahead, model=self.draft_model),
+            speculator=speculator or self._speculator(),
         )
         watched = config.on_slowdown is not None
         self.watch = SlowdownWatch(config.max_slowdown, clock) if watched else None
-        self._observers: list[StepObserver] = [DraftTimes(self.scheduler.policy)]
-        if self.watch is not None:
-            self._observers.insert(0, self.watch)
         self._tap = tap
         self._seeds = Seeds(config.seed)
         self._pending: list[_LaunchedStep] = []  # oldest first
@@ -256,6 +254,17 @@ class Engine:
     def statistics(self) -> SchedulerStatistics:
         """Gauges and totals of the scheduler."""
         return self.scheduler.statistics()
+
+    @property
+    def _observers(self) -> list[StepObserver | Speculator]:
+        watched: list[StepObserver | Speculator] = [] if self.watch is None else [self.watch]
+        return [*watched, self.scheduler.speculator]
+
+    def _speculator(self) -> Speculator:
+        """What drafts for rows; nothing does where a step's rows are fixed or reach the bits."""
+        if self.config.fixed_batch or self.config.approximate:
+            return NoSpeculator()
+        return DraftSpeculator(self.config.drafters, self.run_ahead, model=self.draft_model)
 
     @property
     def _is_slow(self) -> bool:

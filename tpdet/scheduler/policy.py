@@ -8,9 +8,9 @@ from tpdet.errors import IntegrityError
 from tpdet.scheduler.page_manager import PageManager
 from tpdet.scheduler.queue import SequenceQueue
 from tpdet.scheduler.sequence import Sequence, pages_for
-from tpdet.speculative.drafting import Drafting
-from tpdet.speculative.drafts import stop_drafting
-from tpdet.speculative.planner import OTHERS_PER_ABSENT
+
+OTHERS_PER_ABSENT = 10
+"""Least other running sequences for each that sits out a step which is planned ahead."""
 
 
 class Policy:
@@ -31,7 +31,6 @@ class Policy:
         max_num_batched_tokens: int,
         num_pages: int,
         prefix_identity: bytes | None = None,
-        drafting: Drafting | None = None,
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -41,23 +40,19 @@ class Policy:
         self.running = SequenceQueue()
         self.page_manager = PageManager(num_pages, prefix_identity)
         self.preemptions = 0
-        self.drafting = drafting or Drafting()
 
-    def choose(self) -> dict[RowKey, int]:
-        """How many tokens each sequence of the next step computes, at least 1.
+    def choose(self) -> tuple[dict[RowKey, int], int]:
+        """How many tokens each sequence of the next step computes, at least 1; the budget's rest.
 
         Decoding sequences come first, then prompts, then the waiting queue, each in the total
         order. No sequence is admitted while a running one gets no token, so never more sequences
         run than the budget has tokens. A decoding sequence that keeps its pages is therefore in
         every step, and at most one chunk of prompts lies between two of its tokens. A sequence
         that waits for results sits this step out (its token stays reserved) and joins the next.
-        Drafts get what is left of the budget, and no page: a row is never delayed by them.
         """
         self._secure_pages()
         counts, budget = self._share_budget()
-        budget = self._admit(counts, budget)
-        self.drafting.add(self.running, counts, budget)
-        return counts
+        return counts, self._admit(counts, budget)
 
     @property
     def may_run_ahead(self) -> bool:
@@ -83,8 +78,6 @@ class Policy:
             self.preempt(sequence)
         for sequence in self.waiting:
             sequence.chain = None  # its keys belong to the old identity
-            stop_drafting(sequence)  # approximate bits would depend on it
-        self.drafting.close()
         self.page_manager.reload(prefix_identity)
 
     def remove(self, sequence: Sequence) -> None:

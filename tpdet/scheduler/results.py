@@ -10,8 +10,6 @@ from tpdet.errors import IntegrityError, RequestError
 from tpdet.requests.request import PromptOutput, RequestFailed, TokenOutput
 from tpdet.scheduler.pending_steps import PendingStep
 from tpdet.scheduler.sequence import PENDING, Sequence
-from tpdet.speculative.drafting import sent_by_client
-from tpdet.speculative.drafts import stop_drafting
 
 Output = TokenOutput | PromptOutput | RequestFailed
 Scores = Mapping[RowKey, tuple[SampledToken, ...]]
@@ -137,13 +135,13 @@ def plain_output(
 
 def take_run(
     sequence: Sequence, end: int, run: Rows[SampledToken], approximate: bool
-) -> list[Output]:
+) -> tuple[list[Output], bool]:
     """Commit the tokens of a row with drafts, which ends before position `end`: the outputs.
 
     run: what was sampled at its positions, up to the first that has no token. A token is committed
     if every draft before it is the token that was sampled there; all else is forgotten, and the
-    next row computes those positions again. A position without a token may owe that to the drafts
-    behind it (masked values that are not finite), so it is computed again without any.
+    next row computes those positions again. True if one of them has no token: it may owe that to
+    the drafts behind it (masked values that are not finite), so it must be computed without any.
     """
     begin = end - sequence.drafted
     drafts = sequence.tokens[begin:]
@@ -151,6 +149,7 @@ def take_run(
     sequence.schema_start.take_back(begin)
     sequence.drafted = 0
     outputs: list[Output] = []
+    lacks_token = False
     for place, token in enumerate(run):
         sequence.tokens.append(PENDING)
         position = begin + place
@@ -162,12 +161,12 @@ def take_run(
         if place == len(drafts) or not follows_draft(token, drafts[place]):
             break
     else:
-        stop_drafting(sequence)
+        lacks_token = True
     sequence.computed = len(sequence.tokens) - 1
-    if outputs and isinstance(outputs[0], TokenOutput) and sent_by_client(sequence):
+    if outputs and isinstance(outputs[0], TokenOutput) and sequence.drafts_are_requested:
         counts = {"draft_tokens": len(drafts), "accepted_draft_tokens": len(outputs) - 1}
         outputs[0] = msgspec.structs.replace(outputs[0], **counts)
-    return outputs
+    return outputs, lacks_token
 
 
 def follows_draft(token: SampledToken, draft: int) -> bool:

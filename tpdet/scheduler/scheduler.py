@@ -36,8 +36,8 @@ from tpdet.scheduler.results import (
 )
 from tpdet.scheduler.rows import plan_rows
 from tpdet.scheduler.sequence import Sequence
+from tpdet.scheduler.speculator import NoSpeculator, Speculator
 from tpdet.scheduler.statistics import SchedulerStatistics, Totals, take_statistics
-from tpdet.speculative.drafting import Drafting
 
 
 class Scheduler:
@@ -54,7 +54,7 @@ class Scheduler:
         prefix_identity: bytes | None = None,
         constrain: Callable[[AnswerForm], Constraint] | None = None,
         mixed_step_tokens: int | None = None,
-        drafting: Drafting | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         """The limits are counts of sequences, of tokens a step, of pages, of requests, of tokens.
 
@@ -62,14 +62,13 @@ class Scheduler:
         last began to run; a test that answers do not depend on it. prefix_identity: names the
         weights and the contract under which pages are shared; None shares none. constrain: makes a
         constraint of an answer's form, or raises RequestError. mixed_step_tokens: of a step where
-        sequences decode, at most; None: as many as of any other. drafting: the engine's drafters;
-        None: sequences carry drafts of their requests only.
+        sequences decode, at most; None: as many as of any other. speculator: drafts for rows;
+        None: no row carries drafts.
         """
         self.preempt_every = preempt_every
-        self.policy = Policy(
-            max_num_seqs, max_num_batched_tokens, num_pages, prefix_identity, drafting
-        )
+        self.policy = Policy(max_num_seqs, max_num_batched_tokens, num_pages, prefix_identity)
         self.policy.mixed_step_tokens = mixed_step_tokens or max_num_batched_tokens
+        self.speculator: Speculator = speculator or NoSpeculator()
         self._requests = RequestTable(max_queue, max_model_len, constrain)
         self._pending = PendingSteps()
         self._next_step = 0
@@ -89,7 +88,7 @@ class Scheduler:
         sequences = self._requests.add(request, self.policy.page_manager.num_pages)
         for sequence in sequences:
             self.policy.waiting.put(sequence)
-        self.policy.drafting.admit(request, sequences)
+        self.speculator.admit(request, sequences)
         self._totals.requests_added += 1
         self._totals.prompt_tokens += len(request.prompt_token_ids)
 
@@ -125,7 +124,7 @@ class Scheduler:
         """
         self._pending.refuse_any()
         self._preempt_on_demand()
-        return self._begin(self.policy.choose())
+        return self._begin()
 
     def schedule_ahead(self) -> StepPlan | None:
         """The step after the pending one, planned before its results are known; None to wait.
@@ -136,13 +135,18 @@ class Scheduler:
         """
         if len(self._pending) != 1 or self._preemption_is_due or not self.policy.may_run_ahead:
             return None
-        return self._begin(self.policy.choose())
+        return self._begin()
 
-    def _begin(self, counts: dict[RowKey, int]) -> StepPlan | None:
-        """Plan the next `counts` tokens of each sequence, and make that step pending."""
+    def _begin(self) -> StepPlan | None:
+        """Plan the next tokens of each sequence, and make that step pending.
+
+        Drafts get what is left of the budget, and no page: a row is never delayed by them.
+        """
+        counts, budget = self.policy.choose()
         if not counts:
             return None
         running = self.policy.running
+        self.speculator.propose(running, counts, budget)
         chosen = list(running) if len(counts) == len(running) else running.having(counts)
         self._requests.started(chosen)
         plan = self._plan(plan_rows(chosen, [counts[sequence.key] for sequence in chosen]))
@@ -218,11 +222,13 @@ class Scheduler:
     ) -> list[Output]:
         """Commit a row with drafts; pages are shared up to the committed end only."""
         drafted = sequence.drafted
-        outputs = take_run(sequence, end, run, approximate)
+        outputs, lacks_token = take_run(sequence, end, run, approximate)
         accepted = max(len(outputs) - 1, 0)
         self._totals.draft_tokens += drafted
         self._totals.accepted_draft_tokens += accepted
-        self.policy.drafting.learn(sequence, drafted, accepted)
+        self.speculator.learn(sequence, drafted, accepted)
+        if lacks_token:
+            self.speculator.stop(sequence)
         if not outputs:
             return outputs
         offers = sequence.computed // PAGE_TOKENS > sequence.offered
@@ -249,11 +255,13 @@ class Scheduler:
         """For another arithmetic: no page that was computed before is read again."""
         self._pending.refuse_any()
         self.policy.restart(prefix_identity)
+        self.speculator.close()  # approximate bits would depend on drafts
 
     def statistics(self) -> SchedulerStatistics:
         """Gauges and totals."""
         live, waiting = len(self._requests), self._requests.waiting_count
-        return take_statistics(self.policy, live, waiting, self._next_step, self._totals)
+        drafts = self.speculator.counts
+        return take_statistics(self.policy, live, waiting, self._next_step, self._totals, drafts)
 
     def check_integrity(self) -> None:
         """Refuse (IntegrityError) a state that breaks an invariant; for idle time and tests."""
@@ -295,7 +303,7 @@ class Scheduler:
 
     def _retire(self, sequence: Sequence) -> None:
         sequence.finished = True
-        self.policy.drafting.finish(sequence)
+        self.speculator.finish(sequence)
         self.policy.remove(sequence)
         if self._pending.has(sequence):
             self._pending.finished.append(sequence)

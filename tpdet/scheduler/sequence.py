@@ -16,9 +16,6 @@ from tpdet.kernels.inputs.row_params import PlainParams
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.requests.answer_form import AnswerForm
 from tpdet.requests.request import PromptOutput, Request
-from tpdet.speculative.acceptance import Luck
-from tpdet.speculative.proposal import DRAFTS, PREDICTION, Drafter
-from tpdet.speculative.proposers.prediction import Guess
 
 PENDING = -1  # stands for a token that a pending step samples
 PAGE_BYTES, VERSION_BYTES = 4, 8  # of a page's number and of its version in a plan
@@ -59,12 +56,9 @@ class Sequence:
     constraint: Constraint | None = None  # what its schema allows
     sample_index: int = 0  # its token's place among those that the latest step samples
     pending_rows: int = 0  # steps that are not committed and compute a row of it
-    drafters: list[Drafter] = field(default_factory=list)
-    drafter: Drafter | None = None  # whose drafts are in its latest row with drafts
-    trust: int = 0  # how far they could be trusted
-    luck: dict[str, Luck] = field(default_factory=dict)  # with each drafter
-    hoped: str = ""  # the drafter whose drafts it waits for until its token is known
     drafted: int = 0  # drafts in its row of a pending step
+    drafts_are_requested: bool = False  # its request brought them
+    waits: bool = False  # for its next token, so that it can carry drafts
     request_id: str = field(init=False)
     identity: bytes = field(init=False)  # admission, choice, version id, as in a plan
     choice: int = field(init=False)  # which of the request's `n` answers this is
@@ -74,7 +68,6 @@ class Sequence:
     scores_prompt: bool = field(init=False)  # the first choice does, if the request asks for it
     reads_results: bool = field(init=False)  # one of its rows may depend on another's results
     reads_always: bool = field(init=False)  # and does so without drafts, too
-    waits: bool = field(init=False)  # for its next token, so that it can carry drafts
     penalises: bool = field(init=False)  # a penalty counts the tokens so far
     schema_start: SchemaStart = field(init=False)  # finds where its schema begins
     seed: int = field(init=False)
@@ -96,8 +89,7 @@ class Sequence:
         self.full_length = self.prompt_length + (self.request.max_tokens or sys.maxsize)
         self.scores_prompt = self.choice == 0 and params.prompt_logprobs is not None
         self.reads_always = self.scores_prompt or params.reads_tokens
-        self.waits = len(self.drafters) > 0
-        self.reads_results = self.reads_always or self.waits
+        self.reads_results = self.reads_always
         self.penalises = params.penalises
         self.schema_start = SchemaStart(params.json_schema_after or (), self.prompt_length)
         self.seed = resolved_seed(self.request)
@@ -121,13 +113,7 @@ class Sequence:
         seed = resolved_seed(request)
         owner = version_id(request.request_id, seed, choice)
         tokens = list(request.prompt_token_ids)
-        drafts = request.drafts[choice] if choice < len(request.drafts) else ()
-        drafters: list[Drafter] = []
-        if drafts or request.prediction:
-            name = DRAFTS if drafts else PREDICTION
-            drafters.append(Guess(drafts or request.prediction, len(tokens), name))
-        key = admission, choice
-        return cls(request, key, owner, tokens, constraint=constraint, drafters=drafters)
+        return cls(request, (admission, choice), owner, tokens, constraint=constraint)
 
     @property
     def remaining(self) -> int:

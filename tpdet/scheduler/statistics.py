@@ -3,7 +3,7 @@
 import msgspec
 
 from tpdet.scheduler.policy import Policy
-from tpdet.speculative.counts import DraftCounts
+from tpdet.scheduler.speculator import DraftCounts
 
 
 class Totals(msgspec.Struct, kw_only=True):
@@ -55,7 +55,12 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take_statistics(
-    policy: Policy, live: int, waiting: int, steps: int, totals: Totals
+    policy: Policy,
+    live: int,
+    waiting: int,
+    steps: int,
+    totals: Totals,
+    drafters: dict[str, DraftCounts],
 ) -> SchedulerStatistics:
     """The snapshot of a scheduler with `live` requests, `waiting` of which never had a page."""
     pages = policy.page_manager
@@ -80,5 +85,5 @@ def take_statistics(
         steps=steps,
         preemptions=policy.preemptions,
         totals=totals,
-        drafters=policy.drafting.counts,
+        drafters=drafters,
     )

@@ -1,174 +1,240 @@
-"""Which sequences carry how many drafts: what is expected to give the most tokens a second."""
+"""Which sequences carry how many drafts: what is expected to give the most tokens a second.
 
-from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+A row with drafts saves the steps of those that are right. It costs what its positions add to the
+step, what a draft model takes before it, and what it costs to wait for results: a sequence that is
+to carry drafts cannot run ahead. All gains by which this is decided stand in this file.
+"""
+
+from collections import abc
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
+from tpdet.scheduler.policy import OTHERS_PER_ABSENT
 from tpdet.scheduler.sequence import Sequence
-from tpdet.speculative.proposal import DRAFTS, Drafter
-from tpdet.speculative.step_time import Pace
+from tpdet.speculative.acceptance import RejectionStreak
+from tpdet.speculative.proposers.proposer import DRAFT_MODEL, DRAFTS, Proposer
+from tpdet.speculative.step_time import StepTimes
 
-OTHERS_PER_ABSENT = 10
-"""Least other running sequences for each that sits out a step which is planned ahead."""
 LONG_ROW = 64  # drafts from which a row that is too long for a graph of drafts pays
 _LENGTHS = np.array([*range(1, SHORT_TOKENS), LONG_ROW - 1, 2 * LONG_ROW - 1, 4 * LONG_ROW - 1])
 """Drafts that the row which is most likely right may carry."""
 _GAIN, _GAIN_TO_BEGIN, _GAIN_UNMEASURED = 1.02, 1.08, 1.2
-"""That drafts must give if all rows wait for them: to go on, to begin, and where it is not measured
+"""What drafts must gain if all rows wait for them: to go on, to begin, and where it is not measured
 what a step takes without."""
-_STAYS = 8  # steps with drafts that may follow one that is awaited for them, at most
+CAPTURE_GAIN, CAPTURE_GAIN_TO_BEGIN, CAPTURE_GAIN_TO_TRY = 1.15, 1.2, 1.25
+"""What a draft model must gain to go on, to begin and to be tried where the first steps of each
+kind capture graphs, in both models, for 30 to 45 ms each."""
+GAIN_TO_TRY = 1.12  # where they do not; beginning and going on are as for other drafts
+_MOST_STEPS = 8  # steps with drafts that may follow one that is waited for, at most
 _SIT_OUT = 1.1  # tokens that a row must gain if its sequence sits out the next step for it
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A drafter with something for a sequence, where there is room for `most` drafts.
+@dataclass(slots=True, eq=False)
+class Speculation:
+    """What is known of one sequence's drafts; the speculator owns it and alone writes it.
 
-    chance: of each to be right. pending: the sequence's last token is not known, so it would have
-    to wait first; kept: how likely there is something then. seconds: that each draft of the longest
-    row takes before the step, all rows together; more: that the first one takes beside that. entry:
-    seconds that a step bears of what the first drafts of the sequence take.
+    proposer, match_length: of its latest row with drafts. expected: the proposer whose drafts it
+    waits for until its token is known.
     """
 
     sequence: Sequence
-    drafter: Drafter
-    trust: int
-    chance: float
-    most: int
-    pending: bool = False
-    kept: float = 1.0
-    seconds: float = 0.0
-    more: float = 0.0
-    entry: float = 0.0
-
-    @property
-    def is_told(self) -> bool:
-        """Whether a client sent the drafts as its answer: they are verified in any case."""
-        return self.drafter.name == DRAFTS
+    proposers: list[Proposer]
+    proposer: Proposer | None = None
+    match_length: int = 0
+    streaks: dict[str, RejectionStreak] = field(default_factory=dict)
+    expected: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """A step without drafts: its rows, and the positions that drafts may add.
+class DraftCost:
+    """Seconds that a draft model's drafts take before the step that verifies them.
 
-    always: rows that await results in any case. share: of its decoding rows that were looked at.
-    least: what a step with drafts must gain in any case.
+    each: a draft of the longest row, all rows together; first: what the first of them takes beside
+    that. entry: what a step bears of what the first drafts of the sequence take.
+    """
+
+    each: float = 0.0
+    first: float = 0.0
+    entry: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCandidate:
+    """A proposer with drafts for a sequence, where there is room for `room` of them.
+
+    rate: the acceptance rate of each. pending: the sequence's last token is not known, so it would
+    have to wait first; availability: the probability that there are drafts then.
+    """
+
+    speculation: Speculation
+    proposer: Proposer
+    match_length: int
+    rate: float
+    room: int
+    pending: bool = False
+    availability: float = 1.0
+    cost: DraftCost = DraftCost()
+
+    @property
+    def sequence(self) -> Sequence:
+        """The sequence that is to carry the drafts."""
+        return self.speculation.sequence
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether a client sent the drafts as its answer: they are verified in any case."""
+        return self.proposer.name == DRAFTS
+
+    @property
+    def is_of_model(self) -> bool:
+        """Whether they are those of a draft model, which take time before the step."""
+        return self.proposer.name == DRAFT_MODEL
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """A step without drafts: its rows, its times, and the positions that drafts may add.
+
+    waiting: rows that await results in any case. share: of its decoding rows that were looked at.
     """
 
     rows: int
-    always: int
-    room: int
-    pace: Pace
+    waiting: int
+    budget: int
+    times: StepTimes
     share: float = 1.0
-    least: float = 1.0
 
     @property
-    def awaits(self) -> bool:
-        """Whether the step is awaited in any case."""
-        others = self.rows - self.always
-        return not self.pace.runs_ahead or self.always * OTHERS_PER_ABSENT > others
+    def synchronous(self) -> bool:
+        """Whether the results of the step before are read first in any case."""
+        others = self.rows - self.waiting
+        return not self.times.runs_ahead or self.waiting * OTHERS_PER_ABSENT > others
+
+    def seconds(self, drafts: int, synchronous: bool) -> float:
+        """Seconds of the step with so many drafts."""
+        return self.times.seconds(self.rows + drafts, synchronous)
 
     @property
     def rate(self) -> float:
-        """Tokens by its time."""
-        return self.rows / self.pace.time(self.rows, self.awaits)
+        """Tokens a second without drafts."""
+        return self.rows / self.seconds(0, self.synchronous)
 
 
-def choose(found: Rows[Found], load: Load) -> tuple[list[tuple[Found, int]], bool]:
+Lengths = list[tuple[DraftCandidate, int]]
+"""Each candidate with its speculation length: how many drafts it is to carry, perhaps none."""
+
+
+def plan_lengths(
+    candidates: abc.Sequence[DraftCandidate], step: StepCost, model_gain: float = 1.0
+) -> tuple[Lengths, bool]:
     """How many drafts sequences are to carry, where the step is expected to gain by it.
 
     All rows wait for their results together (True) where that pays. Else the step runs ahead, and
-    the likeliest few sit out the next one for their drafts, where that does.
+    the likeliest few sit out the next one for their drafts, where that does. model_gain: what a
+    step with a draft model's drafts must gain in any case; those are made only where all rows wait.
     """
-    begins = not load.awaits and any(it.pending for it in found)
-    without, gain = load.rate, _GAIN_TO_BEGIN if begins else _GAIN
-    if not load.pace.is_measured(load.rows, load.awaits):
+    without_model = [it for it in candidates if not it.is_of_model]
+    if len(without_model) < len(candidates):
+        lengths, together = _plan(candidates, step, model_gain)
+        if together:
+            return lengths, True
+    return _plan(without_model, step, 1.0) if without_model else ([], False)
+
+
+def _plan(
+    candidates: abc.Sequence[DraftCandidate], step: StepCost, least_gain: float
+) -> tuple[Lengths, bool]:
+    begins = not step.synchronous and any(it.pending for it in candidates)
+    without, gain = step.rate, _GAIN_TO_BEGIN if begins else _GAIN
+    if not step.times.is_measured(step.rows, step.synchronous):
         gain = _GAIN_UNMEASURED
-    counts, rate = _together(found, load, begins)
-    if rate > without * max(gain, load.least):
-        return counts, True
-    if not load.awaits:
-        counts, rate = _apart(found, load)
+    lengths, rate = _together(candidates, step, begins)
+    if rate > without * max(gain, least_gain):
+        return lengths, True
+    if not step.synchronous:
+        lengths, rate = _apart(candidates, step)
         if rate > without:
-            return counts, False
+            return lengths, False
     return [], False
 
 
 def _together(
-    found: Rows[Found], load: Load, begins: bool
-) -> tuple[list[tuple[Found, int]], float]:
-    """The best step that all rows wait for, and its tokens by time.
+    candidates: abc.Sequence[DraftCandidate], step: StepCost, begins: bool
+) -> tuple[Lengths, float]:
+    """The best step that all rows wait for, and its tokens a second.
 
-    begins: a sequence's token is pending, so that the step before is awaited, too. There will be as
-    much for the sequences that were not looked at, then.
+    begins: a sequence's token is pending, so that the step before is waited for, too. There will be
+    as much for the sequences that were not looked at, then.
     """
     if not begins:
-        counts, gains, times = _steps(found, load, True, 1.0)
-        return _best(found, counts, (load.rows + gains) / times)
-    counts, gains, times = _steps(found, load, True, 1.0 / load.share)
-    kept = sum(it.kept for it in found) / len(found)
-    steps = 1.0 / max(1.0 - kept, 1.0 / _STAYS)
-    tokens = load.rows + steps * (load.rows + gains)
-    rates = tokens / (load.pace.time(load.rows, True) + steps * times)
-    return _best(found, counts, rates)
+        counts, gains, seconds = _steps(candidates, step, True, 1.0)
+        return _best(candidates, counts, (step.rows + gains) / seconds)
+    counts, gains, seconds = _steps(candidates, step, True, 1.0 / step.share)
+    availability = sum(it.availability for it in candidates) / len(candidates)
+    steps = 1.0 / max(1.0 - availability, 1.0 / _MOST_STEPS)
+    tokens = step.rows + steps * (step.rows + gains)
+    rates = tokens / (step.seconds(0, True) + steps * seconds)
+    return _best(candidates, counts, rates)
 
 
-def _apart(found: Rows[Found], load: Load) -> tuple[list[tuple[Found, int]], float]:
-    """The best step for which the likeliest few sit out the next one, and tokens by time."""
-    few = load.rows // (OTHERS_PER_ABSENT + 1)
-    likely = [it for it in found if not it.seconds]  # a draft model would wait for the step
-    likely = sorted(likely, key=lambda it: it.kept * it.chance, reverse=True)[:few]
-    likely = [it for it in likely if it.kept * _gain(it.chance, it.most) > _SIT_OUT]
+def _apart(candidates: abc.Sequence[DraftCandidate], step: StepCost) -> tuple[Lengths, float]:
+    """The best step for which the likeliest few sit out the next one, and tokens a second."""
+    few = step.rows // (OTHERS_PER_ABSENT + 1)
+    likely = [it for it in candidates if not it.is_of_model]  # which would wait for the step
+    likely = sorted(likely, key=lambda it: it.availability * it.rate, reverse=True)[:few]
+    likely = [it for it in likely if it.availability * _gain(it.rate, it.room) > _SIT_OUT]
     if not likely:
         return [], 0.0
-    rows, pace = load.rows, load.pace
-    counts, gains, times = _steps(likely, load, False, 1.0)
-    sit_out = len(likely)
-    rates = (2 * rows - sit_out + gains) / (pace.time(rows, False) + times)
+    counts, gains, seconds = _steps(likely, step, False, 1.0)
+    rates = (2 * step.rows - len(likely) + gains) / (step.seconds(0, False) + seconds)
     return _best(likely, counts, rates)
 
 
 def _steps(
-    found: Rows[Found], load: Load, awaited: bool, times_as_many: float
+    candidates: abc.Sequence[DraftCandidate],
+    step: StepCost,
+    synchronous: bool,
+    times_as_many: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Steps with ever more drafts: counts [steps, found], tokens gained and times [steps].
+    """Steps with ever more drafts: counts [steps, candidates], tokens gained and seconds [steps].
 
     In each all drafts are as likely right as the last one of the likeliest row, or more. The first
-    has none. times_as_many: sequences as there are in `found`.
+    has none. times_as_many: sequences as there are in `candidates`.
     """
-    chances = np.array([each.chance for each in found])
-    kept = np.array([each.kept for each in found])
-    most = np.array([each.most for each in found])
-    logs = np.log(chances)
+    rates = np.array([it.rate for it in candidates])
+    availability = np.array([it.availability for it in candidates])
+    rooms = np.array([it.room for it in candidates])
+    logs = np.log(rates)
     counts = (_LENGTHS[:, None] * (logs.max() / logs) + 1e-6).astype(int)
-    counts = np.minimum(counts, most)
+    counts = np.minimum(counts, rooms)
     counts[(counts >= SHORT_TOKENS) & (counts < LONG_ROW - 1)] = SHORT_TOKENS - 1
     totals = (counts.sum(axis=1) * times_as_many).astype(int)
-    fits = totals <= load.room
+    fits = totals <= step.budget
     counts, totals = counts[fits], totals[fits]
-    gains = (kept * chances * (1.0 - chances**counts) / (1.0 - chances)).sum(axis=1) * times_as_many
-    times = np.array([load.pace.time(load.rows + total, awaited) for total in totals.tolist()])
-    seconds = [each.seconds for each in found]
-    if any(seconds):
-        times += (counts * np.array(seconds)).max(axis=1)
-        times += ((counts > 0) * np.array([each.more for each in found])).max(axis=1)
-        times += (counts > 0) @ np.array([each.entry for each in found]) * times_as_many
-    return counts, gains, times
+    accepted = availability * rates * (1.0 - rates**counts) / (1.0 - rates)
+    gains = accepted.sum(axis=1) * times_as_many
+    seconds = np.array([step.seconds(total, synchronous) for total in totals.tolist()])
+    if any(it.is_of_model for it in candidates):
+        costs = [it.cost for it in candidates]
+        seconds += (counts * np.array([it.each for it in costs])).max(axis=1)
+        seconds += ((counts > 0) * np.array([it.first for it in costs])).max(axis=1)
+        seconds += (counts > 0) @ np.array([it.entry for it in costs]) * times_as_many
+    return counts, gains, seconds
 
 
-def _gain(chance: float, count: int) -> float:
+def _gain(rate: float, count: int) -> float:
     """The drafts of a row that are expected to be right."""
-    return chance * (1.0 - chance**count) / (1.0 - chance)
+    return rate * (1.0 - rate**count) / (1.0 - rate)
 
 
 def _best(
-    found: Rows[Found], counts: np.ndarray, rates: np.ndarray
-) -> tuple[list[tuple[Found, int]], float]:
+    candidates: abc.Sequence[DraftCandidate], counts: np.ndarray, rates: np.ndarray
+) -> tuple[Lengths, float]:
     """The drafts of the step with the greatest rate; of equal ones the one with the fewest."""
     if not len(rates):
         return [], 0.0
     best = int(rates.argmax())
     drafts = counts[best].tolist()
-    return list(zip(found, drafts, strict=True)), float(rates[best])
+    return list(zip(candidates, drafts, strict=True)), float(rates[best])

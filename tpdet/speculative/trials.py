@@ -4,21 +4,24 @@ A host's drafts are made while the GPU works, so they are tried in steps. A draf
 of the GPU, for its prompts and its steps. So a few tokens say first whether it is ever right.
 """
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Rows
+from collections import abc
 from dataclasses import dataclass
 
 from tpdet.control.row_messages import RowKey
 from tpdet.scheduler.sequence import PENDING, Sequence
+from tpdet.speculative.acceptance import AcceptanceRates
+from tpdet.speculative.draft_rows import room_for_drafts
+from tpdet.speculative.planner import DraftCandidate, Speculation, StepCost, plan_lengths
+from tpdet.speculative.proposers.draft_model import DraftModelProposer
+from tpdet.speculative.proposers.proposer import DRAFT_MODEL
 
-SEQUENCES = 4
-"""That a trial asks for, at most: each computes its prompt."""
+_SEQUENCES = 4  # that a trial asks for, at most: each computes its prompt
 _SHARE = 0.005  # of the time of all steps that trials may take
-_CREDIT, _LEAST_CREDIT, _MOST_CREDIT = 3.0, 0.2, 3.0
+_BUDGET, _LEAST_BUDGET, _MOST_BUDGET = 3.0, 0.2, 3.0
 """Steps whose time there is at first, that are needed to begin, and that may be saved up."""
 _WRONG, _REST, _LONGEST_REST = 3, 64, 2048
 """Wrong trials in a row after which there is none for so many steps; twice as many each time."""
-_PER_RIGHT = 1.0  # steps of credit that a right draft gives back: it would have saved one
+_PER_RIGHT = 1.0  # steps of budget that a right draft gives back: it would have saved one
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,71 +29,118 @@ class Trial:
     """The drafts of a sequence that were made where its token `first` was to come."""
 
     sequence: Sequence
-    trust: int
+    match_length: int
     first: int
-    drafts: Rows[int]
+    drafts: abc.Sequence[int]
 
     @property
-    def right(self) -> int | None:
+    def accepted(self) -> int | None:
         """How many were right, those before the first wrong one; None where that is not known."""
         sequence = self.sequence
         end = len(sequence.tokens) - sequence.drafted
         known = sequence.tokens[self.first : min(end, self.first + len(self.drafts))]
-        for place, (token, draft) in enumerate(zip(known, self.drafts, strict=False)):
+        for index, (token, draft) in enumerate(zip(known, self.drafts, strict=False)):
             if token == PENDING:
                 return None
             if token != draft:
-                return place
+                return index
         return len(known) if len(known) == len(self.drafts) else None
 
 
 class Trials:
-    """Of each sequence one at a time, and the time that is left for them, in steps."""
+    """One trial at a time of each sequence, and the time that is left for them, in steps."""
 
-    def __init__(self) -> None:
-        self._credit = _CREDIT
+    def __init__(self, model: DraftModelProposer, rates: AcceptanceRates) -> None:
+        self._model, self._rates = model, rates
+        self._budget = _BUDGET
         self._trials: dict[RowKey, Trial] = {}
-        self.awaited = False  # sequences wait, so that they can be asked for
+        self._pending = False  # sequences wait, so that they can be asked for
         self._wrong = self._rest = 0  # in a row, and steps that are left
 
-    @property
-    def has_time(self) -> bool:
-        """Whether one may be begun: sequences wait for it, or there is time and no rest."""
-        least = -_CREDIT if self.awaited else _LEAST_CREDIT
-        return self._credit >= least and (self.awaited or not self._rest)
-
-    def has(self, sequence: Sequence) -> bool:
-        """Whether a sequence has one."""
-        return sequence.key in self._trials
-
-    def begin(self, sequence: Sequence, trust: int, drafts: Rows[int]) -> None:
-        """What comes behind the tokens of a sequence may be these drafts."""
-        if drafts:
-            self._trials[sequence.key] = Trial(sequence, trust, len(sequence.tokens), drafts)
-
-    def ended(self) -> Iterator[tuple[Trial, int]]:
-        """Those whose tokens have come, once, and how many of their drafts were right."""
-        for key, trial in list(self._trials.items()):
-            if (right := trial.right) is not None:
-                del self._trials[key]
-                self._earn(_PER_RIGHT * right)
-                self._wrong = 0 if right else self._wrong + 1
-                if self._wrong >= _WRONG:
-                    self._rest = min(_REST << min(self._wrong - _WRONG, 8), _LONGEST_REST)
-                yield trial, right
-
-    def step(self) -> None:
+    def end_step(self) -> None:
         """A step has ended."""
         self._earn(_SHARE)
         self._rest = max(self._rest - 1, 0)
-
-    def spend(self, steps: float) -> None:
-        """Trials took the time of so many steps."""
-        self._credit -= steps
 
     def forget(self, key: RowKey) -> None:
         """A sequence has ended."""
         self._trials.pop(key, None)
 
+    def may_begin(self) -> bool:
+        """Whether the model is to be tried, by what the trials so far have shown."""
+        for key, trial in list(self._trials.items()):
+            if (accepted := trial.accepted) is not None:
+                del self._trials[key]
+                self._learn(trial, accepted)
+        return self._has_time and not self._rates.is_proven(DRAFT_MODEL)
+
+    def begin(self, looked: abc.Sequence[Speculation], step: StepCost) -> list[Speculation]:
+        """Compare tokens of a model that is not proven with those that come.
+
+        It says one for few of the sequences that wait for nothing else, while there is time for
+        that, and only where its drafts would pay if they were as often right as is assumed.
+        Returns those of the sequences that are to wait, so that it can be tried then.
+        """
+        candidates = [self._candidate(it, step) for it in looked if self._may_try(it)]
+        gain = self._model.least_gain_to_try(step.rows)
+        if not candidates or not plan_lengths(candidates, step, gain)[1]:
+            self._pending = False
+            return []
+        speculations = [it.speculation for it in candidates]
+        known = [it for it in speculations if it.sequence.tokens[-1] != PENDING][:_SEQUENCES]
+        if known:
+            self._pending = False
+            self._ask(known, step)
+        if not self._has_time:
+            return []
+        self._pending = True
+        seconds, waiting = (step.seconds(0, how) for how in (step.synchronous, True))
+        self._budget -= (waiting - seconds) / seconds
+        return speculations[:_SEQUENCES]
+
+    @property
+    def _has_time(self) -> bool:
+        """Whether one may be begun: sequences wait for it, or there is time and no rest."""
+        if self._pending:
+            return self._budget >= -_BUDGET
+        return self._budget >= _LEAST_BUDGET and not self._rest
+
+    def _may_try(self, speculation: Speculation) -> bool:
+        sequence = speculation.sequence
+        if self._model.failed or self._model not in speculation.proposers:
+            return False
+        return not sequence.waits and not sequence.drafted and sequence.key not in self._trials
+
+    def _candidate(self, speculation: Speculation, step: StepCost) -> DraftCandidate:
+        """Its drafts for a sequence, as if this waited for its token, and at the assumed rate."""
+        sequence, match_length = speculation.sequence, self._model.match((), 0)
+        return DraftCandidate(
+            speculation,
+            self._model,
+            match_length,
+            self._rates.assumed(match_length),
+            room_for_drafts(sequence),
+            pending=True,
+            cost=self._model.cost(sequence, step.rows),
+        )
+
+    def _ask(self, speculations: abc.Sequence[Speculation], step: StepCost) -> None:
+        """Ask for a token of each sequence, to be compared with what comes behind its tokens."""
+        before = self._model.seconds
+        drafts = self._model.ask([(it.sequence, 1) for it in speculations])
+        self._budget -= (self._model.seconds - before) / step.seconds(0, step.synchronous)
+        match_length = self._model.match((), 0)
+        for sequence in (it.sequence for it in speculations):
+            if ids := drafts.get(sequence.key, ()):
+                trial = Trial(sequence, match_length, len(sequence.tokens), ids)
+                self._trials[sequence.key] = trial
+
+    def _learn(self, trial: Trial, accepted: int) -> None:
+        self._earn(_PER_RIGHT * accepted)
+        self._wrong = 0 if accepted else self._wrong + 1
+        if self._wrong >= _WRONG:
+            self._rest = min(_REST << min(self._wrong - _WRONG, 8), _LONGEST_REST)
+        self._rates.learn(DRAFT_MODEL, trial.match_length, accepted, len(trial.drafts))
+
     def _earn(self, steps: float) -> None:
-        self._credit = min(self._credit + steps, _MOST_CREDIT)
+        self._budget = min(self._budget + steps, _MOST_BUDGET)

@@ -42,7 +42,7 @@ from tpdet.requests.request import Request, SamplingParams
 from tpdet.runner import Runner
 from tpdet.runner.graphs.engine_graphs import Graphs
 from tpdet.sampling.sampler import sample_likeliest
-from tpdet.speculative.drafting import Drafting
+from tpdet.speculative.fixed import FixedSpeculator
 from tpdet.tools.bench.load import prompt
 
 POSITIONS, BATCHES, CONTEXTS = (1, 2, 4, 8, 16), (1, 16, 64), (512, 4096)
@@ -340,7 +340,7 @@ def accept():
                 rates[batch] = rate(ends)
                 continue
             instead = guess(known[batch], random.Random(1), DRAFTS[batch])
-            engine.scheduler.policy.drafting = Drafting(instead=instead)
+            engine.scheduler.speculator = FixedSpeculator(instead)
             decode(engine, f"{name}-warm", batch, 512, drafted=True)
             answers, ends = decode(engine, name, batch, 512, drafted=True)
             each = statistics.mean(count for _, count in ends[3:-2]) / batch

@@ -22,7 +22,7 @@ from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import NotFoundError, ResourceError, UsageError
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.speculative.draft_model import model as draft_model
+from tpdet.speculative.draft_model import start as draft_model
 from tpdet.tools.bench.report.find_model import find_model
 from tpdet.tools.bench.report.floor import RATES, decode_work
 from tpdet.tools.bench.report.results import newest_rows

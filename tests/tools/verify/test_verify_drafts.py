@@ -15,7 +15,7 @@ from tests.engine.test_drafts import (
 )
 from tpdet.control.plan import PlanRows, Row
 from tpdet.errors import IntegrityError
-from tpdet.speculative.counts import DraftCounts
+from tpdet.scheduler.speculator import DraftCounts
 from tpdet.tools.verify import draft_models, rank
 from tpdet.tools.verify.cases import circumstances
 from tpdet.tools.verify.compare import compare

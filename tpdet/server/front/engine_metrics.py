@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tpdet.scheduler.speculator import PLACES
 from tpdet.server.wire.protocol import Status
-from tpdet.speculative.counts import PLACES
-from tpdet.speculative.proposal import NAMES
+from tpdet.speculative.proposers.proposer import NAMES
 
 # Engine counter -> our name and vLLM's, with the help text.
 ENGINE_COUNTERS = {

@@ -1,1 +1,1 @@
-"""A second model that proposes drafts: its pages, its steps and its pace."""
+"""A second model that proposes drafts: its copies of sequences, its steps and its start."""

@@ -83,12 +83,12 @@ def _compare(target: Path, directory: Path) -> bool:
     """
     if not target.is_file() and not (target / "tokenizer.json").exists():
         return False  # refused, or not needed, for the model itself
-    mine, other = _texts(target), _texts(directory)
-    for id_ in sorted(mine.keys() | other.keys()):
-        if mine.get(id_) != other.get(id_):
+    model, draft = _texts(target), _texts(directory)
+    for id_ in sorted(model.keys() | draft.keys()):
+        if model.get(id_) != draft.get(id_):
             raise UsageError(
-                f"draft_model {directory}: token id {id_} is {other.get(id_)!r} there and "
-                f"{mine.get(id_)!r} in the model: give a model with the same tokenizer"
+                f"draft_model {directory}: token id {id_} is {draft.get(id_)!r} there and "
+                f"{model.get(id_)!r} in the model: give a model with the same tokenizer"
             )
     return True
 

@@ -1,4 +1,4 @@
-"""Earlier outputs of the same prompt under the same salts, as guesses of the next one."""
+"""Earlier outputs of the same prompt under the same salts, as predictions of the next one."""
 
 import hashlib
 from array import array
@@ -6,8 +6,8 @@ from collections import OrderedDict
 
 from tpdet.requests.request import Request
 
-_LEAST_IDS = 8  # a shorter output is not worth its place
-_OUTPUTS = 4  # of a prompt that are kept
+_LEAST_IDS = 8  # a shorter output is not worth keeping
+_OUTPUTS = 4  # that are kept of a prompt
 _MOST_IDS = 1 << 20  # of all outputs
 
 
@@ -27,12 +27,12 @@ class EarlierOutputs:
         if len(output) < _LEAST_IDS:
             return
         key = _key(request)
-        kept = self._outputs.setdefault(key, [])
+        outputs = self._outputs.setdefault(key, [])
         self._outputs.move_to_end(key)
-        kept.append(output)
+        outputs.append(output)
         self._ids += len(output)
-        if len(kept) > _OUTPUTS:
-            self._ids -= len(kept.pop(0))
+        if len(outputs) > _OUTPUTS:
+            self._ids -= len(outputs.pop(0))
         while self._ids > _MOST_IDS and len(self._outputs) > 1:
             _, oldest = self._outputs.popitem(last=False)
             self._ids -= sum(map(len, oldest))

@@ -1,14 +1,13 @@
-"""Drafts that a schema forces: the text that alone can follow, cut into tokens."""
+"""Grammar-forced tokens: the text that alone can follow by a schema, cut into tokens."""
 
-from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections import abc
 
-from tpdet.speculative.proposal import SCHEMA
+from tpdet.speculative.proposers.proposer import SCHEMA
 
-_TRUST = 32  # the text is sure, but the model may cut it otherwise
+_MATCH_LENGTH = 32  # the text is sure, but the model may cut it otherwise
 
 
-class Forced:
+class ForcedTokens:
     """The text that a sequence's schema forces after what has followed it so far."""
 
     name = SCHEMA
@@ -16,8 +15,8 @@ class Forced:
 
     def __init__(
         self,
-        forced: Callable[[Rows[int]], list[int]],
-        begin: Callable[[Rows[int], int], int | None],
+        forced: abc.Callable[[abc.Sequence[int]], list[int]],
+        begin: abc.Callable[[abc.Sequence[int], int], int | None],
     ) -> None:
         """forced: the ids of the text that must follow ids of the schema's text.
 
@@ -26,12 +25,12 @@ class Forced:
         self._forced, self._begin = forced, begin
         self._ids: list[int] = []
 
-    def look(self, tokens: Rows[int], end: int) -> int:
-        """Whether any text is forced after tokens[:end]."""
+    def match(self, tokens: abc.Sequence[int], end: int) -> int:
+        """A fixed length if any text is forced after tokens[:end], else 0."""
         begin = self._begin(tokens, end)
         self._ids = [] if begin is None else self._forced(tokens[begin:end])
-        return _TRUST if self._ids else 0
+        return _MATCH_LENGTH if self._ids else 0
 
-    def next(self, most: int) -> list[int]:
+    def propose(self, most: int) -> list[int]:
         """The ids of the forced text."""
         return self._ids[:most]

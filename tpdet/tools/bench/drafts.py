@@ -8,7 +8,7 @@ from rich.console import Console
 from tpdet.checkpoint.model_config.known_shapes import is_shape
 from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
-from tpdet.speculative.proposal import DRAFT_MODEL
+from tpdet.speculative.proposers.proposer import DRAFT_MODEL
 from tpdet.tools.bench.engine import engine_of
 from tpdet.tools.bench.report.record import BenchRow, finish
 from tpdet.tools.bench.run import run_worlds

@@ -13,10 +13,10 @@ from tpdet.llm.llm import LLM
 from tpdet.llm.results import RequestOutput
 from tpdet.requests.request import SamplingParams
 from tpdet.scheduler.sequence import Sequence as Choice
-from tpdet.speculative.counts import DraftCounts
-from tpdet.speculative.draft_model.drafting import Model
+from tpdet.scheduler.speculator import DraftCounts
 from tpdet.speculative.draft_model.model import DraftModel
-from tpdet.speculative.drafting import Drafting
+from tpdet.speculative.proposers.proposer import BatchProposer
+from tpdet.speculative.speculator import DraftSpeculator
 from tpdet.tools.bench.draft_texts import TEXTS, Text
 from tpdet.tools.bench.latency import engine_row
 from tpdet.tools.bench.load import prompt
@@ -27,7 +27,7 @@ from tpdet.tools.worlds.machine import machine
 from tpdet.tools.worlds.worlds import run_rank
 
 Generate = Callable[[], list[RequestOutput]]
-_TRUST = 64
+_MATCH_LENGTH = 64
 
 
 class Synthetic:
@@ -39,17 +39,17 @@ class Synthetic:
     def __init__(self, answer: Sequence[int], first: int, chance: float, draw: random.Random):
         """first: where the output begins. draw: decides which tokens are said wrongly."""
         self._answer, self._first, self._chance, self._draw = answer, first, chance, draw
-        self._place = 0
+        self._position = 0
 
-    def look(self, tokens: Sequence[int], end: int) -> int:
-        """Trusts itself, until the answer's end."""
-        self._place = end - self._first
-        return _TRUST if self._place < len(self._answer) else 0
+    def match(self, tokens: Sequence[int], end: int) -> int:
+        """A fixed length, until the answer's end."""
+        self._position = end - self._first
+        return _MATCH_LENGTH if self._position < len(self._answer) else 0
 
-    def next(self, most: int) -> list[int]:
+    def propose(self, most: int) -> list[int]:
         """What follows, with a neighbouring id in place of some tokens."""
-        told = self._answer[self._place : self._place + most]
-        return [id_ if self._draw.random() < self._chance else id_ ^ 1 for id_ in told]
+        ids = self._answer[self._position : self._position + most]
+        return [id_ if self._draw.random() < self._chance else id_ ^ 1 for id_ in ids]
 
 
 def main(arguments: list[str]) -> int:
@@ -117,14 +117,14 @@ class _Replaced:
         self.forget = model.forget
         self._model, self._drafter = model, drafter
 
-    def draft(self, wanted: Sequence[tuple[Choice, int]]) -> list[list[int]]:
+    def draft(self, requests: Sequence[tuple[Choice, int]]) -> list[list[int]]:
         """As `DraftModel.draft`."""
-        return self._model.draft(wanted, self._say)
+        return self._model.draft(requests, self._say)
 
     def _say(self, choice: Choice, drafts: list[int]) -> list[int]:
-        mine = self._drafter(choice)
-        mine.look((), len(choice.tokens))
-        return [*mine.next(len(drafts)), *drafts][: len(drafts)]
+        synthetic = self._drafter(choice)
+        synthetic.match((), len(choice.tokens))
+        return [*synthetic.propose(len(drafts)), *drafts][: len(drafts)]
 
 
 def _draft_anew(llm: LLM, drafter: Callable[[Choice], Synthetic] | None) -> None:
@@ -132,13 +132,16 @@ def _draft_anew(llm: LLM, drafter: Callable[[Choice], Synthetic] | None) -> None
     what they say in place of the draft model's drafts.
     """
     engine, model, first = llm.engine, llm.engine.draft_model, None
-    told: Model | None = model
+    proposer: BatchProposer | None = model
     if model is not None and drafter is not None:
-        told = _Replaced(model, drafter)
+        proposer = _Replaced(model, drafter)
     elif engine.config.draft_model is None:
         first = drafter
-    of, policy = (engine.config.drafters, engine.run_ahead), engine.scheduler.policy
-    policy.drafting = Drafting(*of, model=told, pace=policy.drafting.pace, first=first)
+    before = engine.scheduler.speculator
+    times = before.times if isinstance(before, DraftSpeculator) else None
+    engine.scheduler.speculator = DraftSpeculator(
+        engine.config.drafters, engine.run_ahead, model=proposer, times=times, first=first
+    )
 
 
 def text_rows(llm: LLM, spec: DraftsSpec) -> list[BenchRow]:
@@ -193,21 +196,21 @@ def measured(
 ) -> Measured:
     """Run the requests, `batch` of them together, so many times; paused: without drafts."""
     engine, calls, steady = llm.engine, [], []
-    drafting, ends = engine.scheduler.policy.drafting, StepEnds(engine)
-    drafting.paused = paused
+    speculator, ends = engine.scheduler.speculator, StepEnds(engine)
+    speculator.paused = paused
     for _ in range(repeats):
         engine.scheduler.forget_prefixes()
-        drafting.counts = {}
+        speculator.counts = {}
         ends.clear()
         before, begin = engine.statistics().steps, time.perf_counter()
         answers = generate()
         calls.append(time.perf_counter() - begin)
         if (rate := ends.steady(batch)) is not None:
             steady.append(rate)
-    drafting.paused = False
+    speculator.paused = False
     ends.close()
     steps = engine.statistics().steps - before
-    return Measured(answers, calls, steps, drafting.counts, max(steady, default=None))
+    return Measured(answers, calls, steps, speculator.counts, max(steady, default=None))
 
 
 def beside(

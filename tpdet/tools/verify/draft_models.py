@@ -10,7 +10,7 @@ from tpdet.checkpoint.resolve import resolve_model
 from tpdet.comm.device import free_gpu_bytes, resolve_device
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
-from tpdet.speculative.draft_model.model import held_bytes
+from tpdet.speculative.draft_model.start import held_bytes
 from tpdet.tools.verify.drafted import OTHER
 from tpdet.tools.worlds.spec import VerifySpec
 

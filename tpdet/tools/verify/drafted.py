@@ -1,4 +1,4 @@
-"""Drafts of every kind for the probes, by somebody who knows their answers; see docs/drafts.md."""
+"""Drafts of every kind for probes whose answers are known; see docs/speculative.md."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,12 @@ from tpdet.engine.fault_points import FaultPoints
 from tpdet.requests.request import Request
 from tpdet.runner import Runner, SampleTogether, TakeLogits
 from tpdet.scheduler.sequence import Sequence as Choice
-from tpdet.speculative.acceptance import Chances
-from tpdet.speculative.counts import DraftCounts
+from tpdet.scheduler.speculator import DraftCounts, Speculator
+from tpdet.speculative.acceptance import AcceptanceRates
 from tpdet.speculative.draft_model.model import DraftModel
-from tpdet.speculative.drafting import Drafting, Proposer
-from tpdet.speculative.proposal import DRAFT_MODEL, NGRAM
+from tpdet.speculative.fixed import Dictate
+from tpdet.speculative.proposers.proposer import DRAFT_MODEL, NGRAM
+from tpdet.speculative.speculator import DraftSpeculator
 from tpdet.tools.worlds.spec import Drafted
 
 RIGHT, HALF, WRONG, RANDOM = "right", "half right", "wrong", "random"
@@ -36,7 +37,7 @@ def with_drafts(request: Request) -> Request:
     return msgspec.structs.replace(request, drafts=((0,),) * request.params.n)
 
 
-def drafter(kind: str, answers: Tokens, vocabulary: int, seed: int) -> Proposer:
+def drafter(kind: str, answers: Tokens, vocabulary: int, seed: int) -> Dictate:
     """Drafts of a kind. Requests without a known answer get random ones."""
     draw = random.Random(f"{seed} {kind}")
 
@@ -46,24 +47,26 @@ def drafter(kind: str, answers: Tokens, vocabulary: int, seed: int) -> Proposer:
         if kind == RANDOM or answer is None:
             return [draw.randrange(vocabulary) for _ in range(length)]
         output = len(sequence.tokens) - sequence.prompt_length
-        told = list(answer[output : output + length])
-        right = {RIGHT: len(told), HALF: draw.randint(0, len(told)), WRONG: 0}[kind]
-        return told[:right] + [(token + 1) % vocabulary for token in told[right:]]
+        known = list(answer[output : output + length])
+        right = {RIGHT: len(known), HALF: draw.randint(0, len(known)), WRONG: 0}[kind]
+        return known[:right] + [(token + 1) % vocabulary for token in known[right:]]
 
     return propose
 
 
-def drafting_of_engine(config: EngineConfig, runner: Runner, model: DraftModel | None) -> Drafting:
-    """The engine's drafters, which draft by what is assumed of times, whatever steps take here."""
+def speculator_of_engine(
+    config: EngineConfig, runner: Runner, model: DraftModel | None
+) -> Speculator:
+    """The engine's proposers, which draft by what is assumed of times, whatever steps take here."""
 
     def clock() -> float:
         return 1.0
 
     if model is not None:
-        model.pace.clock = clock
+        model.times.clock = clock
     runs_ahead = runner.device.type == "cuda"
-    chances = Chances(proof=0)  # wrong drafts of a draft model are to be verified, too
-    return Drafting(config.drafters, runs_ahead, clock, model, chances)
+    rates = AcceptanceRates(proof=0)  # wrong drafts of a draft model are to be verified, too
+    return DraftSpeculator(config.drafters, runs_ahead, clock, model, rates)
 
 
 def counted(kind: str, drafters: Mapping[str, DraftCounts], own: bool) -> Drafted:

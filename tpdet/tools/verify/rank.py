@@ -24,8 +24,10 @@ from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.launch.ranks.environment import read_environment
 from tpdet.requests.request import Request
 from tpdet.runner import Runner
-from tpdet.speculative.draft_model.model import DraftModel, start_draft_model
-from tpdet.speculative.drafting import Drafting
+from tpdet.scheduler.speculator import Speculator
+from tpdet.speculative.draft_model.model import DraftModel
+from tpdet.speculative.draft_model.start import start_draft_model
+from tpdet.speculative.fixed import FixedSpeculator
 from tpdet.text.outputs import RequestAssembler, logprob_bits
 from tpdet.tools.verify.cases import (
     NEIGHBOUR_TOKENS,
@@ -49,7 +51,7 @@ from tpdet.tools.verify.drafted import (
     Tokens,
     counted,
     drafter,
-    drafting_of_engine,
+    speculator_of_engine,
     with_drafts,
 )
 from tpdet.tools.verify.logits_log import LogitsLog
@@ -308,13 +310,13 @@ def _run_one(
         each.request_id: each.prompt_token_ids + known.get(each.request_id, ()) for each in requests
     }
     faults = NanBehindWrongDrafts(log.names, tokens) if circumstance.spoiled else None
-    drafting = None
+    speculator: Speculator | None = None
     if kind in OF_ENGINE:
-        drafting = drafting_of_engine(config, runner, model)
+        speculator = speculator_of_engine(config, runner, model)
     elif kind:
-        drafting = Drafting(config.drafters, instead=drafter(kind, known, vocabulary, spec.seed))
+        speculator = FixedSpeculator(drafter(kind, known, vocabulary, spec.seed))
     of = config, world, log.tap, circumstance.preempt_every, runner
-    engine = Engine(*of, faults=faults, drafting=drafting)
+    engine = Engine(*of, faults=faults, speculator=speculator)
     others = max(0, circumstance.batch - len(requests))
     crowd = neighbours(vocabulary, others, spec.tokens, spec.seed + circumstance.batch)
     groups = [[r] for r in requests] if circumstance.batch == 1 else [_mixed(requests, crowd)]

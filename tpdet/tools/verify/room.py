@@ -18,7 +18,7 @@ from tpdet.runner.start.memory import (
     smaller_dtype,
     why_no_room,
 )
-from tpdet.speculative.draft_model.model import held_bytes
+from tpdet.speculative.draft_model.start import held_bytes
 from tpdet.tools.verify.cases import kv_pages
 from tpdet.tools.worlds.spec import VerifySpec, mode_settings
 from tpdet.tools.worlds.ways import Way

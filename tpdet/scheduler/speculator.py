@@ -1,0 +1,123 @@
+"""The interface of a speculator, by which rows get drafts, and the one that has none."""
+
+from collections.abc import Sequence as Rows
+from typing import Protocol
+
+import msgspec
+
+from tpdet.control.plan import StepPlan
+from tpdet.control.row_messages import RowKey
+from tpdet.requests.request import Request
+from tpdet.scheduler.queue import SequenceQueue
+from tpdet.scheduler.sequence import Sequence
+
+PLACES = 16
+"""Positions of a row whose accepted drafts are counted one by one."""
+
+
+class DraftCounts(msgspec.Struct):
+    """Drafts of one proposer: rows with them, their tokens, and how many of those were accepted.
+
+    `accepted_at[i]` counts the rows whose draft i, from 0, was accepted; the first 16 only.
+    `switched_off` is 1 once the proposer failed or took too long: it proposes no more.
+    """
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_at: list[int] = msgspec.field(default_factory=lambda: [0] * PLACES)
+    switched_off: int = 0
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Count a row with `drafted` drafts, of which the first `accepted` were accepted."""
+        self.drafts += 1
+        self.draft_tokens += drafted
+        self.accepted_tokens += accepted
+        for index in range(min(accepted, PLACES)):
+            self.accepted_at[index] += 1
+
+
+class Speculator(Protocol):
+    """Proposes drafts for the rows of a step, and learns which of them were accepted.
+
+    counts: verified drafts, by proposer. paused: no row carries drafts. The scheduler calls the
+    first six methods; by the others a speculator hears of the engine's steps, as observers do.
+    """
+
+    counts: dict[str, DraftCounts]
+    paused: bool
+
+    def admit(self, request: Request, sequences: Rows[Sequence]) -> None:
+        """Take note of a new request, of which these are the choices."""
+
+    def propose(self, running: SequenceQueue, counts: dict[RowKey, int], budget: int) -> None:
+        """Put drafts behind the tokens of decoding sequences, at most `budget` of them.
+
+        counts: the tokens of each row of the step, which grow by the drafts.
+        """
+
+    def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """Learn that the first `accepted` of a row's `drafted` drafts were accepted."""
+
+    def stop(self, sequence: Sequence) -> None:
+        """Let a sequence go on without drafts, so that its next rows may be planned ahead."""
+
+    def finish(self, sequence: Sequence) -> None:
+        """Forget a sequence, which has ended."""
+
+    def close(self) -> None:
+        """Let all sequences, now and later, go on without drafts."""
+
+    def begin(self, pending: bool) -> None:
+        """A step is about to be ended; pending: it was launched while the one before it ran."""
+
+    def running(self) -> None:
+        """The step runs: do what could wait for that."""
+
+    def end(self, plan: StepPlan, synchronous: bool) -> None:
+        """The step ended just now, and is not committed: learn how long it took.
+
+        synchronous: it was launched only after the results of the step before had been read.
+        """
+
+    def idle(self) -> None:
+        """There is no work: the next step does not follow the last one."""
+
+
+class NoSpeculator:
+    """Proposes nothing, where a step's rows are fixed or reach the bits."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, DraftCounts] = {}
+        self.paused = False
+
+    def admit(self, request: Request, sequences: Rows[Sequence]) -> None:
+        """As `Speculator.admit`."""
+
+    def propose(self, running: SequenceQueue, counts: dict[RowKey, int], budget: int) -> None:
+        """As `Speculator.propose`."""
+
+    def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """As `Speculator.learn`."""
+
+    def stop(self, sequence: Sequence) -> None:
+        """As `Speculator.stop`."""
+        sequence.wait_for_drafts(False)
+
+    def finish(self, sequence: Sequence) -> None:
+        """As `Speculator.finish`."""
+
+    def close(self) -> None:
+        """As `Speculator.close`."""
+
+    def begin(self, pending: bool) -> None:
+        """As `Speculator.begin`."""
+
+    def running(self) -> None:
+        """As `Speculator.running`."""
+
+    def end(self, plan: StepPlan, synchronous: bool) -> None:
+        """As `Speculator.end`."""
+
+    def idle(self) -> None:
+        """As `Speculator.idle`."""

@@ -1,0 +1,87 @@
+"""Drafts behind the tokens of decoding sequences: how many fit, and where they end.
+
+The step samples at every position of such a row by the ordinary rule, so no draft can change an
+answer (docs/speculative.md).
+"""
+
+from collections import abc
+
+from tpdet.control.plan import MAX_STEP_DRAFTS
+from tpdet.control.row_messages import RowKey
+from tpdet.errors import RequestError
+from tpdet.kernels.inputs.product import HEAD_ROWS
+from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
+from tpdet.scheduler.sequence import Sequence
+
+_BESIDE_PROMPTS = 24
+"""Rows with drafts in a step with prompts or with rows over `SHORT_TOKENS`: graphs fit so many."""
+
+Proposal = tuple[Sequence, abc.Callable[[int], abc.Sequence[int]]]
+"""A sequence, and what gives at most so many drafts for it."""
+
+
+def decodes(sequence: Sequence) -> bool:
+    """Whether only the last token of a sequence, which it generated, is to be computed."""
+    return sequence.remaining == 1 and len(sequence.tokens) > sequence.prompt_length
+
+
+def room_for_drafts(sequence: Sequence) -> int:
+    """Drafts that fit the sequence's pages, and leave room for the token that follows them."""
+    known = len(sequence.tokens)
+    return max(0, min(sequence.room - known, sequence.full_length - 1 - known))
+
+
+def step_room(counts: dict[RowKey, int], budget: int) -> int:
+    """Drafts that a step with these rows may carry, as many as are left of its token budget.
+
+    No more than the graph of a step with drafts has rows for: without prompts and longer rows
+    `HEAD_ROWS`.
+    """
+    graph = HEAD_ROWS - len(counts) if max(counts.values()) == 1 else budget
+    return min(budget, MAX_STEP_DRAFTS, graph)
+
+
+def fill_rows(proposals: abc.Sequence[Proposal], counts: dict[RowKey, int], budget: int) -> None:
+    """Add drafts in this order while the budget lasts.
+
+    Beside rows with many tokens only few rows carry drafts, as attention has little room for each.
+    counts: the tokens of each row of the step, which grow by the drafts.
+    """
+    all_short = max(counts.values()) == 1
+    drafted = 0
+    for sequence, propose in proposals:
+        few = drafted < _BESIDE_PROMPTS
+        if not (few or all_short):
+            break
+        most = min(budget if few else min(budget, SHORT_TOKENS - 1), room_for_drafts(sequence))
+        added = _add_drafts(sequence, propose(most)[:most]) if most > 0 else 0
+        counts[sequence.key] += added
+        budget -= added
+        drafted += added > 0
+        all_short &= added < SHORT_TOKENS
+
+
+def _add_drafts(sequence: Sequence, drafts: abc.Sequence[int]) -> int:
+    """Put drafts behind the tokens of a decoding sequence, which has room for them; how many.
+
+    They end before an id that would end the sequence and before the first that its schema forbids.
+    """
+    known = len(sequence.tokens)
+    if sequence.constraint is None and sequence.ends.isdisjoint(drafts):  # the usual case
+        sequence.tokens += drafts
+        drafts = ()
+    for draft in drafts:
+        if draft in sequence.ends or not _allows(sequence, draft):
+            break
+        sequence.tokens.append(draft)
+    sequence.drafted = len(sequence.tokens) - known
+    return sequence.drafted
+
+
+def _allows(sequence: Sequence, draft: int) -> bool:
+    """Whether the schema allows `draft` after the tokens; not where it reaches a limit."""
+    try:
+        following = sequence.next_ids(len(sequence.tokens))
+    except RequestError:
+        return False
+    return following is None or bool(following.allowed[draft >> 3] >> (draft & 7) & 1)

@@ -1,0 +1,382 @@
+"""The speculator: which sequences carry drafts in the next step, of whom, and how many.
+
+It asks proposers, has the planner decide by acceptance rates and measured times, and learns which
+drafts were accepted. Neither clocks nor rates reach a bit.
+"""
+
+import logging
+import math
+import time
+from collections import abc
+from functools import partial
+
+from tpdet.control.plan import StepPlan
+from tpdet.control.row_messages import RowKey
+from tpdet.requests.request import Request
+from tpdet.scheduler.queue import SequenceQueue
+from tpdet.scheduler.sequence import PENDING, Sequence
+from tpdet.scheduler.speculator import DraftCounts, NoSpeculator
+from tpdet.speculative.acceptance import AcceptanceRates, RejectionStreak
+from tpdet.speculative.draft_rows import (
+    Proposal,
+    decodes,
+    fill_rows,
+    room_for_drafts,
+    step_room,
+)
+from tpdet.speculative.planner import (
+    DraftCandidate,
+    DraftCost,
+    Speculation,
+    StepCost,
+    plan_lengths,
+)
+from tpdet.speculative.proposers.draft_model import DraftModelProposer
+from tpdet.speculative.proposers.earlier_outputs import EarlierOutputs
+from tpdet.speculative.proposers.grammar import ForcedTokens
+from tpdet.speculative.proposers.ngram import Ngram, PromptIndex
+from tpdet.speculative.proposers.prediction import PredictedOutput, predicted_by
+from tpdet.speculative.proposers.proposer import (
+    DRAFT_MODEL,
+    DRAFTS,
+    EARLIER,
+    NGRAM,
+    OF_REQUESTS,
+    SCHEMA,
+    BatchProposer,
+    Proposer,
+)
+from tpdet.speculative.step_time import StepTimes
+from tpdet.speculative.trials import Trials
+
+SHARE = 0.01
+"""Of the time of all steps that looking for drafts may take."""
+_MOST_BUDGET = 0.010  # seconds that may be saved up: a long prompt is indexed at once
+_LEAST_BUDGET = -0.002  # the rest of a look that took long, perhaps only for other programs
+_HANGS = 1.0  # seconds of one look after which a proposer is switched off
+_log = logging.getLogger("tpdet.engine")
+
+
+class DraftSpeculator(NoSpeculator):
+    """The `Speculator` that drafts where it is expected to pay.
+
+    times: of steps so far.
+    """
+
+    def __init__(
+        self,
+        names: abc.Sequence[str] = (),
+        runs_ahead: bool = False,
+        clock: abc.Callable[[], float] = time.perf_counter,
+        model: BatchProposer | None = None,
+        rates: AcceptanceRates | None = None,
+        times: StepTimes | None = None,
+        first: abc.Callable[[Sequence], Proposer] | None = None,
+    ) -> None:
+        """names: the engine's proposers, beside those of requests. model: the draft model.
+
+        clock: seconds, from anywhere. rates, times: what was seen of drafts and of steps before.
+        first: makes a proposer that is asked before the engine's.
+        """
+        super().__init__()
+        self._clock, self.times = clock, times or StepTimes(runs_ahead)
+        self._names, self._first = tuple(names), first
+        self._rates = rates or AcceptanceRates()
+        self._off: set[str] = set()
+        self._model: DraftModelProposer | None = None
+        self._trials: Trials | None = None
+        if model is not None and DRAFT_MODEL in self._names:
+            switch_off = partial(self._switch_off, DRAFT_MODEL)
+            self._model = DraftModelProposer(model, self.times, switch_off, clock)
+            self._trials = Trials(self._model, self._rates)
+        self._earlier = EarlierOutputs()
+        self._speculations: dict[RowKey, Speculation] = {}
+        self._waiting: dict[RowKey, Speculation] = {}  # run no longer ahead, to carry drafts
+        self._budget, self._turn = _MOST_BUDGET, 0  # seconds to look; whose turn it was
+        self._rows: list[tuple[str, int, int, int, RejectionStreak]] = []  # not yet learned of
+        self._together = False  # all rows wait, so that every sequence may carry drafts
+        self._ended = 0.0  # when the last step did; 0: there was no work since
+
+    def admit(self, request: Request, sequences: abc.Sequence[Sequence]) -> None:
+        """As `Speculator.admit`: the request's own proposer comes first, the draft model last."""
+        names = self._names
+        earlier = self._earlier.of(request) if EARLIER in names else ()
+        prompt = PromptIndex(request.prompt_token_ids) if NGRAM in names else None
+        for sequence in sequences:
+            own = predicted_by(request, sequence.choice)
+            proposers: list[Proposer] = [] if own is None else [own]
+            if self._first is not None:
+                proposers.append(self._first(sequence))
+            if earlier:
+                proposers.append(PredictedOutput(earlier, sequence.prompt_length, EARLIER))
+            constraint = sequence.constraint
+            if SCHEMA in names and constraint is not None:
+                begin = sequence.schema_start.begin
+                proposers.append(ForcedTokens(constraint.forced_ids, begin))
+            if prompt is not None:
+                proposers.append(Ngram(prompt))
+            if self._model is not None and names:
+                proposers.append(self._model)
+            if proposers:
+                speculation = Speculation(sequence, proposers)
+                self._speculations[sequence.key] = speculation
+                if own is not None:
+                    self._wait(speculation, True)
+
+    def propose(self, running: SequenceQueue, counts: dict[RowKey, int], budget: int) -> None:
+        """As `Speculator.propose`; sequences take turns where time to look is short."""
+        if not self._speculations or self.paused or not counts:
+            return
+        began, spent = self._clock(), self._model_seconds
+        budget = step_room(counts, budget)
+        if budget <= 0 and not self._waiting:
+            return
+        together, until = self._together, began + self._budget
+        ready = self._ready(running, counts, math.inf if together else until)
+        self._add_what_pays(ready, running, counts, budget)
+        if not together:  # else it is part of what the step costs
+            looking = self._clock() - began - (self._model_seconds - spent)
+            self._budget = max(self._budget - looking, _LEAST_BUDGET)
+
+    def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """As `Speculator.learn`: accepted drafts change rates when there is time (`running`)."""
+        speculation = self._speculations.get(sequence.key)
+        if speculation is None or speculation.proposer is None:
+            return
+        name, streaks = speculation.proposer.name, speculation.streaks
+        if name not in streaks:
+            streaks[name] = RejectionStreak()
+        if name not in self.counts:
+            self.counts[name] = DraftCounts()
+        self.counts[name].add(drafted, accepted)
+        row = name, speculation.match_length, accepted, drafted, streaks[name]
+        if accepted:
+            self._rows.append(row)
+        else:
+            self._rates.learn(*row)
+
+    def stop(self, sequence: Sequence) -> None:
+        """As `Speculator.stop`."""
+        if (speculation := self._speculations.get(sequence.key)) is not None:
+            speculation.proposers = []
+            self._wait(speculation, False)
+
+    def finish(self, sequence: Sequence) -> None:
+        """As `Speculator.finish`: its output is remembered where that is asked for."""
+        self._speculations.pop(sequence.key, None)
+        self._waiting.pop(sequence.key, None)
+        if self._model is not None and self._trials is not None:
+            self._trials.forget(sequence.key)
+            self._model.forget(sequence.key)
+        if EARLIER in self._names and not sequence.poisoned:
+            output = sequence.tokens[sequence.prompt_length :]
+            del output[len(output) - sequence.drafted :]
+            known = output.index(PENDING) if PENDING in output else len(output)
+            self._earlier.remember(sequence.request, tuple(output[:known]))
+
+    def close(self) -> None:
+        """As `Speculator.close`."""
+        self._names = ()
+        for speculation in self._speculations.values():
+            self.stop(speculation.sequence)
+
+    def running(self) -> None:
+        """As `Speculator.running`: learn of accepted drafts in the steps before this one."""
+        rows, self._rows = self._rows, []
+        for row in rows:
+            self._rates.learn(*row)
+
+    def end(self, plan: StepPlan, synchronous: bool) -> None:
+        """As `Speculator.end`: the time since the step before has ended."""
+        before, self._ended = self._ended, self._clock()
+        if before:
+            rows = plan.rows
+            decodes_only = bool((rows.count == rows.samples).all())
+            positions = int(rows.count.sum()) if decodes_only else 0
+            self.observe(positions, synchronous, self._ended - before)
+
+    def idle(self) -> None:
+        """As `Speculator.idle`."""
+        self._ended = 0.0
+
+    def observe(self, positions: int, synchronous: bool, seconds: float) -> None:
+        """Learn that a step took so long; positions: 0 where it computed prompts.
+
+        What the draft model took before it is no part of what its positions cost.
+        """
+        if self._model is not None and self._trials is not None:
+            seconds -= self._model.end_step()
+            self._trials.end_step()
+        seconds = max(seconds, 0.0)
+        self._budget = min(self._budget + SHARE * seconds, _MOST_BUDGET)
+        self._rates.step += 1
+        if positions:
+            self.times.add(positions, synchronous, seconds)
+
+    @property
+    def _model_seconds(self) -> float:
+        return 0.0 if self._model is None else self._model.seconds
+
+    def _ready(
+        self, running: SequenceQueue, counts: dict[RowKey, int], until: float
+    ) -> abc.Iterator[Speculation]:
+        """The decoding sequences of a step that carry drafts; then others, while there is time."""
+        waiting = self._waiting.copy()
+        for key in sorted(waiting):
+            speculation = waiting[key]
+            if key in counts and speculation.proposers and decodes(speculation.sequence):
+                yield speculation
+        for _ in range(len(running)):
+            if self._clock() > until:
+                break
+            self._turn = (self._turn + 1) % len(running)
+            sequence = running[self._turn]
+            key = sequence.key
+            other = None if key in waiting else self._speculations.get(key)
+            if other is not None and other.proposers and key in counts and decodes(sequence):
+                yield other
+
+    def _add_what_pays(
+        self,
+        ready: abc.Iterator[Speculation],
+        running: SequenceQueue,
+        counts: dict[RowKey, int],
+        budget: int,
+    ) -> None:
+        """Look at sequences that are ready, and add the drafts that are expected to pay."""
+        rows = len(counts)
+        looked = [(speculation, self._look(speculation, rows)) for speculation in ready]
+        candidates = [candidate for _, candidate in looked if candidate is not None]
+        self._together = False
+        trials = self._trials if self._trials is not None and self._trials.may_begin() else None
+        if not candidates and trials is None:
+            return
+        share = min(len(looked) / max(1, len(self._speculations.keys() & counts.keys())), 1.0)
+        waiting = sum(sequence.reads_always for sequence in running)
+        step = StepCost(rows, waiting, budget, self.times, share)
+        self._add(candidates, step, counts)
+        if trials is not None:
+            for speculation in trials.begin([it for it, _ in looked], step):
+                self._wait(speculation, True)
+
+    def _look(self, speculation: Speculation, rows: int) -> DraftCandidate | None:
+        """What the proposer that is most likely right has for a sequence, one of so many rows."""
+        pending = speculation.sequence.tokens[-1] == PENDING
+        best = self._best_candidate(speculation, rows, pending)
+        if best is not None and best.is_requested:
+            return best
+        if speculation.expected and not pending:  # it waited for this
+            self._rates.learn_availability(speculation.expected, best is not None)
+            speculation.expected = ""
+        if best is None:
+            self._wait(speculation, False)
+        return best
+
+    def _best_candidate(
+        self, speculation: Speculation, rows: int, pending: bool
+    ) -> DraftCandidate | None:
+        sequence, rates = speculation.sequence, self._rates
+        room = room_for_drafts(sequence)
+        best: DraftCandidate | None = None
+        for proposer in speculation.proposers:
+            name = proposer.name
+            if name in self._off or not rates.is_proven(name):
+                continue
+            length = self._match(proposer, sequence.tokens, len(sequence.tokens) - pending)
+            if proposer.is_spent:
+                others = [it for it in speculation.proposers if it is not proposer]
+                speculation.proposers = others
+            if not length:
+                continue
+            if name == DRAFTS:
+                return DraftCandidate(speculation, proposer, length, 1.0, room, pending)
+            streak = speculation.streaks.get(name)
+            if streak is not None and streak.until > rates.step:
+                continue
+            rate, availability, cost = rates.rate(name, length), 1.0, DraftCost()
+            if best is not None and rate <= best.rate:
+                continue
+            if self._model is not None and proposer is self._model:
+                cost = self._model.cost(sequence, rows)
+            elif pending:
+                availability = rates.availability(name, rate)
+            best = DraftCandidate(
+                speculation, proposer, length, rate, room, pending, availability, cost
+            )
+        return best
+
+    def _match(self, proposer: Proposer, tokens: abc.Sequence[int], end: int) -> int:
+        began = self._clock()
+        try:
+            length = proposer.match(tokens, end)
+        except Exception as error:
+            self._switch_off(proposer.name, f"raised {type(error).__name__}: {error}")
+            return 0
+        seconds = self._clock() - began
+        if seconds > _HANGS:
+            self._switch_off(proposer.name, f"took {seconds:.1f} s for one sequence")
+        return length
+
+    def _add(
+        self, candidates: abc.Sequence[DraftCandidate], step: StepCost, counts: dict[RowKey, int]
+    ) -> None:
+        """Add what is requested and what pays; the other sequences run ahead again."""
+        model = self._model
+        others = [it for it in candidates if not it.is_requested]
+        gain = 1.0 if model is None else model.least_gain(step.rows)
+        lengths, self._together = plan_lengths(others, step, gain)
+        # Known answers go in few long rows, not a little of each in every step.
+        requested = [(it, max(step.budget, 1)) for it in candidates if it.is_requested]
+        lengths = [*requested, *lengths]
+        carrying = {it.sequence.key for it, count in lengths if count}
+        for candidate in candidates:
+            if candidate.sequence.key not in carrying:
+                self._wait(candidate.speculation, False)
+        of_model = {} if model is None else model.draft(lengths)
+        proposals: list[Proposal] = []
+        for candidate, count in lengths:
+            speculation, proposer = candidate.speculation, candidate.proposer
+            if candidate.pending:
+                if count:
+                    speculation.expected = "" if candidate.is_of_model else proposer.name
+                    self._wait(speculation, True)
+                continue
+            sequence = candidate.sequence
+            speculation.proposer, speculation.match_length = proposer, candidate.match_length
+            sequence.drafts_are_requested = proposer.name in OF_REQUESTS
+            drafts = of_model.get(sequence.key)
+            own = partial(self._ask, proposer, count)
+            proposals.append((sequence, own if drafts is None else partial(_first, drafts)))
+        fill_rows(proposals, counts, step.budget)
+        for candidate, _ in lengths:
+            if not candidate.pending:
+                carries = candidate.sequence.drafted > 0 or candidate.is_requested
+                self._wait(candidate.speculation, carries)
+
+    def _ask(self, proposer: Proposer, count: int, most: int) -> abc.Sequence[int]:
+        """The next drafts for the sequence that a proposer saw last: at most either number."""
+        most = min(count, most)
+        try:
+            return proposer.propose(most)[:most] if most > 0 else ()
+        except Exception as error:
+            self._switch_off(proposer.name, f"raised {type(error).__name__}: {error}")
+            return ()
+
+    def _wait(self, speculation: Speculation, waits: bool) -> None:
+        """Let a sequence await results, to carry drafts, or run ahead again."""
+        sequence = speculation.sequence
+        sequence.wait_for_drafts(waits)
+        if waits:
+            self._waiting[sequence.key] = speculation
+        else:
+            self._waiting.pop(sequence.key, None)
+
+    def _switch_off(self, name: str, why: str) -> None:
+        self._off.add(name)
+        self.counts.setdefault(name, DraftCounts()).switched_off = 1
+        memory = "; its weights and KV pages stay until the end" if name == DRAFT_MODEL else ""
+        _log.warning("drafter %s %s: it is switched off, answers go on%s", name, why, memory)
+
+
+def _first(drafts: abc.Sequence[int], most: int) -> abc.Sequence[int]:
+    return drafts[:most]
