@@ -17,7 +17,7 @@ import torch
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.exact import thresholds
 from tpdet.kernels.inputs.experts import Lanes, Routing
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
@@ -70,23 +70,12 @@ def fold_final(gathered: torch.Tensor, final: FinalExpression) -> torch.Tensor:
     return _on(gathered, "pointwise.fold").fold_final(gathered, final)
 
 
-def fold_and_norm(
-    sums: PartialSums,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor,
-    norm: Norm,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums [C, M, H] of one root, bias [H], residual [M, H] fp32, norm [H] -> h fp32, y [M, H].
+def fold_and_norm(sums: PartialSums, finish: Finish) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums [C, M, H] of one root -> h fp32 and y [M, H], both as `Finish` says.
 
     A total that is one rounded product may stand in the model's dtype; it is added in fp32.
-    t = fold; h = (t + bias) + residual; y = `rms_norm` of h.
     """
-    return _on(residual, "pointwise.norm").fold_and_norm(sums, bias, residual, norm)
-
-
-def add_residual(total: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """total [M, H], fp32 or in the model's dtype, plus residual [M, H] fp32 -> fp32 [M, H]."""
-    return _on(residual, "pointwise.norm").add_residual(total, None, residual)
+    return _on(finish.residual, "pointwise.finish").fold_and_norm(sums, finish)
 
 
 def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:

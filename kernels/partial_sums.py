@@ -25,6 +25,11 @@ class PartialSums:
         return self.roots == tuple(range(len(self.roots)))
 
 
+def whole_sum(total: torch.Tensor) -> PartialSums:
+    """The sums that a total [M, N] is: one, folded."""
+    return PartialSums(total[None], (0,))
+
+
 def relative_roots(roots: Sequence[Expression]) -> tuple[Expression, ...]:
     """A rank's roots over its own leaves, counted from 0; empty leaves are not counted."""
     held = [leaf for root in roots for leaf in operands(root)]

@@ -7,16 +7,19 @@ and watching for lost peers, so the two modes differ in arithmetic alone.
 import torch
 
 from tpdet.comm.exchange.carrier import Carrier
-from tpdet.comm.exchange.fold import Done, Pending
+from tpdet.comm.exchange.fold import InLine
 from tpdet.comm.world.world import World
 from tpdet.kernels import ops
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish
 from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
 
-class AllReduceExchange:
-    """Sums of all ranks by `World.add_in_any_order`; then residual and norm in one kernel."""
+class AllReduceExchange(InLine):
+    """Sums of all ranks by `World.add_in_any_order`; then residual and norm in one kernel.
+
+    As in stock engines, the all-reduce stands in line with the products.
+    """
 
     def __init__(self, world: World, carrier: Carrier) -> None:
         """carrier: of the deterministic exchange."""
@@ -24,27 +27,8 @@ class AllReduceExchange:
         self._world = world
 
     def fold_and_norm(
-        self,
-        sums: PartialSums,
-        residual: torch.Tensor,
-        norm: Norm,
-        plan: FoldPlan | None = None,
+        self, sums: PartialSums, finish: Finish, plan: FoldPlan | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """This rank's one product [1, M, H] in the model's dtype -> (h, y), whole on every rank."""
         total = self._world.add_in_any_order(sums.values)
-        return ops.fold_and_norm(PartialSums(total, (0,)), None, residual, norm)
-
-    @property
-    def overlap_programs(self) -> int:
-        """None: as in stock engines, the all-reduce stands in line with the products."""
-        return 0
-
-    def begin(
-        self,
-        sums: PartialSums,
-        residual: torch.Tensor,
-        norm: Norm,
-        plan: FoldPlan | None = None,
-    ) -> Pending:
-        """`fold_and_norm`, at once."""
-        return Done(*self.fold_and_norm(sums, residual, norm))
+        return ops.fold_and_norm(PartialSums(total, (0,)), finish)

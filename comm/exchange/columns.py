@@ -5,7 +5,7 @@ activations:
 
     x  = exchange.gather_columns(mixed)                            # whole inputs, on every rank
     y  = product of x and this rank's outputs
-    h, normed = exchange.gather_and_norm(y, residual, norm) # whole outputs, added, normed
+    h, normed = exchange.gather_and_norm(y, finish)                # whole outputs, added, normed
 
 `GatherExchange` does it on any transport, `PeerColumns` over peer memory.
 """
@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from tpdet.comm.exchange.fold import RankExchange
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish
 
 
 @runtime_checkable
@@ -31,14 +31,10 @@ class ColumnExchange(RankExchange, Protocol):
         ...
 
     def gather_and_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        norm: Norm,
-        widths: tuple[int, ...] = (),
+        self, x: torch.Tensor, finish: Finish, widths: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's columns x [M, W], residual stream [M, H] fp32, norm [H] -> (h, y).
+        """This rank's columns x [M, W] and what becomes of whole rows [M, H] -> (h, y).
 
-        h = whole x + residual in fp32 and y, its norm, are [M, H] and complete on every rank.
+        Both are [M, H], and complete on every rank.
         """
         ...

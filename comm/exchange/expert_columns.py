@@ -1,7 +1,7 @@
 """Experts that are cut over their outputs on all ranks: what travels, and the stream it ends in.
 
     whole = columns.gather(mixed)                       # rows between an expert's two products
-    h, y = columns.finish(total, residual, norm)        # fp32 totals of each row, added, normed
+    h, y = columns.add(total, finish)                   # fp32 totals of each row, added, normed
 
 Both copy bits. A rank's totals are already the fold of all lanes, of its columns: ranks add
 nothing. Of a token and layer a rank receives `k * I * size + 4 * H` bytes, less its own share.
@@ -16,8 +16,8 @@ from tpdet.comm.exchange.fold import GatherExchange, RankExchange
 from tpdet.comm.exchange.peer import PeerExchange
 from tpdet.comm.exchange.peer_columns import PeerColumns
 from tpdet.kernels import ops
-from tpdet.kernels.inputs.norm import Norm
-from tpdet.kernels.partial_sums import PartialSums
+from tpdet.kernels.inputs.norm import Finish
+from tpdet.kernels.partial_sums import PartialSums, whole_sum
 
 
 class ExpertColumns(Protocol):
@@ -27,10 +27,8 @@ class ExpertColumns(Protocol):
         """This rank's columns [M, k, I / ranks] of every choice's row -> [M, k, I]."""
         ...
 
-    def finish(
-        self, total: torch.Tensor, residual: torch.Tensor, norm: Norm
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's columns of totals [M, H / ranks] fp32, stream [M, H], norm -> (h, y) [M, H].
+    def add(self, total: torch.Tensor, finish: Finish) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's columns of totals [M, H / ranks] fp32, a finish -> (h, y) [M, H].
 
         Of h a rank gets the rows that it owns, as of the exchange of sums.
         """
@@ -47,11 +45,9 @@ class GatheredExperts:
         """Row by row of every choice."""
         return _gathered(self._exchange, mixed)
 
-    def finish(
-        self, total: torch.Tensor, residual: torch.Tensor, norm: Norm
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def add(self, total: torch.Tensor, finish: Finish) -> tuple[torch.Tensor, torch.Tensor]:
         """Every rank adds and norms every row."""
-        return self._exchange.gather_and_norm(total, residual, norm)
+        return self._exchange.gather_and_norm(total, finish)
 
 
 class PeerExperts:
@@ -80,18 +76,15 @@ class PeerExperts:
         """Row by row of every choice."""
         return _gathered(self._rows, mixed)
 
-    def finish(
-        self, total: torch.Tensor, residual: torch.Tensor, norm: Norm
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def add(self, total: torch.Tensor, finish: Finish) -> tuple[torch.Tensor, torch.Tensor]:
         """A gather of totals where every rank has the whole stream, else the fold."""
+        residual = finish.residual
         if self._fold.takes_one_shot(len(residual)):
-            whole = PartialSums(self._totals.gather_columns(total)[None], (0,))
-            return ops.fold_and_norm(whole, None, residual, norm)
+            return ops.fold_and_norm(whole_sum(self._totals.gather_columns(total)), finish)
         width, slots = total.shape[1], len(self._fold.plan.roots[self._world.rank])
         sent = total.new_zeros(slots, *residual.shape)
         sent[0, :, self._world.rank * width :][:, :width] = total
-        sums = PartialSums(sent, tuple(range(slots)))
-        return self._fold.fold_and_norm(sums, residual, norm)
+        return self._fold.fold_and_norm(PartialSums(sent, tuple(range(slots))), finish)
 
 
 def open_experts(

@@ -1,7 +1,7 @@
 """The fixed-order reduction: every rank sends its subtree roots, and the rest is added in order.
 
 Pattern of use: a row-parallel layer makes the sums of its leaves (`ops.leaf_sums`) and hands them,
-with the residual stream and the norm that follows, to an exchange; all ranks get the bits that a
+with the residual stream and the norms around it, to an exchange; all ranks get the bits that a
 single rank would. The transport copies bytes; the additions are ours.
 
     one-shot   roots to everyone, everyone adds all rows            few rows: one collective
@@ -20,9 +20,9 @@ import torch
 from tpdet.comm.exchange.carrier import Carrier, WorldCarrier
 from tpdet.comm.world.world import World
 from tpdet.kernels import ops
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish
 from tpdet.kernels.order import FoldPlan, Slot
-from tpdet.kernels.partial_sums import PartialSums, gathered_sums
+from tpdet.kernels.partial_sums import PartialSums, gathered_sums, whole_sum
 
 TWO_SHOT_ROWS = 256
 """The two-shot is taken from this number of rows on."""
@@ -67,32 +67,34 @@ class Exchange(RankExchange, Protocol):
     """How row-parallel sums of all ranks become one residual stream and its norm."""
 
     def fold_and_norm(
-        self,
-        sums: PartialSums,
-        residual: torch.Tensor,
-        norm: Norm,
-        plan: FoldPlan | None = None,
+        self, sums: PartialSums, finish: Finish, plan: FoldPlan | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's sums [C, M, H], fp32 stream [M, H], norm [H] -> (h, y), both [M, H].
+        """This rank's sums [C, M, H] and what becomes of all ranks' -> (h, y), both [M, H].
 
         plan: of a product without some leaves; None: the exchange's own. y is complete on every
-        rank. Of h, as of `residual`, a rank needs and gets only the rows that it adds itself; what
-        it was given for the others is not read.
+        rank. Of h, as of the finish's residual, a rank needs and gets only the rows that it adds
+        itself; what it was given for the others is not read.
         """
         ...
 
-    def begin(
-        self,
-        sums: PartialSums,
-        residual: torch.Tensor,
-        norm: Norm,
-        plan: FoldPlan | None = None,
-    ) -> Pending:
+    def begin(self, sums: PartialSums, finish: Finish, plan: FoldPlan | None = None) -> Pending:
         """`fold_and_norm` beside what is launched next, until `result`; where that is possible."""
         ...
 
 
-class GatherExchange:
+class InLine:
+    """An exchange that overlaps nothing: it stands in line with the products."""
+
+    overlap_programs = 0
+
+    def begin(
+        self: Exchange, sums: PartialSums, finish: Finish, plan: FoldPlan | None = None
+    ) -> Pending:
+        """`fold_and_norm`, at once."""
+        return Done(*self.fold_and_norm(sums, finish, plan))
+
+
+class GatherExchange(InLine):
     """All-gather and all-to-all of the world: any transport, any device."""
 
     def __init__(self, plan: FoldPlan, world: World, two_shot_rows: int = TWO_SHOT_ROWS) -> None:
@@ -102,30 +104,10 @@ class GatherExchange:
         self._two_shot_rows = two_shot_rows
 
     def fold_and_norm(
-        self,
-        sums: PartialSums,
-        residual: torch.Tensor,
-        norm: Norm,
-        plan: FoldPlan | None = None,
+        self, sums: PartialSums, finish: Finish, plan: FoldPlan | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Every rank adds and norms every row of h, once it has the sums."""
-        whole = self.everyones(sums, plan)
-        return ops.fold_and_norm(whole, None, residual, norm)
-
-    @property
-    def overlap_programs(self) -> int:
-        """None: the world's collectives stand in line with the products."""
-        return 0
-
-    def begin(
-        self,
-        sums: PartialSums,
-        residual: torch.Tensor,
-        norm: Norm,
-        plan: FoldPlan | None = None,
-    ) -> Pending:
-        """`fold_and_norm`, at once."""
-        return Done(*self.fold_and_norm(sums, residual, norm, plan))
+        return ops.fold_and_norm(self.everyones(sums, plan), finish)
 
     def gather_columns(self, x: torch.Tensor, widths: tuple[int, ...] = ()) -> torch.Tensor:
         """Every rank's columns side by side; a single rank's are the whole."""
@@ -140,15 +122,10 @@ class GatherExchange:
         return torch.cat([part[:, :width] for part, width in parts], dim=1)
 
     def gather_and_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        norm: Norm,
-        widths: tuple[int, ...] = (),
+        self, x: torch.Tensor, finish: Finish, widths: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Every rank adds and norms every row, once it has the columns."""
-        whole = PartialSums(self.gather_columns(x, widths)[None], (0,))
-        return ops.fold_and_norm(whole, None, residual, norm)
+        return ops.fold_and_norm(whole_sum(self.gather_columns(x, widths)), finish)
 
     def everyones(self, sums: PartialSums, plan: FoldPlan | None = None) -> PartialSums:
         """The sums of all ranks under one root, equal on every rank; plan: as `fold_and_norm`."""
@@ -159,7 +136,7 @@ class GatherExchange:
         sent = ops.fold_roots(sums, plan.slots)
         if sent.shape[1] < self._two_shot_rows:
             return gathered_sums(world.all_gather(sent), plan.final)
-        return PartialSums(self._two_shot(sent, plan)[None], (0,))
+        return whole_sum(self._two_shot(sent, plan))
 
     def _two_shot(self, sent: torch.Tensor, plan: FoldPlan) -> torch.Tensor:
         """Roots [slots, M, N] -> [M, N]; blocks are of one size, padded with any bits."""

@@ -19,7 +19,7 @@ from tpdet.comm.world.nodes import Nodes
 from tpdet.kernels import ops
 from tpdet.kernels.node_plan import NodePlan, node_plan
 from tpdet.kernels.order import FoldPlan
-from tpdet.kernels.partial_sums import PartialSums, gathered_sums
+from tpdet.kernels.partial_sums import PartialSums, gathered_sums, whole_sum
 
 
 class NodeExchange(GatherExchange):
@@ -50,7 +50,7 @@ class NodeExchange(GatherExchange):
         sent = ops.fold_roots(sums, levels.slots)
         if sent.shape[1] < self._sliced_rows:
             return self._across(self._gathered_inside(sent), levels)
-        return PartialSums(self._sliced(sent, levels)[None], (0,))
+        return whole_sum(self._sliced(sent, levels))
 
     def _gathered_inside(self, sent: torch.Tensor) -> torch.Tensor:
         """Roots [slots, M, N] -> those of the node's ranks [ranks, slots, M, N]."""

@@ -1,7 +1,7 @@
 """The fixed-order reduction over peer memory: one kernel an exchange, any fold order, same bits.
 
     exchange = PeerExchange(plan, memory, rows, hidden, dtype)     # or `open_exchange`
-    h, y = exchange.fold_and_norm(sums, residual, norm)     # eagerly or in a CUDA graph
+    h, y = exchange.fold_and_norm(sums, finish)            # eagerly or in a CUDA graph
     exchange.carrier.report()                               # last in the step's stream
 
 All exchanges of a rank run one after the other (one stream, or several that wait for each other),
@@ -28,7 +28,7 @@ from tpdet.comm.exchange.slot_layout import (
     by_ranks,
 )
 from tpdet.kernels.cuda.exchange.arguments import Peers, everyone_owns
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish
 from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -49,7 +49,7 @@ class _Overlapped:
     h: torch.Tensor
     y: torch.Tensor
     done: torch.cuda.Event
-    kept: tuple[PartialSums, torch.Tensor]
+    kept: tuple[PartialSums, Finish]
 
     def result(self) -> tuple[torch.Tensor, torch.Tensor]:
         torch.cuda.current_stream().wait_event(self.done)
@@ -96,96 +96,74 @@ class PeerExchange:
         memory.settle()
 
     def fold_and_norm(
-        self,
-        sums: PartialSums,
-        residual: torch.Tensor,
-        norm: Norm,
-        plan: FoldPlan | None = None,
+        self, sums: PartialSums, finish: Finish, plan: FoldPlan | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """h holds this rank's rows in a step of many rows, and every row in one of few.
 
         y of a step of many rows stays as it is until the exchange after the next is launched.
         """
-        return self._launch(sums, residual, norm, plan, self._two)
+        return self._launch(sums, finish, plan, self._two)
 
     @property
     def overlap_programs(self) -> int:
         """A few: one for each program."""
         return by_ranks(OVERLAP_PROGRAMS, self._world.size)
 
-    def begin(
-        self,
-        sums: PartialSums,
-        residual: torch.Tensor,
-        norm: Norm,
-        plan: FoldPlan | None = None,
-    ) -> Pending:
+    def begin(self, sums: PartialSums, finish: Finish, plan: FoldPlan | None = None) -> Pending:
         """The exchange on a stream of its own. Nothing else may exchange before `result`, but a
         second exchange that is begun follows the first."""
         two = replace(self._two, programs=self.overlap_programs, tile=OVERLAP_TILE)
-        if residual.device.type == "cpu":  # a rehearsal of a GPU that is not there has no streams
-            return Done(*self._launch(sums, residual, norm, plan, two))
+        if sums.values.device.type == "cpu":  # a rehearsal of a GPU that is not there: no streams
+            return Done(*self._launch(sums, finish, plan, two))
         stream = torch.cuda.current_stream()
         if self._overlap_stream is None:
             self._overlap_stream = torch.cuda.Stream(stream.device)
         self._overlap_stream.wait_stream(stream)
         with torch.cuda.stream(self._overlap_stream):
-            out = self._launch(sums, residual, norm, plan, two)
+            out = self._launch(sums, finish, plan, two)
             done = torch.cuda.Event()
             done.record()
-        return _Overlapped(*out, done, (sums, residual))
+        return _Overlapped(*out, done, (sums, finish))
 
     def _launch(
-        self,
-        sums: PartialSums,
-        residual: torch.Tensor,
-        norm: Norm,
-        plan: FoldPlan | None,
-        two: Peers,
+        self, sums: PartialSums, finish: Finish, plan: FoldPlan | None, two: Peers
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        plan = self.plan if plan is None else plan
-        if norm.dtype != self._dtype or residual.dtype != torch.float32:
+        plan, residual = self.plan if plan is None else plan, finish.residual
+        if finish.dtype != self._dtype or residual.dtype != torch.float32:
             raise ValueError(
-                f"a stream of {residual.dtype} normed to {norm.dtype}: this exchange was made for "
-                f"one of {torch.float32} and {self._dtype}"
+                f"a stream of {residual.dtype} normed to {finish.dtype}: this exchange was made "
+                f"for one of {torch.float32} and {self._dtype}"
             )
-        residual = residual if residual.stride(1) == 1 else residual.contiguous()
+        if residual.stride(1) != 1:
+            finish = finish._replace(residual=residual.contiguous())
         h = torch.empty(residual.shape, dtype=torch.float32, device=residual.device)
         values = sums.values.contiguous()
         if self.takes_direct(len(residual)):
-            part = PartialSums(values, sums.roots)
-            return h, self._run_direct(part, residual, norm, h, plan, two)
+            return h, self._run_direct(PartialSums(values, sums.roots), finish, h, plan, two)
         y = torch.empty(h.shape, dtype=self._dtype, device=h.device)
         for piece in self.layout.pieces(len(residual)):
             rows = slice(piece.start, piece.stop)
             part = PartialSums(values[:, rows], sums.roots)
-            self._run(part, residual[rows], norm, (h[rows], y[rows]), plan, two)
+            self._run(part, finish.of_rows(rows), (h[rows], y[rows]), plan, two)
         return h, y
 
     def _run_direct(
-        self,
-        sums: PartialSums,
-        residual: torch.Tensor,
-        norm: Norm,
-        h: torch.Tensor,
-        plan: FoldPlan,
-        two: Peers,
+        self, sums: PartialSums, finish: Finish, h: torch.Tensor, plan: FoldPlan, two: Peers
     ) -> torch.Tensor:
         from tpdet.kernels.cuda.exchange.direct import run_two_shot_direct
 
-        layout, (m, n), size = self.layout, residual.shape, self._dtype.itemsize
+        layout, (m, n), size = self.layout, h.shape, self._dtype.itemsize
         turn = self.carrier.next_turn() % 2
         begin = layout.direct_start + turn * layout.piece_rows * n * size
         slots = layout.roots, layout.flags
-        run_two_shot_direct(sums, residual, norm, h, plan, two, *slots, begin // size)
+        run_two_shot_direct(sums, finish, h, plan, two, *slots, begin // size)
         words = self._shared.own[begin // 4 :][: m * n * size // 4]
         return words.view(self._dtype).view(m, n)
 
     def _run(
         self,
         sums: PartialSums,
-        residual: torch.Tensor,
-        norm: Norm,
+        finish: Finish,
         out: tuple[torch.Tensor, torch.Tensor],
         plan: FoldPlan,
         two: Peers,
@@ -194,14 +172,13 @@ class PeerExchange:
         from tpdet.kernels.cuda.exchange import spread as peer_spread
         from tpdet.kernels.cuda.exchange import two_shot as peer_two_shot
 
-        layout, rows = self.layout, len(residual)
+        layout, rows = self.layout, len(finish.residual)
         if self.takes_one_shot(rows):
-            slots = layout.one_shot
-            peer_fold.run_one_shot(sums, residual, norm, out, plan, self._one, slots)
+            peer_fold.run_one_shot(sums, finish, out, plan, self._one, layout.one_shot)
             return
         spread = rows <= self.spread_rows
         run = peer_spread.run_two_shot_spread if spread else peer_two_shot.run_two_shot
-        run(sums, residual, norm, out, plan, two, (layout.roots, layout.finished))
+        run(sums, finish, out, plan, two, (layout.roots, layout.finished))
 
     def owned_rows(self, rows: int) -> list[range]:
         """The rows of h that this rank gets in a step of `rows` rows."""

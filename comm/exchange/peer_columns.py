@@ -2,7 +2,7 @@
 
     exchange = open_columns("auto", plan, world, rows, (widest, hidden), dtype, device)
     x = exchange.gather_columns(mixed)                             # eagerly or in a CUDA graph
-    h, y = exchange.gather_and_norm(y, residual, norm)
+    h, y = exchange.gather_and_norm(y, finish)
 
 One allocation a rank holds two buffers that exchanges of both kinds take in turn; a buffer has room
 for the widest rows of a piece. Steps of more rows go piece by piece. For small payloads, lost peers
@@ -19,7 +19,7 @@ from tpdet.comm.exchange.slot_layout import aligned
 from tpdet.comm.world.world import World
 from tpdet.errors import UsageError
 from tpdet.kernels.cuda.exchange.arguments import Buffers
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish
 from tpdet.kernels.order import FoldPlan
 
 PIECE_ROWS = 4096
@@ -29,6 +29,8 @@ BUFFER_BYTES = 1 << 28
 
 class PeerColumns:
     """An exchange of columns whose ranks write into each other's memory; all on one host."""
+
+    overlap_programs = 0  # the inputs' exchange stands between two products of the same rows
 
     def __init__(
         self,
@@ -58,11 +60,6 @@ class PeerColumns:
         self._peers = self.carrier.peers(self._buffers.addresses)
         memory.settle()
 
-    @property
-    def overlap_programs(self) -> int:
-        """None: the inputs' exchange stands between two products of the same rows."""
-        return 0
-
     def gather_columns(self, x: torch.Tensor, widths: tuple[int, ...] = ()) -> torch.Tensor:
         """A copy of all ranks' columns, in one kernel a piece. Raises UsageError."""
         from tpdet.kernels.cuda.exchange import columns as peer_columns
@@ -76,30 +73,21 @@ class PeerColumns:
         return whole
 
     def gather_and_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        norm: Norm,
-        widths: tuple[int, ...] = (),
+        self, x: torch.Tensor, finish: Finish, widths: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Every rank adds and norms every row, in the kernel that takes the columns."""
-        from tpdet.kernels.cuda.exchange import columns as peer_columns
+        from tpdet.kernels.cuda.exchange.columns import run_gather_and_norm
 
         _check_widths(widths)
         self._check_dtype(x)
-        x = x.contiguous()
-        residual = residual if residual.stride(1) == 1 else residual.contiguous()
+        x, residual = x.contiguous(), finish.residual
+        if residual.stride(1) != 1:
+            finish = finish._replace(residual=residual.contiguous())
         h = torch.empty(residual.shape, dtype=torch.float32, device=residual.device)
-        y = torch.empty(h.shape, dtype=norm.dtype, device=h.device)
+        y = torch.empty(h.shape, dtype=finish.dtype, device=h.device)
         for rows in self._pieces(len(x)):
-            peer_columns.run_gather_and_norm(
-                x[rows],
-                residual[rows],
-                norm,
-                (h[rows], y[rows]),
-                self._peers,
-                self._both,
-            )
+            out = h[rows], y[rows]
+            run_gather_and_norm(x[rows], finish.of_rows(rows), out, self._peers, self._both)
         return h, y
 
     def _check_dtype(self, x: torch.Tensor) -> None:

@@ -1,6 +1,7 @@
-"""A norm as one value: what an operation or an exchange applies to the residual stream."""
+"""Norms as values, and what an operation or an exchange makes of a block's sums with them."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -33,13 +34,40 @@ class Norm:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the normed rows: the model's."""
+        """The dtype of the normed rows: the model's."""
         return self.weight.dtype if self.rows is None else self.rows
 
     @property
-    def layer(self) -> bool:
-        """Whether it takes the mean away and adds a bias."""
-        return self.kind == "layer"
+    def formula(self) -> str:
+        """The kind by which kernels compute: "rms" or "layer"."""
+        return "rms" if self.kind == "rms_plus_one" else self.kind
+
+
+class Finish(NamedTuple):
+    """What becomes of a block's whole sums t [M, N]: the stream h with them, and y, its norm.
+
+        h = t + residual                                y = norm(h)
+        h = behind(t) + residual                        where a norm stands behind the block
+                                                        y = h in behind's dtype, without a norm
+
+    residual: fp32 [M, N], the stream before the block. Every addition is rounded to fp32, and each
+    norm to its dtype. One of the two norms is there, or both.
+    """
+
+    residual: torch.Tensor
+    norm: Norm | None
+    behind: Norm | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of y."""
+        norm = self.behind if self.norm is None else self.norm
+        assert norm is not None  # one of them is there
+        return norm.dtype
+
+    def of_rows(self, rows: slice) -> "Finish":
+        """The same for some of the rows."""
+        return self._replace(residual=self.residual[rows])
 
 
 def norm_weight(kind: str, read: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

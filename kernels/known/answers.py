@@ -11,7 +11,7 @@ import torch
 
 from tpdet.kernels import ops
 from tpdet.kernels.exact.philox import philox_words
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
@@ -73,7 +73,7 @@ def _answers(device: torch.device, dtype: torch.dtype, forms: Forms) -> dict[str
     everyone = gathered_sums(torch.stack(roots), plan.final)
     factors = residual[:2] if forms.norm == "layer" else residual[0]
     norm = Norm(factors.to(dtype), 1e-6, forms.norm)
-    hidden, normed = ops.fold_and_norm(everyone, None, residual, norm)
+    hidden, normed = ops.fold_and_norm(everyone, Finish(residual, norm))
     logits = _values(4, (3, _VOCABULARY), device) * 4.0
     if forms.logit_cap:
         logits = ops.soft_cap(logits, forms.logit_cap)

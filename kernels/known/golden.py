@@ -10,12 +10,13 @@ import struct
 import torch
 
 from tpdet.kernels import order
-from tpdet.kernels.cpu.pointwise.norm import fold_and_norm, rms_norm
+from tpdet.kernels.cpu.pointwise.finish import fold_and_norm
+from tpdet.kernels.cpu.pointwise.norm import rms_norm
 from tpdet.kernels.exact.philox import philox_words
 from tpdet.kernels.exact.rotary_frequencies import RotarySpec, inverse_frequencies
 from tpdet.kernels.exact.rotary_tables import rotary_table
-from tpdet.kernels.inputs.norm import Norm
-from tpdet.kernels.partial_sums import PartialSums
+from tpdet.kernels.inputs.norm import Finish, Norm
+from tpdet.kernels.partial_sums import whole_sum
 
 _SPECS = (
     RotarySpec("default", 10000.0, 64),
@@ -47,8 +48,7 @@ def golden_digest() -> str:
         norm = Norm(x[0].to(dtype), 1e-6)
         digest.update(_bytes(rms_norm(stream, norm)))
         total = stream.flip(0).clamp(-_LARGEST_TOTAL, _LARGEST_TOTAL).to(dtype)
-        sums = PartialSums(total[None], (0,))
-        for rows in fold_and_norm(sums, None, stream, norm):
+        for rows in fold_and_norm(whole_sum(total), Finish(stream, norm)):
             digest.update(_bytes(rows))
     return digest.hexdigest()
 

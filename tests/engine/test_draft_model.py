@@ -177,7 +177,7 @@ def test_a_draft_model_that_fails_is_switched_off(tiny_model, plain, monkeypatch
 
         monkeypatch.setattr(mine, "draft", draft)
         if fault == "nan":
-            mine.runner.model.layers[0].input_norm.weight.fill_(float("nan"))
+            mine.runner.model.layers[0].norms.before_attention.weight.fill_(float("nan"))
         if fault == "hangs":
             mine.times = DraftTimes(0.2)
         if fault.startswith("slow"):

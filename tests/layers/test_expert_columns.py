@@ -18,7 +18,7 @@ from tpdet.comm.exchange.peer_carrier import PeerCarrier
 from tpdet.errors import UsageError
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.gated import GROUP
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import fold_plan
 from tpdet.layers.experts import ExpertMlp
@@ -71,7 +71,8 @@ def one_layer(config, world, experts, rows=3):
     hidden = torch.randn(rows, config.hidden_size, generator=draw)
     batch = make_batch((PagedSequence(0, rows, 0, (0,)),))
     norm = Norm(torch.ones(config.hidden_size, dtype=torch.bfloat16), 1e-6)
-    pending = layer(MicroBatch(batch, hidden, hidden.bfloat16(), False), norm)
+    part = MicroBatch(batch, hidden, hidden.bfloat16(), False)
+    pending = layer(part, Finish(hidden, norm))
     return *pending.result(), sum(received) / rows
 
 
@@ -105,10 +106,10 @@ def test_totals_travel_exactly_by_the_fold_of_large_steps(order):
             layout=SimpleNamespace(one_shot_rows=4),
             plan=plan,
             takes_one_shot=lambda rows: rows <= 4,
-            fold_and_norm=lambda sums, residual, norm: sent.append(sums),
+            fold_and_norm=lambda sums, finish: sent.append(sums),
         )
         columns = PeerExperts(fold, 64, (2, 32, hidden), torch.bfloat16)
-        columns.finish(totals.chunk(ranks, 1)[rank], torch.zeros(rows, hidden), None)
+        columns.add(totals.chunk(ranks, 1)[rank], Finish(torch.zeros(rows, hidden), None))
     slots = torch.zeros(ranks, plan.slots, rows, hidden)
     for rank, sums in enumerate(sent):
         assert sums.roots == tuple(range(len(plan.roots[rank])))

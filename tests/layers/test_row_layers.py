@@ -21,7 +21,7 @@ from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.errors import DisagreementError, UsageError
 from tpdet.kernels import ops, order
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.order import cut_leaves
 from tpdet.layers.arithmetic import StrictArithmetic
 from tpdet.layers.gathered_linear import GatheredLinear
@@ -171,7 +171,7 @@ def test_columns_are_gathered_added_and_normed_over_any_transport():
             assert isinstance(made, ColumnExchange) and isinstance(made, Exchange)
             mine = whole.chunk(world.size, dim=1)[world.rank]
             assert_same_bits(made.gather_columns(mine), whole)
-            found = made.gather_and_norm(mine, residual, Norm(weight, 1e-6))
+            found = made.gather_and_norm(mine, Finish(residual, Norm(weight, 1e-6)))
             assert_same_bits(found[0], h)
             assert_same_bits(found[1], ops.rms_norm(h, Norm(weight, 1e-6)))
             assert made.overlap_programs == 0 and made.carrier.memory is None

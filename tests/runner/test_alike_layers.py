@@ -89,7 +89,7 @@ def test_steps_that_leave_the_last_layer_out_are_those_of_all_others(
 
 def test_a_layer_that_differs_in_a_number_follows_from_none(tiny_model, memory):
     steps = Steps(tiny_model("qwen3", layers=7), memory)
-    object.__setattr__(steps.model.layers[4].input_norm, "eps", 0.5)
+    object.__setattr__(steps.model.layers[4].norms.before_attention, "eps", 0.5)
     plain = steps.run()
     alike = steps.model.alike(steps.pages)
     assert alike.noted == 0 and steps.run(alike) == plain

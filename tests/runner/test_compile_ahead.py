@@ -26,7 +26,7 @@ from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.kernels.cuda.compile import pool
 from tpdet.kernels.cuda.compile.recording import recording
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.known.answers import known_answers
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, fold_plan
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
@@ -202,7 +202,7 @@ def test_an_exchange_is_rehearsed_without_a_peer_and_not_counted(monkeypatch, tm
         for rows in (1, 5, 8, 1024, 2048, 2048, 5000):
             x = torch.zeros(rows, hidden, dtype=torch.bfloat16)
             sums = PartialSums(torch.zeros(4, rows, hidden), roots)
-            exchange.fold_and_norm(sums, x.float(), Norm(x[0], 1e-6))
+            exchange.fold_and_norm(sums, Finish(x.float(), Norm(x[0], 1e-6)))
             exchange.carrier.all_gather(x)
             counts.add(exchange.carrier._turns)
     names = {each.name for each in asked.values()}

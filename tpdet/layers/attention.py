@@ -10,7 +10,7 @@ from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.exchange.fold import Pending
 from tpdet.kernels import ops
 from tpdet.kernels.exact.rotary_tables import head_order
-from tpdet.kernels.inputs.norm import Norm, norm_weight
+from tpdet.kernels.inputs.norm import Finish, norm_weight
 from tpdet.kernels.inputs.product import Product
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.linear import ColumnLinear, ColumnPart
@@ -152,9 +152,9 @@ class Attention:
         )
 
     def attend(
-        self, q_MQD: torch.Tensor, rows: MicroBatch, following: Norm, pages: LayerPages
+        self, q_MQD: torch.Tensor, rows: MicroBatch, finish: Finish, pages: LayerPages
     ) -> Pending:
-        """Queries of `project` and the residual stream -> it with the result added, and its norm.
+        """Queries of `project` -> what becomes of the block's result: the stream and its norm.
 
         The rows may be some of those that were projected. Their x is not read.
         """
@@ -163,7 +163,7 @@ class Attention:
         mixed = self._arithmetic.attend(q_MQD, pages, rows.batch, *seen)
         if before or after:
             mixed = mixed[:, before : before + self._query_heads]
-        return self._output(mixed.flatten(1), rows, following)
+        return self._output(mixed.flatten(1), rows, finish)
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Compute by this from now on."""

@@ -23,7 +23,7 @@ from tpdet.comm.exchange.fold import Done, Pending
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.experts import Lanes
 from tpdet.kernels.inputs.gated import halves
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.order import fold_tree
 from tpdet.kernels.partial_sums import relative_roots
@@ -149,8 +149,8 @@ class ExpertMlp:
                 targets += [*halves(of_gate_up[i]), of_down[i]]
         return targets
 
-    def __call__(self, rows: MicroBatch, following: Norm) -> Pending:
-        """The rows' x and residual stream -> the stream with the block's result, and its norm."""
+    def __call__(self, rows: MicroBatch, finish: Finish) -> Pending:
+        """The rows' x -> what becomes of the block's result: the stream and its norm."""
         assert self.router is not None and self.gate_up is not None and self.down is not None
         logits = self._arithmetic.column(rows.x_MH, self.router, self.router_bias, torch.float32)
         held = self._lanes.experts if self._columns is None else None
@@ -161,7 +161,7 @@ class ExpertMlp:
             self.routes.index_copy_(0, rows.batch.slots, ids.to(self.routes.dtype))
         shared = None if self._shared is None else self._shared(rows.x_MH)
         if self._columns is not None:
-            return self._by_columns(self._columns, rows, following, (ids, weights), shared)
+            return self._by_columns(self._columns, rows, finish, (ids, weights), shared)
         sums = ops.expert_sums(
             rows.x_MH,
             ids,
@@ -174,16 +174,13 @@ class ExpertMlp:
             activation=self._mixture.activation,
             places=places,
         )
-        sent = sums, rows.hidden_MH, following, self._plan
-        if rows.overlapped:
-            return self._exchange.begin(*sent)
-        return Done(*self._exchange.fold_and_norm(*sent))
+        return rows.exchanged(self._exchange, sums, finish, self._plan)
 
     def _by_columns(
         self,
         columns: ExpertColumns,
         rows: MicroBatch,
-        following: Norm,
+        finish: Finish,
         chosen: tuple[torch.Tensor, torch.Tensor],
         shared: torch.Tensor | None,
     ) -> Pending:
@@ -195,7 +192,7 @@ class ExpertMlp:
         mixed = ops.expert_rows(rows.x_MH, chosen[0], self.gate_up, of_gate_up, *held)
         whole = columns.gather(mixed)
         sums = ops.sums_of_rows(whole, *chosen, self.down, of_down, lanes, shared)
-        return Done(*columns.finish(sums.values[0], rows.hidden_MH, following))
+        return Done(*columns.add(sums.values[0], finish))
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Multiply and exchange by this from now on."""

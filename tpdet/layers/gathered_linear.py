@@ -8,7 +8,7 @@ from tpdet.comm.exchange.columns import ColumnExchange
 from tpdet.comm.exchange.fold import Done, Pending, RankExchange
 from tpdet.comm.exchange.peer_columns import open_columns
 from tpdet.errors import UsageError
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.order import Leaves
 from tpdet.layers.arithmetic import Arithmetic
@@ -46,15 +46,15 @@ class GatheredLinear:
         place(self.weight, source.read(*self._read))
         self._bias.load(source)
 
-    def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, following: Norm) -> Pending:
-        """This rank's columns x [M, K'] -> the rows' residual stream with y added, normed.
+    def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, finish: Finish) -> Pending:
+        """This rank's columns x [M, K'] -> what becomes of y: the stream and its norm.
 
         Both are complete on every rank.
         """
         whole_MK = self._exchange.gather_columns(x_MK, self._inputs)
         y_MN = self._arithmetic.column(whole_MK, self.weight)
-        stream_MH = self._bias.added(rows.hidden_MH)
-        return Done(*self._exchange.gather_and_norm(y_MN, stream_MH, following, self._outputs))
+        finish = self._bias.added(finish)
+        return Done(*self._exchange.gather_and_norm(y_MN, finish, self._outputs))
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Refused: this rule has one arithmetic. Raises UsageError."""

@@ -8,10 +8,10 @@ import torch
 from tpdet.checkpoint.pieces import Pieces
 from tpdet.checkpoint.place import place
 from tpdet.checkpoint.source import WeightSource
-from tpdet.comm.exchange.fold import Done, Exchange, Pending, RankExchange
+from tpdet.comm.exchange.fold import Exchange, Pending, RankExchange
 from tpdet.comm.exchange.open import open_exchange
 from tpdet.kernels.inputs.gated import GROUP, interleaved
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish
 from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.kernels.order import Leaves
 from tpdet.kernels.partial_sums import relative_roots
@@ -164,18 +164,15 @@ class RowLinear:
         self.weight_LNK = place(self.weight_LNK, self._arithmetic.lay_out(by_leaf_LNK))
         self._bias.load(source)
 
-    def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, following: Norm) -> Pending:
-        """This rank's columns x [M, K / ranks] -> the rows' residual stream with y added, normed.
+    def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, finish: Finish) -> Pending:
+        """This rank's columns x [M, K / ranks] -> what becomes of y: the stream and its norm.
 
-        The stream is fp32; its norm is complete on every rank.
+        The norm is complete on every rank.
         """
         assert self.weight_LNK is not None
         widths = () if self._alike else self._widths
         sums = self._arithmetic.row(x_MK, self.weight_LNK, self._roots, widths)
-        sent = sums, self._bias.added(rows.hidden_MH), following, self._plan
-        if rows.overlapped:
-            return self._exchange.begin(*sent)
-        return Done(*self._exchange.fold_and_norm(*sent))
+        return rows.exchanged(self._exchange, sums, self._bias.added(finish), self._plan)
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Multiply and exchange by this from now on."""

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from tpdet.comm.exchange.fold import Pending
+from tpdet.comm.exchange.fold import Done, Exchange, Pending
+from tpdet.kernels.inputs.norm import Finish
 from tpdet.kernels.inputs.paged_batch import PagedBatch
+from tpdet.kernels.order import FoldPlan
+from tpdet.kernels.partial_sums import PartialSums
 
 
 @dataclass
@@ -31,3 +34,11 @@ class MicroBatch:
         if self.pending is not None:
             self.hidden_MH, self.x_MH = self.pending.result()
             self.pending = None
+
+    def exchanged(
+        self, exchange: Exchange, sums: PartialSums, finish: Finish, plan: FoldPlan
+    ) -> Pending:
+        """An exchange of these rows' sums; overlapped, it runs beside what is launched next."""
+        if self.overlapped:
+            return exchange.begin(sums, finish, plan)
+        return Done(*exchange.fold_and_norm(sums, finish, plan))

@@ -5,7 +5,7 @@ from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.exchange.fold import Pending
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.activations import KIND_OF
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish
 from tpdet.kernels.inputs.product import Product
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.linear import ColumnLinear, ColumnPart, GatedLinear
@@ -53,9 +53,9 @@ class GatedMlp:
         self._gate_up.load(source)
         self._down.load(source)
 
-    def __call__(self, rows: MicroBatch, following: Norm) -> Pending:
-        """The rows' x and residual stream -> the stream with the block's result, and its norm."""
-        return self._down(self._gate_up(rows.x_MH), rows, following)
+    def __call__(self, rows: MicroBatch, finish: Finish) -> Pending:
+        """The rows' x -> what becomes of the block's result: the stream and its norm."""
+        return self._down(self._gate_up(rows.x_MH), rows, finish)
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Compute by this from now on."""
@@ -104,9 +104,9 @@ class PlainMlp:
         self._in.load(source)
         self._out.load(source)
 
-    def __call__(self, rows: MicroBatch, following: Norm) -> Pending:
-        """The rows' x and residual stream -> the stream with the block's result, and its norm."""
-        return self._out(ops.activate_alone(self._in(rows.x_MH), self._activation), rows, following)
+    def __call__(self, rows: MicroBatch, finish: Finish) -> Pending:
+        """The rows' x -> what becomes of the block's result: the stream and its norm."""
+        return self._out(ops.activate_alone(self._in(rows.x_MH), self._activation), rows, finish)
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Compute by this from now on."""

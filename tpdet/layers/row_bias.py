@@ -5,6 +5,7 @@ import torch
 from tpdet.checkpoint.pieces import Pieces
 from tpdet.checkpoint.place import place
 from tpdet.checkpoint.source import WeightSource
+from tpdet.kernels.inputs.norm import Finish
 from tpdet.layers.partition import Partition
 
 
@@ -25,6 +26,8 @@ class RowBias:
         if self._there:
             self.values = place(self.values, source.read(*self._read))
 
-    def added(self, stream_MH: torch.Tensor) -> torch.Tensor:
-        """stream [M, H] fp32 -> fp32(stream + bias)."""
-        return stream_MH if self.values is None else stream_MH + self.values
+    def added(self, finish: Finish) -> Finish:
+        """The finish with fp32(stream + bias) for its stream."""
+        if self.values is None:
+            return finish
+        return finish._replace(residual=finish.residual + self.values)

@@ -10,7 +10,7 @@ import torch
 
 from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.exchange.fold import Pending, RankExchange
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish
 from tpdet.kernels.order import Leaves
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.gathered_linear import GatheredLinear
@@ -23,8 +23,8 @@ from tpdet.layers.products import LayerProduct
 class RowLayer(Protocol):
     """A layer whose result goes to the residual stream and to the norm that follows."""
 
-    def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, following: Norm) -> Pending:
-        """This rank's columns x [M, K'] -> the rows' stream with y added, and its norm."""
+    def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, finish: Finish) -> Pending:
+        """This rank's columns x [M, K'] -> what becomes of y: the stream and its norm."""
         ...
 
     def load(self, source: WeightSource) -> None:
@@ -36,7 +36,7 @@ class RowLayer(Protocol):
         ...
 
 
-class RowRule(Protocol):
+class RowLayers(Protocol):
     """How such layers are cut: what both classes offer."""
 
     def __call__(
@@ -61,10 +61,10 @@ class RowRule(Protocol):
         ...
 
 
-_RULES: dict[str, RowRule] = {"fold": RowLinear, "gather": GatheredLinear}
+_RULES: dict[str, RowLayers] = {"fold": RowLinear, "gather": GatheredLinear}
 
 
-def row_rule(partition: Partition) -> RowRule:
+def row_rule(partition: Partition) -> RowLayers:
     """The rule of a partition's row layers."""
     return _RULES[partition.row_layers]
 

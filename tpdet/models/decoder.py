@@ -103,12 +103,7 @@ class Decoder:
                 (only,) = parts
                 alike.launch(only, partial(_run_layer, only))
             for call in self._calls(pages) if alike is None else ():
-                for rows in parts:
-                    rows.settle()
-                    rows.pending = call.layer.attend(rows, call.rotary, call.pages)
-                for rows in parts:
-                    rows.settle()
-                    rows.pending = call.layer.feed(rows, call.following)
+                call.layer.forward(parts, call.following, call.rotary, call.pages)
         for rows in parts:
             rows.settle()
         return torch.cat([rows.x_MH for rows in parts]) if overlapped else parts[0].x_MH
@@ -143,9 +138,9 @@ class Decoder:
             return hidden_RH.to(self._norm.norm.dtype)
         rows = MicroBatch(batch, hidden_RH, hidden_RH[:0], False)  # attention reads no x
         layer = self.layers[-1]
-        rows.pending = layer.attend_with(q_RQD, rows, pages.layers[layer.index])
+        layer.attend(q_RQD, rows, pages.layers[layer.index])
         rows.settle()
-        rows.pending = layer.feed(rows, self._norm.norm)
+        layer.feed(rows, self._norm.norm)
         rows.settle()
         return rows.x_MH
 
@@ -164,7 +159,7 @@ class Decoder:
         hidden_MH = self.embedding.embed(ids_M)
         if self._embedding_scale != 1.0:
             hidden_MH = hidden_MH * self._embedding_scale
-        first_norm = self.layers[0].input_norm
+        first_norm = self.layers[0].norms.before_attention
         x_MH = (
             hidden_MH.to(self._norm.norm.dtype)
             if first_norm is None
@@ -174,7 +169,7 @@ class Decoder:
 
     def _calls(self, pages: KeyValuePages) -> list[LayerCall]:
         """Each layer with the norm that follows it, which its last exchange applies as well."""
-        following = [*(layer.input_norm for layer in self.layers[1:]), self._norm.norm]
+        following = [*(layer.norms.before_attention for layer in self.layers[1:]), self._norm.norm]
         return [
             LayerCall(layer, norm, self._tables[layer.index], pages.layers[layer.index])
             for layer, norm in zip(self.layers, following, strict=True)
@@ -249,7 +244,5 @@ class Decoder:
 
 def _run_layer(rows: MicroBatch, call: LayerCall) -> None:
     """Launch a layer over rows; its results are the rows' then."""
-    rows.pending = call.layer.attend(rows, call.rotary, call.pages)
-    rows.settle()
-    rows.pending = call.layer.feed(rows, call.following)
+    call.layer.forward([rows], call.following, call.rotary, call.pages)
     rows.settle()

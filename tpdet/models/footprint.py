@@ -27,13 +27,11 @@ def weight_bytes(partition: Partition) -> int:
 def row_bytes(partition: Partition, slots: int) -> int:
     """The most that one row of a step has at a time: the stream, x, the widest block, its sums.
 
-    Of the fp32 stream and of x, an exchange or a norm holds the old and the new; where a norm
-    stands behind a block, also that exchange's own; where row layers have biases, also the sum with
-    the bias. slots: partial sums that a rank sends, each in fp32.
+    Of the fp32 stream and of x, an exchange holds the old and the new; where row layers have
+    biases, also the sum with the bias. slots: partial sums that a rank sends, each in fp32.
     """
     hidden, size = partition.config.hidden_size, _itemsize(partition)
-    held = any(partition.config.layer_norms[1::2]) or partition.config.row_bias
-    copies = 3 if held else 2
+    copies = 3 if partition.config.row_bias else 2
     columns = [p for p in layer_products(partition) if p.kind == "column" or p.product.gated]
     wide = max((p.product.outputs + p.written) * (p.chosen or 1) for p in columns)
     return copies * hidden * (4 + size) + wide * size + 4 * slots * hidden

@@ -1,34 +1,39 @@
 """The decoder layer of all families: attention and feed-forward, norms before or after each."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import ClassVar, TypeAlias
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 
 from tpdet.cache.kv import LayerPages
 from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.checkpoint.source import WeightSource
-from tpdet.comm.exchange.fold import Pending
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.attention import Attention
 from tpdet.layers.experts import ExpertMlp
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.mlp import GatedMlp, PlainMlp
-from tpdet.layers.norm import NormedBlock, NormLayer
+from tpdet.layers.norm import NormLayer
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 
 FeedForward: TypeAlias = type[GatedMlp] | type[PlainMlp] | type[ExpertMlp]
 
 
+class BlockNorms(NamedTuple):
+    """The norms of a layer, as `ModelConfig.layer_norms` places them; None where there is none."""
+
+    before_attention: Norm | None
+    behind_attention: Norm | None
+    before_mlp: Norm | None
+    behind_mlp: Norm | None
+
+
 class DecoderLayer:
     """Attention and feed-forward, each added to the residual stream.
 
-    Which norms stand before a block and which behind it, before the addition, is data
-    (`ModelConfig.layer_norms`). A block without a norm before it reads the stream rounded to the
-    model's dtype.
+    A block without a norm before it reads the stream rounded to the model's dtype.
     """
 
     feed_forward: ClassVar[type[GatedMlp] | type[PlainMlp]] = GatedMlp
@@ -43,23 +48,53 @@ class DecoderLayer:
 
     def __init__(self, source: WeightSource, partition: Partition, index: int) -> None:
         config, name = partition.config, f"model.layers.{index}"
-        self._norms = [
+        if config.row_bias and any(config.layer_norms[1::2]):
+            raise ValueError(f"{config.family}: a biased row layer has no norm behind it")
+        read = [
             NormLayer(source, config, f"{name}.{norm}") if norm else None
             for norm in config.layer_norms
         ]
+        self._read_norms = [norm for norm in read if norm is not None]
+        self.norms = BlockNorms(*(None if norm is None else norm.norm for norm in read))
         self._attention = Attention(source, partition, f"{name}.self_attn", config.windows[index])
         block, kind = self._block(config, index)
         self._mlp = kind(source, partition, f"{name}.{block}")
         self.index = index
 
-    @property
-    def input_norm(self) -> Norm | None:
-        """The norm before attention."""
-        return self._norm(0)
+    def forward(
+        self,
+        parts: Sequence[MicroBatch],
+        following: Norm | None,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        pages: LayerPages,
+    ) -> None:
+        """h = h + attention(norm(h)), then h = h + mlp(norm(h)), over parts of a step's rows.
 
-    def _norm(self, place: int) -> Norm | None:
-        layer = self._norms[place]
-        return None if layer is None else layer.norm
+        A part's x is the norm of its h. What adds a block to h norms it for the block that comes
+        `following`, and may run while other parts compute: it is waited for where x is read.
+        """
+        for rows in parts:
+            rows.settle()
+            self.attend(self.project(rows, rotary, pages), rows, pages)
+        for rows in parts:
+            rows.settle()
+            self.feed(rows, following)
+
+    def project(
+        self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: LayerPages
+    ) -> torch.Tensor:
+        """The rows' x -> their queries [M, Hq, D]; keys and values are stored."""
+        return self._attention.project(rows, rotary, pages)
+
+    def attend(self, q_MQD: torch.Tensor, rows: MicroBatch, pages: LayerPages) -> None:
+        """Begin to add attention to the stream of rows, which may be some of those projected."""
+        finish = Finish(rows.hidden_MH, self.norms.before_mlp, self.norms.behind_attention)
+        rows.pending = self._attention.attend(q_MQD, rows, finish, pages)
+
+    def feed(self, rows: MicroBatch, following: Norm | None) -> None:
+        """Begin to add the feed-forward block to the stream; following: the norm it is read by."""
+        finish = Finish(rows.hidden_MH, following, self.norms.behind_mlp)
+        rows.pending = self._mlp(rows, finish)
 
     @classmethod
     def products(cls, partition: Partition, index: int) -> tuple[LayerProduct, ...]:
@@ -88,53 +123,8 @@ class DecoderLayer:
 
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""
-        for norm in self._norms:
-            if norm is not None:
-                norm.load(source)
-        self._attention.load(source)
-        self._mlp.load(source)
-
-    def attend(
-        self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: LayerPages
-    ) -> Pending:
-        """Attention on the rows' x; the stream comes back as the feed-forward block reads it."""
-        return self.attend_with(self.project(rows, rotary, pages), rows, pages)
-
-    def project(
-        self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: LayerPages
-    ) -> torch.Tensor:
-        """The first part of `attend`: queries [M, Hq, D]; keys and values are stored."""
-        return self._attention.project(rows, rotary, pages)
-
-    def attend_with(self, q_MQD: torch.Tensor, rows: MicroBatch, pages: LayerPages) -> Pending:
-        """The rest of `attend`, which reads no x of the rows; they may be some of those before."""
-
-        def attend(rows: MicroBatch, norm: Norm) -> Pending:
-            return self._attention.attend(q_MQD, rows, norm, pages)
-
-        return self._added(attend, rows, self._norm(1), self._norm(2))
-
-    def feed(self, rows: MicroBatch, following: Norm | None) -> Pending:
-        """The feed-forward block; the stream comes back normed for what follows."""
-        return self._added(self._mlp, rows, self._norm(3), following)
-
-    @staticmethod
-    def _added(
-        block: Callable[[MicroBatch, Norm], Pending],
-        rows: MicroBatch,
-        behind: Norm | None,
-        following: Norm | None,
-    ) -> Pending:
-        """A block's exchange: it adds to the stream itself unless a norm stands behind the block.
-
-        Such a block gets a stream of zeros, so that its exchange norms its sums alone.
-        """
-        if behind is None:
-            assert following is not None  # of two blocks in a row one has a norm between them
-            return block(rows, following)
-        stream = rows.hidden_MH
-        zeros = stream.new_zeros(1, stream.shape[1]).expand_as(stream)
-        return NormedBlock(block(replace(rows, hidden_MH=zeros), behind), stream, following)
+        for layer in (*self._read_norms, self._attention, self._mlp):
+            layer.load(source)
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Compute by this from now on."""

@@ -1,7 +1,6 @@
 """Root-mean-square norm with an order-free sum (Zhang and Sennrich 2019, arXiv 1910.07467).
 
-    h = (total + bias) + residual, each addition rounded to fp32
-    y = round((h * r) * w),   r = fp32(1 / sqrt(sum / n + eps))
+    y = round((x * r) * w),   r = fp32(1 / sqrt(sum / n + eps))
 
 The sum of squares is int64 fixed point: round(x^2 * 2^(40 - 2e)), e the exponent of the row's
 largest |x|, so no layout can change it. x^2 is exact in fp64; n <= 2^20 keeps the sum below 2^62.
@@ -14,8 +13,7 @@ sum * 2^(e - 40) / n, and the sum of int64: round(x * 2^(40 - e)).
 import torch
 
 from tpdet.kernels.inputs.norm import Norm
-from tpdet.kernels.order import MASS_BITS, evaluate
-from tpdet.kernels.partial_sums import PartialSums
+from tpdet.kernels.order import MASS_BITS
 
 _FP64_BIAS = 1023
 _FP64_FRACTION = 52
@@ -27,7 +25,7 @@ def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
     By the norm's kind: a layer norm is the norm of x without its mean, plus a bias.
     """
     wide = x.float()
-    if not norm.layer:
+    if norm.formula == "rms":
         return normalize(wide, norm.weight, norm.eps).to(norm.dtype)
     factor, bias = norm.weight
     centred = wide - row_mean(wide)
@@ -41,38 +39,6 @@ def row_mean(x: torch.Tensor) -> torch.Tensor:
     wide = torch.where(torch.isfinite(largest), x, 0.0).double()
     total = torch.round(wide * _power_of_two(MASS_BITS - exponent)).long().sum(-1, keepdim=True)
     return (total.double() * _power_of_two(exponent - MASS_BITS) / x.shape[-1]).float()
-
-
-def add_residual(
-    total: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
-) -> torch.Tensor:
-    """h = (total + bias) + residual [M, N] in fp32: total folded, fp32 or one rounded product."""
-    wide = total.float()
-    if bias is not None:
-        wide = wide + bias.float()
-    return wide + residual.float()
-
-
-def add_residual_and_norm(
-    total: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor,
-    norm: Norm,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(h, y): `add_residual`, then `rms_norm` of h."""
-    h = add_residual(total, bias, residual)
-    return h, rms_norm(h, norm)
-
-
-def fold_and_norm(
-    sums: PartialSums,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor,
-    norm: Norm,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(h, y) of sums [C, M, N] with one root: the fold, then `add_residual_and_norm`."""
-    total = evaluate(sums.roots[0], lambda index: sums.values[index], torch.add)
-    return add_residual_and_norm(total, bias, residual, norm)
 
 
 def normalize(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Arguments of the exchange kernels as flat named tuples, and the peers that the host holds.
 
-`Links` is given at run time; the other tuples are compile-time arguments of a kernel. No tuple lies
+`Links` and `OwnSums` are run-time arguments; the other tuples are compile-time ones. No tuple lies
 inside another: Triton 3.6 forgets the names of fields that lie deeper. Tuples that do not change
 are made once: a launch costs the host less with them than with their fields one by one.
 """
@@ -37,6 +37,30 @@ class Links(NamedTuple):
     table: torch.Tensor
     counter: torch.Tensor
     control: torch.Tensor
+
+
+class OwnSums(NamedTuple):
+    """A rank's own sums [C, M, N] fp32: contiguous planes of M rows, `stride` values apart.
+
+    No field is named "values": a tuple of Triton has such an attribute.
+    """
+
+    planes: torch.Tensor
+    stride: int
+
+
+class Phases(NamedTuple):
+    """Which phases of an exchange a launch runs: all of them; tests run them apart, in this order.
+
+    take: the last phase, of every exchange but the one-shot, which ends with `fold`.
+    """
+
+    push: bool = True
+    fold: bool = True
+    take: bool = True
+
+
+ALL_PHASES: Final = Phases()
 
 
 class KernelWorld(NamedTuple):

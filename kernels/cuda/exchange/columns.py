@@ -1,8 +1,8 @@
 """Columns of all ranks side by side over peer memory: row layers whose ranks add nothing.
 
     gather_columns    x [M, W] of every rank -> [M, ranks * W]
-    gather_and_norm   the same for a row layer's outputs x [M, N / ranks]; then h = x +
-                      residual and its norm y, of every row on every rank, in the same kernel
+    gather_and_norm   the same for a row layer's outputs x [M, N / ranks]; then `finished_rows` of
+                      every row (`pointwise/finish.py`) on every rank, in the same kernel
 
 Shapes: M rows of a step, N values of a row, PART words of a row that a rank holds; a buffer holds
 [M, ranks * PART] words.
@@ -20,14 +20,9 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.exchange.arguments import OFFSETS, WIDEST, Buffers, Peers
-from tpdet.kernels.cuda.exchange.one_shot import (
-    finish_row,
-    kernel_dtype,
-    load_factors,
-    one_shot_warps,
-)
-from tpdet.kernels.cuda.exchange.two_shot import two_shot_warps
+from tpdet.kernels.cuda.exchange.arguments import ALL_PHASES, OFFSETS, Buffers, Peers, Phases
+from tpdet.kernels.cuda.exchange.one_shot import check_row, one_shot_warps
+from tpdet.kernels.cuda.exchange.two_shot import as_words, two_shot_warps
 from tpdet.kernels.cuda.exchange.words import (
     ARMED,
     QUIET_16,
@@ -38,10 +33,15 @@ from tpdet.kernels.cuda.exchange.words import (
 )
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
-from tpdet.kernels.cuda.pointwise.norm import eps_bits
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.cuda.pointwise.finish import (
+    finish_factors,
+    finish_rule,
+    finished_rows,
+    kernel_dtype,
+    stream_rows,
+)
+from tpdet.kernels.inputs.norm import Finish
 
-PHASES = ("push", "take")
 _TILE = 2048  # words that a program awaits at a time
 
 
@@ -63,8 +63,7 @@ def gather_columns(
     BUFFERS: tl.constexpr,
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
-    PUSH: tl.constexpr,
-    TAKE: tl.constexpr,
+    PHASES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """x [m, PART] -> gathered [m, ranks * PART], int32; a tile is BLOCK words of one row."""
@@ -75,7 +74,7 @@ def gather_columns(
     blocks: tl.constexpr = (PART + BLOCK - 1) // BLOCK
     columns = tl.arange(0, BLOCK)[None, :]
     # 2. Push own columns to all peers.
-    if PUSH:
+    if PHASES.push:
         for tile in range(tl.program_id(0), m * blocks, tl.num_programs(0)):
             row = tile // blocks
             at = (tile % blocks) * BLOCK + columns
@@ -86,7 +85,7 @@ def gather_columns(
                 slots = words_of(links.table, (WORLD.rank + ahead) % WORLD.ranks, tl.int32)
                 tl.store(slots + (begin + target), word, mask=at < PART)
     # 3. Take the columns of the peers.
-    if TAKE:
+    if PHASES.take:
         advance(links.counter)
         slots = words_of(links.table, WORLD.rank, tl.int32)
         sources = tl.arange(0, WORLD.ranks)[:, None]
@@ -101,34 +100,28 @@ def gather_columns(
 @triton.jit(do_not_specialize=["m"])
 def gather_and_norm(
     x,
-    residual,
-    weight,
-    h,
+    stream,
     y,
     links,
     m,
-    stride,
     WORLD: tl.constexpr,
     BUFFERS: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PART_BLOCK: tl.constexpr,
-    EPS_BITS: tl.constexpr,
+    RULE: tl.constexpr,
     DTYPE: tl.constexpr,
-    LAYER: tl.constexpr,
-    PUSH: tl.constexpr,
-    TAKE: tl.constexpr,
+    PART_BLOCK: tl.constexpr,
+    PHASES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """x [m, N / ranks] in words of y's width -> h, y [m, N]; BUFFERS counts such words."""
+    """x [m, N / ranks] of DTYPE, as words of its size -> h, y [m, N]; BUFFERS counts such words."""
     # 1. Wait for earlier kernels; choose this exchange's buffer.
     await_earlier(DEPENDENT)
     number = tl.load(links.counter)
     begin = BUFFERS.start + (number % 2) * BUFFERS.room
     WORD: tl.constexpr = x.dtype.element_ty
+    N: tl.constexpr = RULE.n
     PART: tl.constexpr = N // WORLD.ranks
     # 2. Push own columns to all peers.
-    if PUSH:
+    if PHASES.push:
         part = tl.arange(0, PART_BLOCK)[None, :]
         for row in range(tl.program_id(0), m, tl.num_programs(0)):
             sent = disarmed(tl.load(x + row * PART + part, mask=part < PART, other=0))
@@ -137,25 +130,25 @@ def gather_and_norm(
                 target = begin + (row * WORLD.ranks + WORLD.rank) * PART
                 tl.store(peer + (target + part), sent, mask=part < PART)
     # 3. Take each row whole; add the residual, norm, store.
-    if TAKE:
+    if PHASES.take:
         advance(links.counter)
         slots = words_of(links.table, WORLD.rank, WORD)
-        columns = tl.arange(0, BLOCK)[None, :]
+        columns = tl.arange(0, RULE.block)[None, :]
         present = columns < N
         owner = columns // PART
-        scale, shift = load_factors(weight, columns, present, N, LAYER)
+        factors = finish_factors(stream, columns, RULE)
         for row in range(tl.program_id(0), m, tl.num_programs(0)):
             at = row * N + columns
-            skipped = tl.load(residual + row * stride + columns, mask=present, other=0.0)
+            skipped = tl.load(
+                stream.residual + row * stream.stride + columns, mask=present, other=0.0
+            )
             mine = present & (owner == WORLD.rank)
             own = tl.load(x + row * PART + (columns - WORLD.rank * PART), mask=mine, other=0)
             wanted = present & (owner != WORLD.rank)
             word = awaited_words(slots, begin + at, wanted, owner, links, number, WORLD)
             word = tl.where(mine, disarmed(own), word)
             total = word.to(DTYPE, bitcast=True).to(tl.float32)
-            normed = finish_row(
-                total, at, skipped, scale, shift, h, present, N, EPS_BITS, DTYPE, LAYER
-            )
+            normed = finished_rows(total, at, skipped, factors, stream.h, present, RULE)
             tl.store(y + at, normed, mask=present)
 
 
@@ -164,13 +157,12 @@ def run_gather_columns(
     gathered: torch.Tensor,
     peers: Peers,
     buffers: Buffers,
-    phases: tuple[str, ...] = PHASES,
+    phases: Phases = ALL_PHASES,
 ) -> None:
     """x [M, W] -> gathered [M, ranks * W], both contiguous, of one dtype, M at least 1.
 
-    buffers: in bytes, both multiples of 16. `phases` may be run apart (tests), the last one with
-    "take". Raises ValueError for rows that are no whole number of 4-byte words, and for more than a
-    buffer holds.
+    buffers: in bytes, both multiples of 16. `phases` may be run apart (tests). Raises
+    ValueError for rows that are no whole number of 4-byte words, and for more than a buffer holds.
     """
     if (x.shape[1] * x.element_size()) % 4:
         raise ValueError(f"rows of {x.shape[1]} values of {x.dtype}: use multiples of 4 bytes")
@@ -188,8 +180,7 @@ def run_gather_columns(
         BUFFERS=buffers.words(4),
         PART=part,
         BLOCK=block,
-        PUSH="push" in phases,
-        TAKE="take" in phases,
+        PHASES=phases,
         num_warps=4,
         enable_fp_fusion=False,
         **dependent_launch(x.device),
@@ -198,44 +189,34 @@ def run_gather_columns(
 
 def run_gather_and_norm(
     x: torch.Tensor,
-    residual: torch.Tensor,
-    norm: Norm,
+    finish: Finish,
     out: tuple[torch.Tensor, torch.Tensor],
     peers: Peers,
     buffers: Buffers,
-    phases: tuple[str, ...] = PHASES,
+    phases: Phases = ALL_PHASES,
 ) -> None:
-    """x [M, N / ranks], residual [M, N], norm [N] -> out (h, y) [M, N]; M at least 1.
+    """x [M, N / ranks], a finish of M rows -> out (h, y) [M, N]; M at least 1.
 
     As `run_gather_columns`; the residual's rows may lie apart. The bits are those of
-    `norm.fold_and_norm` over the whole x.
+    `finish.fold_and_norm` over the whole x.
     """
-    (m, n), (h, y) = residual.shape, out
-    if n > WIDEST:
-        raise ValueError(f"a row of {n} values: peer memory takes at most {WIDEST}, use gather")
+    (m, n), (h, y) = finish.residual.shape, out
+    check_row(n)
     _check_room(y, buffers)
-    size = x.element_size()
     few = m <= peers.programs
     warps = one_shot_warps(n) if few else two_shot_warps(n)
     gather_and_norm[(min(m, peers.programs),)](
-        x.view({2: torch.int16, 4: torch.int32}[size]),
-        residual,
-        norm.weight,
-        h,
+        as_words(x),
+        stream_rows(finish, h),
         y,
         peers.links,
         m,
-        residual.stride(0),
         WORLD=peers.world,
-        BUFFERS=buffers.words(size),
-        N=n,
-        BLOCK=next_power_of_2(n),
+        BUFFERS=buffers.words(x.element_size()),
+        RULE=finish_rule(finish, n),
+        DTYPE=kernel_dtype(x.dtype),
         PART_BLOCK=next_power_of_2(n // peers.ranks),
-        EPS_BITS=eps_bits(norm.eps),
-        DTYPE=kernel_dtype(norm.dtype),
-        LAYER=norm.layer,
-        PUSH="push" in phases,
-        TAKE="take" in phases,
+        PHASES=phases,
         num_warps=peers.warps or warps,
         enable_fp_fusion=False,
         **dependent_launch(x.device),

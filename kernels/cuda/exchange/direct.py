@@ -24,8 +24,15 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.exchange.arguments import Flags, Peers, Slots
-from tpdet.kernels.cuda.exchange.one_shot import known_of, load_factors
+from tpdet.kernels.cuda.exchange.arguments import (
+    ALL_PHASES,
+    Flags,
+    OwnSums,
+    Peers,
+    Phases,
+    Slots,
+)
+from tpdet.kernels.cuda.exchange.one_shot import known_of
 from tpdet.kernels.cuda.exchange.two_shot import (
     finish_rows,
     push_rows,
@@ -33,11 +40,11 @@ from tpdet.kernels.cuda.exchange.two_shot import (
     two_shot_warps,
 )
 from tpdet.kernels.cuda.exchange.words import EPOCHS, advance, next_poll, words_of
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.cuda.pointwise.finish import finish_factors, stream_rows
+from tpdet.kernels.inputs.norm import Finish
 from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
-PHASES = ("push", "fold", "wait")
 _TILED = 4096  # values: a wider row takes all registers of a program by itself
 
 
@@ -69,39 +76,28 @@ def await_flags(flags, stride, epoch, links, number, WORLD: tl.constexpr):
 
 @triton.jit(do_not_specialize=["m"])
 def two_shot_direct(
-    values,
-    residual,
-    weight,
-    h,
+    sums,
+    stream,
     links,
     m,
-    plane,
-    stride,
     y_begin,
     WORLD: tl.constexpr,
     ROOTS: tl.constexpr,
     FLAGS: tl.constexpr,
     SENT: tl.constexpr,
     WHOLE: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EPS_BITS: tl.constexpr,
+    RULE: tl.constexpr,
     TILE: tl.constexpr,
-    PUSH: tl.constexpr,
-    FOLD: tl.constexpr,
-    WAIT: tl.constexpr,
-    DTYPE: tl.constexpr,
-    LAYER: tl.constexpr,
+    PHASES: tl.constexpr,
 ):
-    """y, of DTYPE, begins at y_begin of everyone's shared memory, counted in values."""
+    """y begins at y_begin of everyone's shared memory, counted in values."""
     # 1. Choose this exchange's set of slots and the value of its flags.
     number = tl.load(links.counter)
     epoch = (number % EPOCHS + 1).to(tl.int32)
-    plane = plane.to(tl.int64)
+    N: tl.constexpr = RULE.n
     share = tl.cdiv(m, WORLD.ranks)
-    columns = tl.arange(0, BLOCK)[None, :]
-    present = columns < N
-    scale, shift = load_factors(weight, columns, present, N, LAYER)
+    columns = tl.arange(0, RULE.block)[None, :]
+    factors = finish_factors(stream, columns, RULE)
     begin = ROOTS.start + (number % 2) * (WORLD.ranks * ROOTS.roots * ROOTS.rows * N)
     y_begin = tl.multiple_of(y_begin.to(tl.int64), 16)
     slots = words_of(links.table, WORLD.rank, tl.int32)
@@ -109,63 +105,39 @@ def two_shot_direct(
     for turn in range(0, rounds + 1):
         first = (turn * tl.num_programs(0) + tl.program_id(0)) * TILE
         # 2. Push the rows of this round to their owners.
-        if PUSH:  # noqa: SIM102, known when compiled
+        if PHASES.push:  # noqa: SIM102, known when compiled
             if first < share:
-                push_rows(
-                    values,
-                    plane,
-                    links,
-                    begin,
-                    first,
-                    share,
-                    m,
-                    columns,
-                    present,
-                    WORLD,
-                    ROOTS,
-                    N,
-                    TILE,
-                    SENT,
-                )
+                push_rows(sums, links, begin, first, m, columns, WORLD, ROOTS, N, TILE, SENT)
         # 3. Finish own rows of the round before; store them in everyone's y.
         first -= tl.num_programs(0) * TILE
-        if FOLD:  # noqa: SIM102
+        if PHASES.fold:  # noqa: SIM102
             if (first >= 0) & (first < share) & (WORLD.rank * share + first < m):
                 normed, at, mine = finish_rows(
-                    values,
-                    plane,
-                    residual,
-                    stride,
-                    scale,
-                    shift,
-                    h,
+                    sums,
+                    stream,
+                    factors,
                     slots,
                     begin,
                     first,
-                    share,
                     m,
                     columns,
-                    present,
                     links,
                     number,
                     WORLD,
                     ROOTS,
-                    N,
-                    EPS_BITS,
-                    TILE,
                     WHOLE,
-                    DTYPE,
-                    LAYER,
+                    RULE,
+                    TILE,
                 )
                 for ahead in range(0, WORLD.ranks):
-                    y = words_of(links.table, (WORLD.rank + ahead) % WORLD.ranks, DTYPE)
+                    y = words_of(links.table, (WORLD.rank + ahead) % WORLD.ranks, RULE.dtype)
                     tl.store(y + (y_begin + at), normed, mask=mine)
     # 4. Raise this program's flag on every peer.
-    if FOLD:
+    if PHASES.fold:
         at = FLAGS.start + WORLD.rank * FLAGS.programs + tl.program_id(0)
         raise_flags(links, at, epoch, WORLD)
     # 5. Wait for the like program of every peer; number the next exchange.
-    if WAIT:
+    if PHASES.take:
         flags = slots + FLAGS.start + tl.program_id(0)
         await_flags(flags, FLAGS.programs, epoch, links, number, WORLD)
         advance(links.counter)
@@ -173,44 +145,37 @@ def two_shot_direct(
 
 def run_two_shot_direct(
     sums: PartialSums,
-    residual: torch.Tensor,
-    norm: Norm,
+    finish: Finish,
     h: torch.Tensor,
     plan: FoldPlan,
     peers: Peers,
     roots: Slots,
     flags: Flags,
     y_begin: int,
-    phases: tuple[str, ...] = PHASES,
+    phases: Phases = ALL_PHASES,
 ) -> None:
-    """Sums [C, M, N], residual [M, N] -> h [M, N], of which the owned rows, and everyone's y.
+    """Sums [C, M, N], a finish of M rows -> h [M, N], of which the owned rows, and everyone's y.
 
     y_begin: where y begins in everyone's shared memory, in values. `phases` may be run apart
-    (tests), the last one with "wait". Raises ValueError for more rows than the slots have room for.
+    (tests). Raises ValueError for more rows than the slots have room for.
     """
-    m, n = residual.shape
+    m, n = finish.residual.shape
     share = share_that_fits(m, peers.ranks, roots.rows, roots.rows * peers.ranks)
     tile = (peers.tile or 1) if n <= _TILED else 1
     programs = min(-(-share // tile), peers.programs)
     if programs > flags.programs:
         raise ValueError(f"{programs} programs: there are {flags.programs} flags")
     two_shot_direct[(programs,)](
-        sums.values,
-        residual,
-        norm.weight,
-        h,
+        OwnSums(sums.values, sums.values.stride(0)),
+        stream_rows(finish, h),
         peers.links,
         m,
-        sums.values.stride(0),
-        residual.stride(0),
         y_begin,
-        **known_of(sums, plan, peers, roots, n, norm),
+        **known_of(sums, finish, plan, peers, roots),
         ROOTS=roots,
         FLAGS=flags,
         TILE=tile,
-        PUSH="push" in phases,
-        FOLD="fold" in phases,
-        WAIT="wait" in phases,
+        PHASES=phases,
         num_warps=peers.warps or two_shot_warps(n),
         enable_fp_fusion=False,
     )

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.exchange.arguments import Buffers, Peers
+from tpdet.kernels.cuda.exchange.arguments import ALL_PHASES, Buffers, Peers, Phases
 from tpdet.kernels.cuda.exchange.words import EPOCHS, advance, next_poll, words_of
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
@@ -36,8 +36,7 @@ def gather_words(
     WORLD: tl.constexpr,
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
-    PUSH: tl.constexpr,
-    TAKE: tl.constexpr,
+    PHASES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """x [words] -> gathered [ranks, words]; every program takes every num_programs-th block."""
@@ -47,7 +46,7 @@ def gather_words(
     tag = number % EPOCHS + 1
     begin = SLOTS.start + (number % 2) * (WORLD.ranks * SLOTS.room)
     # 2. Push own words, each with the tag, to all peers.
-    if PUSH:
+    if PHASES.push:
         for block in range(tl.program_id(0), tl.cdiv(words, BLOCK), tl.num_programs(0)):
             at = (block * BLOCK + tl.arange(0, BLOCK))[None, :]
             word = tl.load(x + at, mask=at < words, other=0)
@@ -57,7 +56,7 @@ def gather_words(
                 slots = words_of(links.table, (WORLD.rank + ahead) % WORLD.ranks, tl.int64)
                 tl.store(slots + (begin + WORLD.rank * SLOTS.room + at), pair, mask=at < words)
     # 3. Take the words of each peer as their tags come.
-    if TAKE:
+    if PHASES.take:
         advance(links.counter)
         slots = words_of(links.table, WORLD.rank, tl.int64)
         for block in range(tl.program_id(0), tl.cdiv(words, BLOCK), tl.num_programs(0)):
@@ -106,7 +105,7 @@ def run_gather(
     gathered: torch.Tensor,
     peers: Peers,
     slots: Buffers,
-    phases: tuple[str, ...] = ("push", "take"),
+    phases: Phases = ALL_PHASES,
 ) -> None:
     """x [W] -> gathered [ranks, W], int32; slots: counted in words of 8 bytes, room a rank's.
 
@@ -123,8 +122,7 @@ def run_gather(
         WORLD=peers.world,
         SLOTS=slots,
         BLOCK=_BLOCK,
-        PUSH="push" in phases,
-        TAKE="take" in phases,
+        PHASES=phases,
         num_warps=4,
         enable_fp_fusion=False,
         **dependent_launch(x.device),

@@ -17,13 +17,12 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.exchange.arguments import OFFSETS, Buffers, Peers
+from tpdet.kernels.cuda.exchange.arguments import ALL_PHASES, OFFSETS, Buffers, Peers, Phases
 from tpdet.kernels.cuda.exchange.columns import disarmed
 from tpdet.kernels.cuda.exchange.words import advance, awaited_words, words_of
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 
-PHASES = ("push", "take")
 _TILE = 8192  # words that a program awaits at a time
 _WARPS = 8
 
@@ -39,8 +38,7 @@ def take_rows(
     BUFFERS: tl.constexpr,
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
-    PUSH: tl.constexpr,
-    TAKE: tl.constexpr,
+    PHASES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """x [m, PART] -> mine [share, ranks * PART], int32; a tile is BLOCK words of one row."""
@@ -51,7 +49,7 @@ def take_rows(
     blocks: tl.constexpr = (PART + BLOCK - 1) // BLOCK
     columns = tl.arange(0, BLOCK)[None, :]
     # 2. Push own columns of every row to the rank that gets the row.
-    if PUSH:
+    if PHASES.push:
         for tile in range(tl.program_id(0), share * blocks * WORLD.ranks, tl.num_programs(0)):
             # Peers in turn: all links are busy at once.
             target = (WORLD.rank + 1 + tile % WORLD.ranks) % WORLD.ranks
@@ -66,7 +64,7 @@ def take_rows(
                 slots = words_of(links.table, target, tl.int32)
                 tl.store(slots + (begin + offset), disarmed(word), mask=at < PART)
     # 3. Take the peers' columns of own rows.
-    if TAKE:
+    if PHASES.take:
         advance(links.counter)
         slots = words_of(links.table, WORLD.rank, tl.int32)
         sources = tl.arange(0, WORLD.ranks)[:, None]
@@ -83,12 +81,12 @@ def run_take_rows(
     mine: torch.Tensor,
     peers: Peers,
     buffers: Buffers,
-    phases: tuple[str, ...] = PHASES,
+    phases: Phases = ALL_PHASES,
 ) -> None:
     """x [M, W] -> mine [ceil(M / ranks), ranks * W], both contiguous, of 4 bytes, M at least 1.
 
-    buffers: in bytes, both multiples of 16. `phases` may be run apart (tests), the last one with
-    "take". Raises ValueError for more than a buffer holds.
+    buffers: in bytes, both multiples of 16. `phases` may be run apart (tests). Raises
+    ValueError for more than a buffer holds.
     """
     size = mine.numel() * 4
     if size > buffers.room or max(x.numel(), buffers.room // 2) >= OFFSETS:
@@ -108,8 +106,7 @@ def run_take_rows(
         BUFFERS=buffers.words(4),
         PART=part,
         BLOCK=block,
-        PUSH="push" in phases,
-        TAKE="take" in phases,
+        PHASES=phases,
         num_warps=_WARPS,
         enable_fp_fusion=False,
         **dependent_launch(x.device),

@@ -12,15 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.exchange.arguments import Peers, Slots
-from tpdet.kernels.cuda.exchange.one_shot import (
-    PHASES,
-    finish_row,
-    known_of,
-    load_factors,
-    one_shot_warps,
-)
-from tpdet.kernels.cuda.exchange.two_shot import push_finished, share_that_fits
+from tpdet.kernels.cuda.exchange.arguments import ALL_PHASES, OwnSums, Peers, Phases, Slots
+from tpdet.kernels.cuda.exchange.one_shot import known_of, one_shot_warps
+from tpdet.kernels.cuda.exchange.two_shot import as_words, push_finished, share_that_fits
 from tpdet.kernels.cuda.exchange.words import (
     advance,
     awaited_sum,
@@ -29,55 +23,45 @@ from tpdet.kernels.cuda.exchange.words import (
     words_of,
 )
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.cuda.pointwise.finish import finish_factors, finished_rows, stream_rows
+from tpdet.kernels.inputs.norm import Finish
 from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
 
 @triton.jit(do_not_specialize=["m"])
 def two_shot_spread(
-    values,
-    residual,
-    weight,
-    h,
+    sums,
+    stream,
     y_words,
     links,
     m,
-    plane,
-    stride,
     WORLD: tl.constexpr,
     ROOTS: tl.constexpr,
     FINISHED: tl.constexpr,
     SENT: tl.constexpr,
     WHOLE: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EPS_BITS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    LAYER: tl.constexpr,
-    PUSH: tl.constexpr,
-    FOLD: tl.constexpr,
-    TAKE: tl.constexpr,
+    RULE: tl.constexpr,
+    PHASES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """As `two_shot`, a program a row."""
     # 1. Wait for earlier kernels; choose this exchange's sets of slots.
     await_earlier(DEPENDENT)
     number = tl.load(links.counter)
-    plane = plane.to(tl.int64)
+    N: tl.constexpr = RULE.n
     share = tl.cdiv(m, WORLD.ranks)
-    columns = tl.arange(0, BLOCK)[None, :]
+    columns = tl.arange(0, RULE.block)[None, :]
     present = columns < N
     begin = ROOTS.start + (number % 2) * (WORLD.ranks * ROOTS.roots * ROOTS.rows * N)
     y_begin = FINISHED.start + (number % 2) * (FINISHED.rows * N)
     # 2. Push the roots of other ranks' rows to their owners.
-    if PUSH:
+    if PHASES.push:
         for row in range(tl.program_id(0), m, tl.num_programs(0)):
             owner = row // share
             if owner != WORLD.rank:
                 push_roots(
-                    values,
-                    plane,
+                    sums,
                     row * N + columns,
                     links,
                     owner,
@@ -92,16 +76,17 @@ def two_shot_spread(
                     WORLD,
                 )
     # 3. Finish own rows, and push them to all peers.
-    if FOLD:
+    if PHASES.fold:
         slots = words_of(links.table, WORLD.rank, tl.int32)
         for row in range(tl.program_id(0), m, tl.num_programs(0)):
             if row // share == WORLD.rank:
                 at = row * N + columns
-                scale, shift = load_factors(weight, columns, present, N, LAYER)
-                skipped = tl.load(residual + row * stride + columns, mask=present, other=0.0)
+                factors = finish_factors(stream, columns, RULE)
+                skipped = tl.load(
+                    stream.residual + row * stream.stride + columns, mask=present, other=0.0
+                )
                 total = awaited_sum(
-                    values,
-                    plane,
+                    sums,
                     at,
                     slots,
                     begin + (row - WORLD.rank * share) * N + columns,
@@ -112,12 +97,10 @@ def two_shot_spread(
                     WHOLE,
                     WORLD,
                 )
-                normed = finish_row(
-                    total, at, skipped, scale, shift, h, present, N, EPS_BITS, DTYPE, LAYER
-                )
+                normed = finished_rows(total, at, skipped, factors, stream.h, present, RULE)
                 push_finished(normed, y_words, links, y_begin, at, present, WORLD)
     # 4. Take the rows that peers finished; number the next exchange.
-    if TAKE:
+    if PHASES.take:
         advance(links.counter)
         y_slots = words_of(links.table, WORLD.rank, y_words.dtype.element_ty)
         for row in range(tl.program_id(0), m, tl.num_programs(0)):
@@ -130,36 +113,28 @@ def two_shot_spread(
 
 def run_two_shot_spread(
     sums: PartialSums,
-    residual: torch.Tensor,
-    norm: Norm,
+    finish: Finish,
     out: tuple[torch.Tensor, torch.Tensor],
     plan: FoldPlan,
     peers: Peers,
     slots: tuple[Slots, Slots],
-    phases: tuple[str, ...] = PHASES,
+    phases: Phases = ALL_PHASES,
 ) -> None:
     """As `two_shot.run_two_shot`."""
     roots, finished = slots
-    m, n = residual.shape
+    m, n = finish.residual.shape
     share_that_fits(m, peers.ranks, roots.rows, finished.rows)
     h, y = out
-    words = y.view({2: torch.int16, 4: torch.int32}[y.element_size()])
     two_shot_spread[(min(m, peers.programs),)](
-        sums.values,
-        residual,
-        norm.weight,
-        h,
-        words,
+        OwnSums(sums.values, sums.values.stride(0)),
+        stream_rows(finish, h),
+        as_words(y),
         peers.links,
         m,
-        sums.values.stride(0),
-        residual.stride(0),
-        **known_of(sums, plan, peers, roots, n, norm),
+        **known_of(sums, finish, plan, peers, roots),
         ROOTS=roots,
         FINISHED=finished,
-        PUSH="push" in phases,
-        FOLD="fold" in phases,
-        TAKE="take" in phases,
+        PHASES=phases,
         num_warps=peers.warps or one_shot_warps(n),
         enable_fp_fusion=False,
         **dependent_launch(h.device),

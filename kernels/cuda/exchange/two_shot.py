@@ -16,8 +16,15 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.exchange.arguments import Peers, Slots, everyone_owns
-from tpdet.kernels.cuda.exchange.one_shot import PHASES, WARP, finish_row, known_of, load_factors
+from tpdet.kernels.cuda.exchange.arguments import (
+    ALL_PHASES,
+    OwnSums,
+    Peers,
+    Phases,
+    Slots,
+    everyone_owns,
+)
+from tpdet.kernels.cuda.exchange.one_shot import WARP, known_of
 from tpdet.kernels.cuda.exchange.words import (
     ARMED,
     QUIET_16,
@@ -30,7 +37,8 @@ from tpdet.kernels.cuda.exchange.words import (
 )
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import next_power_of_2
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.cuda.pointwise.finish import finish_factors, finished_rows, stream_rows
+from tpdet.kernels.inputs.norm import Finish
 from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -40,15 +48,12 @@ _MOST_WARPS = 16  # of a program
 
 @triton.jit
 def push_rows(
-    values,
-    plane,
+    sums,
     links,
     begin,
     first,
-    share,
     m,
     columns,
-    present,
     WORLD: tl.constexpr,
     ROOTS: tl.constexpr,
     N: tl.constexpr,
@@ -56,21 +61,20 @@ def push_rows(
     SENT: tl.constexpr,
 ):
     """Push the roots of rows first .. first + TILE of every peer's share to their owner."""
+    share = tl.cdiv(m, WORLD.ranks)
     local = first + tl.arange(0, TILE)[:, None]
     for ahead in range(1, WORLD.ranks):
         owner = (WORLD.rank + ahead) % WORLD.ranks
         row = owner * share + local
-        sent = (local < share) & (row < m) & present
         push_roots(
-            values,
-            plane,
+            sums,
             row * N + columns,
             links,
             owner,
             owner + 1,
             begin + WORLD.rank * (ROOTS.roots * ROOTS.rows * N) + local * N + columns,
             ROOTS.rows * N,
-            sent,
+            (local < share) & (row < m) & (columns < N),
             SENT,
             WORLD,
         )
@@ -78,40 +82,32 @@ def push_rows(
 
 @triton.jit
 def finish_rows(
-    values,
-    plane,
-    residual,
-    stride,
-    scale,
-    shift,
-    h,
+    sums,
+    stream,
+    factors,
     slots,
     begin,
     first,
-    share,
     m,
     columns,
-    present,
     links,
     number,
     WORLD: tl.constexpr,
     ROOTS: tl.constexpr,
-    N: tl.constexpr,
-    EPS_BITS: tl.constexpr,
-    TILE: tl.constexpr,
     WHOLE: tl.constexpr,
-    DTYPE: tl.constexpr,
-    LAYER: tl.constexpr,
+    RULE: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    """Finish own rows first .. first + TILE: (their norm, offsets in y, which of them exist)."""
+    """Finish own rows first .. first + TILE: (their y, its offsets, which of them exist)."""
+    N: tl.constexpr = RULE.n
+    share = tl.cdiv(m, WORLD.ranks)
     local = first + tl.arange(0, TILE)[:, None]
     row = WORLD.rank * share + local
-    mine = (local < share) & (row < m) & present
+    mine = (local < share) & (row < m) & (columns < N)
     at = row * N + columns
-    skipped = tl.load(residual + row * stride + columns, mask=mine, other=0.0)
+    skipped = tl.load(stream.residual + row * stream.stride + columns, mask=mine, other=0.0)
     total = awaited_sum(
-        values,
-        plane,
+        sums,
         at,
         slots,
         begin + local * N + columns,
@@ -122,8 +118,7 @@ def finish_rows(
         WHOLE,
         WORLD,
     )
-    normed = finish_row(total, at, skipped, scale, shift, h, mine, N, EPS_BITS, DTYPE, LAYER)
-    return normed, at, mine
+    return finished_rows(total, at, skipped, factors, stream.h, mine, RULE), at, mine
 
 
 @triton.jit
@@ -141,30 +136,20 @@ def push_finished(normed, y_words, links, y_begin, at, mine, WORLD: tl.constexpr
 
 @triton.jit(do_not_specialize=["m"])
 def two_shot(
-    values,
-    residual,
-    weight,
-    h,
+    sums,
+    stream,
     y_words,
     links,
     m,
-    plane,
-    stride,
     WORLD: tl.constexpr,
     ROOTS: tl.constexpr,
     FINISHED: tl.constexpr,
     SENT: tl.constexpr,
     WHOLE: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EPS_BITS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    LAYER: tl.constexpr,
+    RULE: tl.constexpr,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
-    PUSH: tl.constexpr,
-    FOLD: tl.constexpr,
-    TAKE: tl.constexpr,
+    PHASES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Owners finish rows, TILE rows of a share at once, and take those of GROUP peers together.
@@ -174,13 +159,13 @@ def two_shot(
     # 1. Wait for earlier kernels; choose this exchange's sets of slots.
     await_earlier(DEPENDENT)
     number = tl.load(links.counter)
-    plane = plane.to(tl.int64)
     WORD: tl.constexpr = y_words.dtype.element_ty
     ranks: tl.constexpr = WORLD.ranks  # Triton 3.6 asks for a constexpr in static_range
+    N: tl.constexpr = RULE.n
     share = tl.cdiv(m, ranks)
-    columns = tl.arange(0, BLOCK)[None, :]
+    columns = tl.arange(0, RULE.block)[None, :]
     present = columns < N
-    scale, shift = load_factors(weight, columns, present, N, LAYER)
+    factors = finish_factors(stream, columns, RULE)
     begin = ROOTS.start + (number % 2) * (WORLD.ranks * ROOTS.roots * ROOTS.rows * N)
     y_begin = FINISHED.start + (number % 2) * (FINISHED.rows * N)
     slots = words_of(links.table, WORLD.rank, tl.int32)
@@ -189,58 +174,34 @@ def two_shot(
     for turn in range(0, rounds + 2):
         first = (turn * tl.num_programs(0) + tl.program_id(0)) * TILE
         # 2. Push the rows of this round to their owners.
-        if PUSH:  # noqa: SIM102, known when compiled
+        if PHASES.push:  # noqa: SIM102, known when compiled
             if first < share:
-                push_rows(
-                    values,
-                    plane,
-                    links,
-                    begin,
-                    first,
-                    share,
-                    m,
-                    columns,
-                    present,
-                    WORLD,
-                    ROOTS,
-                    N,
-                    TILE,
-                    SENT,
-                )
+                push_rows(sums, links, begin, first, m, columns, WORLD, ROOTS, N, TILE, SENT)
         # 3. Finish own rows of the round before, and push them to all peers.
         first -= tl.num_programs(0) * TILE
-        if FOLD:  # noqa: SIM102
+        if PHASES.fold:  # noqa: SIM102
             if (first >= 0) & (first < share) & (WORLD.rank * share + first < m):
                 normed, at, mine = finish_rows(
-                    values,
-                    plane,
-                    residual,
-                    stride,
-                    scale,
-                    shift,
-                    h,
+                    sums,
+                    stream,
+                    factors,
                     slots,
                     begin,
                     first,
-                    share,
                     m,
                     columns,
-                    present,
                     links,
                     number,
                     WORLD,
                     ROOTS,
-                    N,
-                    EPS_BITS,
-                    TILE,
                     WHOLE,
-                    DTYPE,
-                    LAYER,
+                    RULE,
+                    TILE,
                 )
                 push_finished(normed, y_words, links, y_begin, at, mine, WORLD)
         # 4. Take the rows that peers finished in the round before that.
         first -= tl.num_programs(0) * TILE
-        if TAKE:  # noqa: SIM102
+        if PHASES.take:  # noqa: SIM102
             if (first >= 0) & (first < share):
                 for first_owner in tl.static_range(0, ranks, GROUP):
                     index = tl.arange(0, GROUP * TILE)[:, None]
@@ -254,53 +215,49 @@ def two_shot(
                     )
                     tl.store(y_words + at, word, mask=wanted)
     # 5. Number the next exchange.
-    if TAKE:
+    if PHASES.take:
         advance(links.counter)
 
 
 def run_two_shot(
     sums: PartialSums,
-    residual: torch.Tensor,
-    norm: Norm,
+    finish: Finish,
     out: tuple[torch.Tensor, torch.Tensor],
     plan: FoldPlan,
     peers: Peers,
     slots: tuple[Slots, Slots],
-    phases: tuple[str, ...] = PHASES,
+    phases: Phases = ALL_PHASES,
 ) -> None:
     """As `run_one_shot`; of h only the owner's rows are written.
 
-    slots: of the roots, with room for a share, and of y, in words of its size. The last phase is
-    "take".
+    slots: of the roots, with room for a share, and of y, in words of its size.
     """
     roots, finished = slots
-    m, n = residual.shape
+    m, n = finish.residual.shape
     share = share_that_fits(m, peers.ranks, roots.rows, finished.rows)
     h, y = out
-    words = y.view({2: torch.int16, 4: torch.int32}[y.element_size()])
     tile = peers.tile or 1
     two_shot[(min(-(-share // tile), peers.programs),)](
-        sums.values,
-        residual,
-        norm.weight,
-        h,
-        words,
+        OwnSums(sums.values, sums.values.stride(0)),
+        stream_rows(finish, h),
+        as_words(y),
         peers.links,
         m,
-        sums.values.stride(0),
-        residual.stride(0),
-        **known_of(sums, plan, peers, roots, n, norm),
+        **known_of(sums, finish, plan, peers, roots),
         ROOTS=roots,
         FINISHED=finished,
         GROUP=max(1, min(peers.ranks, _TAKEN // tile // next_power_of_2(n))),
         TILE=tile,
-        PUSH="push" in phases,
-        FOLD="fold" in phases,
-        TAKE="take" in phases,
+        PHASES=phases,
         num_warps=peers.warps or two_shot_warps(n),
         enable_fp_fusion=False,
         **dependent_launch(h.device),
     )
+
+
+def as_words(y: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers of the values' size."""
+    return y.view({2: torch.int16, 4: torch.int32}[y.element_size()])
 
 
 def share_that_fits(m: int, ranks: int, share_rows: int, rows: int) -> int:

@@ -93,8 +93,7 @@ def next_poll(missing, polls, deadline, links, number, WORLD: tl.constexpr):
 
 @triton.jit
 def push_roots(
-    values,
-    plane,
+    sums,
     at,
     links,
     first,
@@ -105,13 +104,14 @@ def push_roots(
     PROGRAM: tl.constexpr,
     WORLD: tl.constexpr,
 ):
-    """Fold own sums at `at` of planes of `values`; store root i at `target` + i * slot_plane.
+    """Fold own sums at `at` of their planes; store root i at `target` + i * slot_plane.
 
     The roots go to ranks first .. last - 1, counted modulo the number of ranks.
     """
     stack = ()
     for i in tl.static_range(len(PROGRAM.planes)):
-        value = tl.load(values + PROGRAM.planes[i] * plane + at, mask=present, other=0.0)
+        own = sums.planes + PROGRAM.planes[i] * sums.stride.to(tl.int64)
+        value = tl.load(own + at, mask=present, other=0.0)
         stack = push_and_add(stack, value, PROGRAM.additions[i])
         if PROGRAM.roots[i] >= 0:
             slot = target + PROGRAM.roots[i] * slot_plane
@@ -125,8 +125,7 @@ def push_roots(
 
 @triton.jit
 def awaited_sum(
-    values,
-    plane,
+    sums,
     at,
     slots,
     target,
@@ -151,7 +150,7 @@ def awaited_sum(
         stack = ()
         for i in tl.static_range(len(PROGRAM.planes)):
             if PROGRAM.sources[i] < 0:
-                own = values + PROGRAM.planes[i] * plane
+                own = sums.planes + PROGRAM.planes[i] * sums.stride.to(tl.int64)
                 value = tl.load(own + at, mask=present, other=0.0)
             else:
                 slot = target + PROGRAM.planes[i] * slot_plane

@@ -18,8 +18,8 @@ from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
 from tpdet.kernels.cuda.launch import dependent
-from tpdet.kernels.cuda.pointwise import activation, norm, rotary
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.cuda.pointwise import activation, finish, norm, rotary
+from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.partial_sums import relative_roots
 
 HIDDEN, WIDTH, LEAVES, LAYERS, TURNS = 4096, 12288, 8, 4, 400
@@ -51,7 +51,7 @@ class Chain:
             else:
                 mixed = gated_gemm(y, up)
             sums = leaf_gemm.leaf_sums(mixed, down, self.roots)
-            x, y = norm.fold_and_norm(sums, None, x, Norm(self.weight, 1e-6))
+            x, y = finish.fold_and_norm(sums, Finish(x, Norm(self.weight, 1e-6)))
             turned = rotary.rotate_heads(y.view(len(y), -1, 128), cos, sin, None, 1e-6)
             y = turned.view(y.shape)
         return y

@@ -18,7 +18,7 @@ from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.comm.exchange.peer_columns import PeerColumns
 from tpdet.comm.exchange.peer_memory import open_peer_memory
 from tpdet.kernels import order
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish, Norm
 
 EPS = 1e-6
 ROWS = (1, 2, 5, 16, 64, 131, 132, 133, 256, 1000, 2048, 4096, 8192)
@@ -48,7 +48,7 @@ class Case:
         wrong.keep(same, found, whole, f"columns of {rows} x {width}")
         stream = draw(rows, self.hidden, dtype=self.dtype, seed=seed + 1)
         residual = draw(rows, self.hidden, dtype=torch.float32, seed=seed + 2)
-        sent = self.mine(stream), residual, Norm(self.weight, EPS)
+        sent = self.mine(stream), Finish(residual, Norm(self.weight, EPS))
         wanted = self.plain.gather_and_norm(*sent)
         for name, one, other in zip(
             "hy", self.exchange.gather_and_norm(*sent), wanted, strict=True
@@ -86,7 +86,7 @@ class Captured:
         case, found, residual = self.case, [], self.residual
         for x in self.inputs:
             found.append(case.exchange.gather_columns(case.mine(x)))
-            sent = case.mine(self.stream), residual, Norm(case.weight, EPS)
+            sent = case.mine(self.stream), Finish(residual, Norm(case.weight, EPS))
             residual, y = case.exchange.gather_and_norm(*sent)
             found += [residual, y]
         return [*found, case.exchange.gather_columns(case.mine(self.inputs[0]))]
@@ -101,7 +101,7 @@ class Captured:
             found = self.found
         residual, wanted = self.residual, []
         for x in self.inputs:
-            sent = self.case.mine(self.stream), residual, Norm(self.case.weight, EPS)
+            sent = self.case.mine(self.stream), Finish(residual, Norm(self.case.weight, EPS))
             residual, y = self.case.plain.gather_and_norm(*sent)
             wanted += [x, residual, y]
         for index, (one, other) in enumerate(zip(found, [*wanted, self.inputs[0]], strict=True)):
@@ -133,7 +133,7 @@ def print_times(world):
         figures = []
         for name, width in (*WIDTHS.items(), ("output + norm", HIDDEN)):
             x = draw(rows, width // ranks, seed=rows)
-            sent = x, draw(rows, HIDDEN, seed=1), Norm(case.weight, EPS)
+            sent = x, Finish(draw(rows, HIDDEN, seed=1), Norm(case.weight, EPS))
             work = lambda e, x=x: e.gather_columns(x)
             if name == "output + norm":
                 work = lambda e, s=sent: e.gather_and_norm(*s)

@@ -23,7 +23,7 @@ from tpdet.comm.exchange.fold import TWO_SHOT_ROWS, GatherExchange
 from tpdet.comm.exchange.open import open_node_exchange
 from tpdet.comm.world.nodes import open_nodes
 from tpdet.kernels import order
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 
 HIDDEN, EPS = 4096, 1e-6
@@ -58,7 +58,7 @@ class Case:
         values = torch.randn(share, rows, HIDDEN, generator=generator).to(self.device)
         roots = relative_roots(self.plan.roots[self.world.rank])
         stream = torch.ones(rows, HIDDEN, device=self.device)
-        return PartialSums(values, roots), stream, Norm(stream[0].bfloat16(), EPS)
+        return PartialSums(values, roots), Finish(stream, Norm(stream[0].bfloat16(), EPS))
 
     def check(self, rows):
         """Whether (h, y) of both have the same bits."""

@@ -18,7 +18,7 @@ from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.comm.exchange.peer import PeerExchange
 from tpdet.comm.exchange.peer_memory import open_peer_memory
 from tpdet.kernels import order
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 
 LEAVES, EPS = 8, 1e-6
@@ -77,8 +77,8 @@ def check_sizes(world, name, hidden, dtype, rows_of, folds=(False, True), **limi
     for seed, rows in enumerate(rows_of):
         for folded in folds:
             sums, residual = case.inputs(rows, seed, folded)
-            wanted = case.gather.fold_and_norm(sums, residual, Norm(case.weight, EPS))
-            found = case.exchange.fold_and_norm(sums, residual, Norm(case.weight, EPS))
+            wanted = case.gather.fold_and_norm(sums, Finish(residual, Norm(case.weight, EPS)))
+            found = case.exchange.fold_and_norm(sums, Finish(residual, Norm(case.weight, EPS)))
             case.compare(rows, found, wanted, f"{rows} rows, roots {sums.roots}", wrong)
     wrong.keep(case.check_armed)
     return wrong.finish()
@@ -100,9 +100,8 @@ class Captured:
         """(Rows, h, y) of each exchange; y is kept: its memory may be another exchange's."""
         found, residual, everything = [], self.residual, slice(0, self.rows)
         for _ in range(3):
-            h, y = self.case.exchange.fold_and_norm(
-                self.sums, residual, Norm(self.case.weight, EPS)
-            )
+            finish = Finish(residual, Norm(self.case.weight, EPS))
+            h, y = self.case.exchange.fold_and_norm(self.sums, finish)
             residual = y.float()
             found.append((everything, h, y.clone()))
         return found
@@ -117,7 +116,9 @@ class Captured:
             self.graph.replay()
             found = self.found
         for index in range(3):
-            wanted = self.case.gather.fold_and_norm(sums, residual, Norm(self.case.weight, EPS))
+            wanted = self.case.gather.fold_and_norm(
+                sums, Finish(residual, Norm(self.case.weight, EPS))
+            )
             residual = wanted[1].float()
             what = f"exchange {index} of turn {turn}, {'eager' if eager else 'graph'}"
             for rows, *pair in found[index * len(found) // 3 : (index + 1) * len(found) // 3]:
@@ -140,7 +141,7 @@ class Halves(Captured):
                     h, y = pending[half].result()
                     beside[half] = y.float()
                     found.append((rows, h, y.clone()))
-                pending[half] = exchange.begin(sums[half], beside[half], Norm(weight, EPS))
+                pending[half] = exchange.begin(sums[half], Finish(beside[half], Norm(weight, EPS)))
         for half, rows in enumerate(halves):
             h, y = pending[half].result()
             found.append((rows, h, y.clone()))

@@ -16,7 +16,7 @@ from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.comm.exchange.peer import PeerExchange
 from tpdet.comm.exchange.peer_memory import open_peer_memory
 from tpdet.kernels import ops, order
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.partial_sums import PartialSums
 
 HIDDEN, EPS, LINK = 4096, 1e-6, 450e9
@@ -58,7 +58,7 @@ def _candidates(world, plan, one, two, sums, weight, rows):
             exchange.spread_rows = spread
             exchange._one = replace(exchange._one, warps=warps)
             exchange._two = replace(exchange._two, warps=warps)
-            return exchange.fold_and_norm(sums, residual, Norm(weight, EPS))[0]
+            return exchange.fold_and_norm(sums, Finish(residual, Norm(weight, EPS)))[0]
 
         return run
 
@@ -67,7 +67,7 @@ def _candidates(world, plan, one, two, sums, weight, rows):
     def library(residual):
         dist.all_reduce(reduced, group=world.process_group)
         total = PartialSums(whole, (0,))
-        return ops.fold_and_norm(total, None, residual, Norm(weight, EPS))[0]
+        return ops.fold_and_norm(total, Finish(residual, Norm(weight, EPS)))[0]
 
     def alone(residual):
         dist.all_reduce(reduced, group=world.process_group)
@@ -83,7 +83,9 @@ def _candidates(world, plan, one, two, sums, weight, rows):
             runs |= {f"two-shot spread {w}w": ours(two, w, spread=rows) for w in (16, 32)}
     gather = GatherExchange(plan, world)
     if rows <= 8192:
-        runs["gather"] = lambda residual: gather.fold_and_norm(sums, residual, Norm(weight, EPS))[0]
+        runs["gather"] = lambda residual: gather.fold_and_norm(
+            sums, Finish(residual, Norm(weight, EPS))
+        )[0]
     return runs | {"nccl + norm": library, "nccl": alone}
 
 

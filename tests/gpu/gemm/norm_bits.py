@@ -5,12 +5,13 @@ import torch
 from tests.gpu.lib.checks import draw, poisoned_workspaces, same, surrounded
 from tests.gpu.lib.suite import Check
 from tpdet.kernels import order
+from tpdet.kernels.cpu.pointwise import finish as cpu_finish
 from tpdet.kernels.cpu.pointwise import norm as cpu_norm
-from tpdet.kernels.cuda.pointwise import activation, norm
+from tpdet.kernels.cuda.pointwise import activation, finish, norm
 from tpdet.kernels.inputs.gated import interleaved
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.known import golden
-from tpdet.kernels.partial_sums import PartialSums
+from tpdet.kernels.partial_sums import PartialSums, whole_sum
 
 
 def norms_have_the_bits_of_the_cpu():
@@ -20,7 +21,7 @@ def norms_have_the_bits_of_the_cpu():
                 x = draw(67, size, dtype=torch.float32, kind=kind)
                 x[1], x[2], x[3], x[4] = 0.0, x[2] * 1e-4, x[3] * 1e-42, x[4] * 1e30
                 x[5:11] = golden.hard_rows(x[11:].cpu()).cuda()
-                w, bias = draw(size, dtype=dtype, seed=1), draw(size, dtype=dtype, seed=4)
+                w, v = draw(size, dtype=dtype, seed=1), draw(size, dtype=dtype, seed=4)
                 what = f"{dtype} {size} {kind}"
                 got = norm.rms_norm(x, Norm(w, 1e-6)).cpu()
                 same(got, cpu_norm.rms_norm(x.cpu(), Norm(w.cpu(), 1e-6)), f"rms_norm {what}")
@@ -28,17 +29,16 @@ def norms_have_the_bits_of_the_cpu():
                     continue
                 total = draw(67, size, dtype=torch.float32, seed=3)
                 rounded = total.to(dtype)  # a gathered product
-                for added, shift in ((total, None), (total, bias), (rounded, None)):
-                    cpu_shift = None if shift is None else shift.cpu()
-                    h = cpu_norm.add_residual(added.cpu(), cpu_shift, x.cpu())
-                    same(norm.add_residual(added, shift, x).cpu(), h, f"residual {what}")
-                    both = norm.add_residual_and_norm(added, shift, x, Norm(w, 1e-5))
-                    same(both[0].cpu(), h, f"fused residual {what}")
-                    same(
-                        both[1].cpu(),
-                        cpu_norm.rms_norm(h, Norm(w.cpu(), 1e-5)),
-                        f"fused norm {what}",
-                    )
+                of_w, of_v = Norm(w, 1e-5), Norm(v, 1e-5)
+                for norms in ((of_w, None), (of_w, of_v), (None, of_v)):
+                    for added in (total, rounded):
+                        both = finish.fold_and_norm(whole_sum(added), Finish(x, *norms))
+                        on_cpu = [each and Norm(each.weight.cpu(), 1e-5) for each in norms]
+                        wanted = cpu_finish.fold_and_norm(
+                            whole_sum(added.cpu()), Finish(x.cpu(), *on_cpu)
+                        )
+                        for name, one, other in zip("hy", both, wanted, strict=True):
+                            same(one.cpu(), other, f"{name} of sums, {what}")
     x = draw(2, 64)
     x[0, 3], x[1, 4] = torch.nan, torch.inf
     assert norm.rms_norm(x, Norm(x[0], 1e-6)).isnan().all(), "NaN and infinity give NaN"
@@ -52,9 +52,9 @@ def the_golden_norms_are_those_of_the_cpu():
         calls.append(by)
         return Norm(by.weight.cuda(), by.eps)
 
-    def fold_and_norm(sums, bias, residual, by):
+    def fold_and_norm(sums, by):
         sums = PartialSums(sums.values.cuda(), sums.roots)
-        found = norm.fold_and_norm(sums, bias, residual.cuda(), here(by))
+        found = finish.fold_and_norm(sums, Finish(by.residual.cuda(), here(by.norm)))
         return tuple(each.cpu() for each in found)
 
     golden.rms_norm = lambda x, by: norm.rms_norm(x.cuda(), here(by)).cpu()
@@ -89,14 +89,14 @@ def poison_changes_nothing():
             w, wide = draw(size, dtype=dtype, seed=1), draw(67, 16 * (size // 16), dtype=dtype)
             wanted = (
                 norm.rms_norm(x, Norm(w, 1e-6)),
-                *norm.add_residual_and_norm(total, w, x, Norm(w, 1e-6)),
+                *finish.fold_and_norm(whole_sum(total), Finish(x, Norm(w, 1e-6))),
             )
             silu = activation.activate_and_multiply(wide, dtype)
             x, w, total, wide = (surrounded(each) for each in (x, w, total, wide))
             with poisoned_workspaces():
                 found = (
                     norm.rms_norm(x, Norm(w, 1e-6)),
-                    *norm.add_residual_and_norm(total, w, x, Norm(w, 1e-6)),
+                    *finish.fold_and_norm(whole_sum(total), Finish(x, Norm(w, 1e-6))),
                 )
                 same(activation.activate_and_multiply(wide, dtype), silu, f"SiLU {dtype} {size}")
             for left, right in zip(found, wanted, strict=True):

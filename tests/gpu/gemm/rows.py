@@ -9,7 +9,7 @@
 
 Times are microseconds of `leaf_sums` and `fold_and_norm` (at TP 2 and 4 of rank 0's roots, as if
 they were all), in a graph with rotating weights, interleaved with `linear` and
-`add_residual_and_norm` of its bf16 result.
+the same over its bf16 result.
 """
 
 import math
@@ -33,9 +33,9 @@ from tpdet.kernels.cuda.gemm.choice.candidates import leaf_candidates
 from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.hardware import H200
-from tpdet.kernels.cuda.pointwise import norm
-from tpdet.kernels.inputs.norm import Norm
-from tpdet.kernels.partial_sums import PartialSums, relative_roots
+from tpdet.kernels.cuda.pointwise import finish, norm
+from tpdet.kernels.inputs.norm import Finish, Norm
+from tpdet.kernels.partial_sums import PartialSums, relative_roots, whole_sum
 from tpdet.tools.tune.shapes import tuned_row_products
 
 LEAVES = 8
@@ -88,19 +88,20 @@ def one_kernel_folds_and_norms(kind, n):
     """Against a fold by torch.add and the norm of the total, for every count of warps."""
     for m in (1, 3, 64, 300, 2048):
         residual = draw(m, n, dtype=torch.float32, kind=kind)
-        weight, bias = draw(n, seed=1), draw(n, seed=2)
+        weight = draw(n, seed=1)
         for count in (1, 2, 4, 8):
             values = draw(count, m, n, dtype=torch.float32, kind=kind, seed=3)
             for name in order.FOLD_ORDERS:
                 sums = PartialSums(values, (order.fold_tree(name, count),))
                 total = order.evaluate(sums.roots[0], lambda i, v=values: v[i], torch.add)
-                for shift in (None, bias):
-                    h = total if shift is None else total + shift.float()
-                    h = h + residual
+                behind = norm.rms_norm(total, Norm(weight, EPS)).float()
+                for before, h in ((None, total + residual), (weight, behind + residual)):
                     y = norm.rms_norm(h, Norm(weight, EPS))
+                    inner = None if before is None else Norm(before, EPS)
+                    both = Finish(residual, Norm(weight, EPS), inner)
                     for warps in (None, 8, 16, 32):
-                        got = norm.fold_and_norm(sums, shift, residual, Norm(weight, EPS), warps)
-                        what = f"M={m} N={n} {count} {name} warps {warps}"
+                        got = finish.fold_and_norm(sums, both, warps)
+                        what = f"M={m} N={n} {count} {name} warps {warps} behind {inner}"
                         same(got[0], h, f"h {what}")
                         same(got[1], y, f"y {what}")
 
@@ -156,7 +157,7 @@ def with_norm(x, roots, choice, residual, weight):
         sums = leaf_gemm.leaf_sums(x, w, roots, choice)
         if len(sums.roots) > 1:  # a rank of several roots sends them; time one of them
             sums = PartialSums(sums.values, sums.roots[:1])
-        return norm.fold_and_norm(sums, None, residual, Norm(weight, EPS))
+        return finish.fold_and_norm(sums, Finish(residual, Norm(weight, EPS)))
 
     return run
 
@@ -166,7 +167,7 @@ def without_leaves(x, n, residual, weight):
 
     def run(w):
         product = torch.nn.functional.linear(x, w.view(n, -1))
-        return norm.add_residual_and_norm(product, None, residual, Norm(weight, EPS))
+        return finish.fold_and_norm(whole_sum(product), Finish(residual, Norm(weight, EPS)))
 
     return run
 
@@ -261,8 +262,8 @@ def norm_times_of(n, m, count):
     tree = (order.fold_tree("pairs", count),)
 
     def by(warps):
-        return lambda v: norm.fold_and_norm(
-            PartialSums(v, tree), None, residual, Norm(weight, EPS), warps
+        return lambda v: finish.fold_and_norm(
+            PartialSums(v, tree), Finish(residual, Norm(weight, EPS)), warps
         )
 
     plain = lambda v: norm.rms_norm(residual, Norm(weight, EPS))

@@ -19,8 +19,9 @@ from tpdet.kernels import order
 from tpdet.kernels.cuda.cost.static import static_tiles
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.cuda.pointwise import activation, fold, norm
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.cuda.pointwise import activation, finish, fold, norm
+from tpdet.kernels.inputs.norm import Finish, Norm
+from tpdet.kernels.partial_sums import whole_sum
 
 TIMED_ROWS = (1, 16, 64, 256, 1024, 4096)
 NO_ROOM = (OutOfResources, PTXASError)  # a tile without the shared memory or registers it needs
@@ -78,7 +79,8 @@ def elementwise_times_of(m):
     cases = {
         "rms_norm": (lambda _: norm.rms_norm(x, Norm(w, 1e-6)), 6 * m * 4096),
         "add + norm": (
-            lambda _: norm.add_residual_and_norm(total, None, x, Norm(w, 1e-6)), 14 * m * 4096,
+            lambda _: finish.fold_and_norm(whole_sum(total), Finish(x, Norm(w, 1e-6))),
+            14 * m * 4096,
         ),
         "silu": (lambda _: activation.activate_and_multiply(wide, wide.dtype), 3 * m * 24576),
         "fold 8": (lambda _: fold.fold_roots(parts, 0, roots, 1), 36 * m * 4096),

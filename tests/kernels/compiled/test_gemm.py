@@ -6,21 +6,25 @@ import pytest
 
 pytest.importorskip("triton")
 
+import torch
+
 from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda.cost.static import static_tiles
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants import descriptor as gemm_descriptor
 from tpdet.kernels.cuda.gemm.variants import pointer as gemm_pointer
 from tpdet.kernels.cuda.gemm.variants import unequal
-from tpdet.kernels.cuda.pointwise import activation, fold, norm
+from tpdet.kernels.cuda.pointwise import activation, finish, fold, norm
+from tpdet.kernels.cuda.pointwise.finish import StreamRows, finish_rule
 from tpdet.kernels.fold_program import own_program
+from tpdet.kernels.inputs.norm import Finish, Norm
 
 SIZES = "n", "k", "stride_x"
 
 
 def compile_for_hopper(kernel, types, constants, warps, stages, sizes=SIZES):
     """PTX and the log of ptxas -v for compute capability 9.0; sizes: multiples of 16."""
-    aligned = [n for n, t in types.items() if t.startswith("*") or n in sizes]
+    aligned = [n for n, t in types.items() if t[0].startswith("*") or n in sizes]
     options = {"num_warps": warps, "num_stages": stages}
     done = hopper_kernel(kernel, types, constants, aligned, options)
     return done.ptx, done.log
@@ -128,27 +132,31 @@ def test_elementwise_kernels_compile_without_fusion():
         assert set(loads) == {"ld.global.v4.b32"}, "eights of gates are read in wide words"
 
 
-NORM_TYPES = {"x": "*fp32", "residual": "*fp32", "weight": "*bf16", "y": "*bf16", "bias": "*bf16"}
+STREAM = StreamRows("*fp32", "i32", "*bf16", "*bf16", "*fp32")
 """The stream is fp32; what is normed goes into a product."""
 
 
-@pytest.mark.parametrize(("sums", "layer"), [("fp32", False), ("bf16", False), ("fp32", True)])
-def test_norms_compile_without_fusion(sums, layer):
+def finish_of(n, kind="rms", behind=False, normed=True, dtype=torch.bfloat16):
+    """The rule of rows of n values, with norms of a kind."""
+    norm = Norm(torch.empty(n, dtype=dtype), 1e-6, kind)
+    finish = Finish(torch.empty(1, n), norm if normed else None, norm if behind else None)
+    return finish_rule(finish, n)
+
+
+@pytest.mark.parametrize(
+    ("sums", "kind", "behind", "normed"),
+    [("fp32", "rms", False, True), ("bf16", "rms", False, True), ("fp32", "layer", False, True),
+     ("fp32", "rms", True, True), ("fp32", "rms", True, False)],
+)  # fmt: skip
+def test_norms_compile_without_fusion(sums, kind, behind, normed):
     """sums: a fold's in fp32, or a gathered row layer's one product, rounded."""
     for size, block, rows, warps in ((4096, 4096, 1, 8), (128, 128, 4, 4)):
-        types = NORM_TYPES | {"sums": f"*{sums}", "m": "i32", "stride": "i32"}
-        constants = {
-            "N": size,
-            "EPS_BITS": norm.eps_bits(1e-6),
-            "ROWS": rows,
-            "BLOCK": block,
-            "HAS_BIAS": True,
-            "NORM": True,
-            "LAYER": layer,
-            "PROGRAM": own_program((0,)),
-        }
-        ptx, log = compile_for_hopper(norm.norm_rows, types, constants, warps, 3)
+        rule = finish_of(size, kind, behind, normed)
+        types = {"sums": f"*{sums}", "stream": STREAM, "y": "*bf16", "m": "i32"}
+        constants = {"RULE": rule, "PROGRAM": own_program((0,)), "ROWS": rows}
+        ptx, log = compile_for_hopper(finish.finish_sums, types, constants, warps, 3)
         check(ptx, log, "norm", ["div.rn.f64", "sqrt.rn.f64"])
+        assert rule.block == block
         assert "cvt.rn.bf16" in ptx and "st.global.v4.b32" in ptx
 
 

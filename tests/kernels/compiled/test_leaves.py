@@ -11,10 +11,11 @@ pytest.importorskip("triton")
 import triton
 
 from tests.kernels.compiled.test_gemm import (
-    NORM_TYPES,
+    STREAM,
     check,
     compile_for_hopper,
     descriptor_types,
+    finish_of,
     tile,
 )
 from tpdet.kernels import order
@@ -26,7 +27,7 @@ from tpdet.kernels.cuda.gemm.variants import leaf_fold as gemm_fold
 from tpdet.kernels.cuda.gemm.variants.root_form import root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.hardware import H200
-from tpdet.kernels.cuda.pointwise import norm
+from tpdet.kernels.cuda.pointwise import finish
 from tpdet.kernels.fold_program import own_program
 from tpdet.kernels.partial_sums import relative_roots
 
@@ -132,18 +133,13 @@ def test_with_one_step_known_the_additions_vanish():
     ("block", "rows", "warps"), [(4096, 1, 16), (4096, 1, 8), (8192, 1, 8), (128, 4, 4)]
 )
 def test_fold_and_norm_compiles_without_fusion_or_spills(count, block, rows, warps):
-    types = NORM_TYPES | {"sums": "*fp32", "m": "i32", "stride": "i32"}
+    types = {"sums": "*fp32", "stream": STREAM, "y": "*bf16", "m": "i32"}
     constants = {
-        "N": block,
-        "EPS_BITS": norm.eps_bits(1e-6),
-        "ROWS": rows,
-        "BLOCK": block,
-        "HAS_BIAS": False,
-        "NORM": True,
-        "LAYER": False,
+        "RULE": finish_of(block),
         "PROGRAM": own_program((order.fold_tree("pairs", count),)),
+        "ROWS": rows,
     }
-    ptx, log = compile_for_hopper(norm.norm_rows, types, constants, warps, 3)
+    ptx, log = compile_for_hopper(finish.finish_sums, types, constants, warps, 3)
     check(ptx, log, "norm", ["div.rn.f64", "sqrt.rn.f64"])
     assert len(re.findall(r"ld\.global\.v4", ptx)) >= count, "a row is read 16 bytes a time"
 

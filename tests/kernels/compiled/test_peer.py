@@ -6,10 +6,9 @@ import pytest
 
 pytest.importorskip("triton")
 
-import triton
-import triton.language as tl
+import torch
 
-from tests.kernels.compiled.test_gemm import compile_for_hopper
+from tests.kernels.compiled.test_gemm import compile_for_hopper, finish_of
 from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tpdet.kernels import order
 from tpdet.kernels.cuda.exchange import direct as peer_direct
@@ -17,38 +16,40 @@ from tpdet.kernels.cuda.exchange import gather as peer_gather
 from tpdet.kernels.cuda.exchange import one_shot as peer_fold
 from tpdet.kernels.cuda.exchange import spread as peer_spread
 from tpdet.kernels.cuda.exchange import two_shot as peer_two_shot
-from tpdet.kernels.cuda.exchange.arguments import Buffers, Flags, KernelWorld, Links, Slots
-from tpdet.kernels.cuda.pointwise.norm import eps_bits
+from tpdet.kernels.cuda.exchange.arguments import (
+    ALL_PHASES,
+    Buffers,
+    Flags,
+    KernelWorld,
+    Links,
+    OwnSums,
+    Slots,
+)
+from tpdet.kernels.cuda.pointwise.finish import StreamRows
 from tpdet.kernels.fold_program import own_program, rank_program
 from tpdet.kernels.partial_sums import relative_roots
 
 LINKS = Links("*i64", "*i64", "*i64")
-DTYPES = {"bf16": tl.bfloat16, "fp32": tl.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 SPILL_ALLOWANCE = 256  # bytes a thread, rows of 8,192 values
 
 
-def constants(name, ranks, rank, n, dtype):
+def constants(name, ranks, rank, n, dtype, behind):
     plan = order.fold_plan(name, 8, ranks)
     roots = relative_roots(plan.roots[rank])
     return {
         "WORLD": KernelWorld(rank, ranks, True),
         "SLOTS": Slots(0, 64, plan.slots),
-        "N": n,
-        "BLOCK": triton.next_power_of_2(n),
-        "EPS_BITS": eps_bits(1e-6),
-        "DTYPE": DTYPES[dtype],
-        "LAYER": False,
+        "RULE": finish_of(n, behind=behind, dtype=DTYPES[dtype]),
         "SENT": own_program(roots),
         "WHOLE": rank_program(plan.final, rank, roots, plan.slots),
-        "PUSH": True,
-        "FOLD": True,
+        "PHASES": ALL_PHASES,
     }
 
 
-def aligned_compile(kernel, types, values, warps, strides=("plane", "stride")):
-    """`compile_for_hopper` aligns pointers and a list of its own: name the strides as it does."""
-    pointers = [name for name, kind in types.items() if kind == LINKS or kind.startswith("*")]
-    aligned = [name for name in types if name in pointers or name in strides]
+def aligned_compile(kernel, types, values, warps):
+    """Pointers are aligned, and strides, which stand beside them in tuples."""
+    aligned = [name for name, kind in types.items() if kind[0].startswith("*")]
     options = {"num_warps": warps, "num_stages": 3}
     done = hopper_kernel(kernel, types, values, aligned, options)
     return done.ptx, done.log
@@ -69,20 +70,21 @@ def check(ptx, log, name, floats=True):
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "rank", "n", "dtype", "factor"),
-    [("pairs", 4, 1, 4096, "bf16", "bf16"), ("pairs", 2, 1, 4096, "bf16", "fp32"),
-     ("sequential", 2, 1, 8192, "bf16", "bf16"), ("tree", 8, 7, 1024, "fp32", "fp32")],
+    ("name", "ranks", "rank", "n", "dtype", "factor", "behind"),
+    [("pairs", 4, 1, 4096, "bf16", "bf16", False), ("pairs", 2, 1, 4096, "bf16", "fp32", True),
+     ("sequential", 2, 1, 8192, "bf16", "bf16", False), ("tree", 8, 7, 1024, "fp32", "fp32", False),
+     ("pairs", 2, 1, 4096, "bf16", "fp32", False)],
 )  # fmt: skip
-def test_exchange_kernels_compile(name, ranks, rank, n, dtype, factor):
-    types = dict.fromkeys(("residual", "h"), "*fp32") | {"links": LINKS}
-    types |= {"weight": f"*{factor}", "values": "*fp32"}
-    types |= dict.fromkeys(("m", "plane", "stride"), "i32")
-    values, warps = constants(name, ranks, rank, n, dtype), peer_two_shot.two_shot_warps(n)
+def test_exchange_kernels_compile(name, ranks, rank, n, dtype, factor, behind):
+    types = {"links": LINKS, "sums": OwnSums("*fp32", "i32"), "m": "i32"}
+    types["stream"] = StreamRows("*fp32", "i32", f"*{factor}", f"*{factor}", "*fp32")
+    values = constants(name, ranks, rank, n, dtype, behind)
+    warps = peer_two_shot.two_shot_warps(n)
     more_warps = peer_fold.one_shot_warps(n)
     found = aligned_compile(peer_fold.one_shot, types | {"y": f"*{dtype}"}, values, more_warps)
     one = check(*found, f"one-shot {name}")
     words = {"y_words": "*i16" if dtype == "bf16" else "*i32"}
-    values |= {"ROOTS": values.pop("SLOTS"), "FINISHED": Slots(1 << 32, 8192), "TAKE": True}
+    values |= {"ROOTS": values.pop("SLOTS"), "FINISHED": Slots(1 << 32, 8192)}
     spilled = [one]
     for tile in (1, 2) if n <= 4096 else (1,):
         more = aligned_compile(
@@ -94,8 +96,8 @@ def test_exchange_kernels_compile(name, ranks, rank, n, dtype, factor):
         spilled.append(check(*more, f"two-shot {name}, {tile} rows at once"))
     found = aligned_compile(peer_spread.two_shot_spread, types | words, values, more_warps)
     spilled.insert(0, check(*found, f"spread {name}"))
-    del values["FINISHED"], values["TAKE"]
-    values |= {"FLAGS": Flags(1 << 30, 256), "TILE": 1, "WAIT": True}
+    del values["FINISHED"]
+    values |= {"FLAGS": Flags(1 << 30, 256), "TILE": 1}
     kinds = types | {"y_begin": "i64"}
     ptx, log = aligned_compile(peer_direct.two_shot_direct, kinds, values, warps)
     spilled.insert(0, check(ptx, log, f"direct {name}"))
@@ -106,8 +108,8 @@ def test_exchange_kernels_compile(name, ranks, rank, n, dtype, factor):
 def test_words_are_gathered_and_rows_read_by_address():
     types = {"links": LINKS, "x": "*i32", "gathered": "*i32", "words": "i32"}
     values = {"WORLD": KernelWorld(1, 4, True), "SLOTS": Buffers(4096, 65536), "BLOCK": 1024}
-    values |= {"PUSH": True, "TAKE": True}
-    ptx, log = aligned_compile(peer_gather.gather_words, types, values, 4, strides=())
+    values |= {"PHASES": ALL_PHASES}
+    ptx, log = aligned_compile(peer_gather.gather_words, types, values, 4)
     check(ptx, log, "gather", floats=False)
     assert re.search(r"ld\.volatile\.global(\.v2)?\.b64", ptx)  # bits and tag in one access
     types = {"ids": "*i64", "part": "*bf16", "table": "*i64", "y": "*fp32"}

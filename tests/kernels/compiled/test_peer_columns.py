@@ -7,13 +7,14 @@ import pytest
 pytest.importorskip("triton")
 
 import triton
+import triton.language as tl
 
-from tests.kernels.compiled.test_peer import DTYPES, LINKS, aligned_compile, check
+from tests.kernels.compiled.test_gemm import STREAM, finish_of
+from tests.kernels.compiled.test_peer import LINKS, aligned_compile, check
 from tpdet.kernels.cuda.exchange import columns as peer_columns
 from tpdet.kernels.cuda.exchange import one_shot as peer_fold
 from tpdet.kernels.cuda.exchange import rows as peer_rows
-from tpdet.kernels.cuda.exchange.arguments import Buffers, KernelWorld
-from tpdet.kernels.cuda.pointwise.norm import eps_bits
+from tpdet.kernels.cuda.exchange.arguments import ALL_PHASES, Buffers, KernelWorld
 
 
 @pytest.mark.parametrize(("ranks", "width"), [(2, 12288), (4, 4096)])
@@ -22,23 +23,20 @@ def test_gathered_columns_travel_in_wide_words(ranks, width):
     part = width // 2 // ranks
     values = {"WORLD": KernelWorld(1, ranks, True), "BUFFERS": Buffers(0, 1 << 26), "PART": part}
     values |= {"BLOCK": min(triton.next_power_of_2(part), 2048 // ranks)}
-    values |= {"PUSH": True, "TAKE": True}
-    ptx, log = aligned_compile(peer_columns.gather_columns, types, values, 4, strides=())
+    values |= {"PHASES": ALL_PHASES}
+    ptx, log = aligned_compile(peer_columns.gather_columns, types, values, 4)
     assert check(ptx, log, "gather columns") == 0
 
 
 @pytest.mark.parametrize(("ranks", "n"), [(2, 4096), (4, 4096), (4, 8192)])
 @pytest.mark.parametrize("few", [True, False])
 def test_gathering_with_the_norm_compiles(ranks, n, few):
-    types = {"links": LINKS} | dict.fromkeys(("weight", "y"), "*bf16")
-    types |= dict.fromkeys(("residual", "h"), "*fp32")
-    types |= {"x": "*i16", "m": "i32", "stride": "i32"}
-    values = {"WORLD": KernelWorld(1, ranks, True), "BUFFERS": Buffers(0, 1 << 27), "N": n}
-    values |= {"BLOCK": triton.next_power_of_2(n), "PART_BLOCK": triton.next_power_of_2(n // ranks)}
-    values |= {"EPS_BITS": eps_bits(1e-6), "DTYPE": DTYPES["bf16"], "LAYER": False}
-    values |= {"PUSH": True, "TAKE": True}
+    types = {"links": LINKS, "stream": STREAM, "x": "*i16", "y": "*bf16", "m": "i32"}
+    values = {"WORLD": KernelWorld(1, ranks, True), "BUFFERS": Buffers(0, 1 << 27)}
+    values |= {"RULE": finish_of(n), "DTYPE": tl.bfloat16, "PHASES": ALL_PHASES}
+    values |= {"PART_BLOCK": triton.next_power_of_2(n // ranks)}
     warps = peer_fold.one_shot_warps(n) if few else min(16, n // 256)
-    found = aligned_compile(peer_columns.gather_and_norm, types, values, warps, ("stride",))
+    found = aligned_compile(peer_columns.gather_and_norm, types, values, warps)
     ptx, log = found
     assert re.search(r"ld\.volatile\.global\.v[24]\.b32", ptx), "narrow loads of slots"
     assert re.search(r"st\.global\.v[24]\.b32", ptx), "narrow stores"
@@ -50,6 +48,6 @@ def test_exchanged_rows_travel_in_wide_words(ranks, columns):
     types = {"links": LINKS} | {"x": "*i32", "mine": "*i32"}
     types |= {"m": "i32", "share": "i32"}
     values = {"WORLD": KernelWorld(1, ranks, True), "BUFFERS": Buffers(0, 1 << 26)}
-    values |= {"PART": columns, "BLOCK": 8192 // ranks, "PUSH": True, "TAKE": True}
-    ptx, log = aligned_compile(peer_rows.take_rows, types, values, 8, strides=())
+    values |= {"PART": columns, "BLOCK": 8192 // ranks, "PHASES": ALL_PHASES}
+    ptx, log = aligned_compile(peer_rows.take_rows, types, values, 8)
     assert check(ptx, log, "exchange rows") == 0

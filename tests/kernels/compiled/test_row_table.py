@@ -20,7 +20,7 @@ from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice, cut_roots
 from tpdet.kernels.cuda.gemm.choice.shape_table import Admitted, ProductChoice, ShapeTable
 from tpdet.kernels.cuda.gemm.choice.variants import FOLDS, variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.cuda.pointwise import norm
+from tpdet.kernels.cuda.pointwise import finish
 from tpdet.kernels.inputs.product import Product, read_roots, write_roots
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 from tpdet.tools.tune import leaf_operands, measure, run
@@ -226,8 +226,7 @@ def test_a_whole_run_on_a_made_up_gpu(machine, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(library_gemm, "cublas_version", lambda: "13.1.0")
     monkeypatch.setattr(admission, "environment", library_gemm.environment)
     monkeypatch.setattr(leaf_gemm, "leaf_sums", sums)
-    monkeypatch.setattr(norm, "fold_and_norm", lambda *_: None)
-    monkeypatch.setattr(norm, "add_residual_and_norm", lambda *_: None)
+    monkeypatch.setattr(finish, "fold_and_norm", lambda *_: None)
     monkeypatch.setattr(measure, "capture", capture)
     monkeypatch.setattr(measure, "interleaved_us", times)
     monkeypatch.setattr(run, "compile_all_of", lambda launches: (0, 0))

@@ -56,11 +56,12 @@ def test_a_rounded_stream_or_a_wider_norm_changes_the_digest(monkeypatch, rounde
     """Negative control of the stream's rows: h in the norm's dtype; y in fp32, as before."""
     real = golden.fold_and_norm
 
-    def changed(sums, bias, residual, norm):
-        h, y = real(sums, bias, residual, norm)
+    def changed(sums, finish):
+        (h, y), norm = real(sums, finish), finish.norm
         if rounded == "stream":
             return h.to(norm.dtype).float(), y
-        return h, real(sums, bias, residual, Norm(norm.weight.float(), norm.eps))[1].to(y.dtype)
+        wide = finish._replace(norm=Norm(norm.weight.float(), norm.eps))
+        return h, real(sums, wide)[1].to(y.dtype)
 
     monkeypatch.setattr(golden, "fold_and_norm", changed)
     same = golden.golden_digest() == order.GOLDEN_SHA256

@@ -13,11 +13,11 @@ from tpdet.kernels.cpu.gemm.admission import check_bit_classes
 from tpdet.kernels.cpu.pointwise import embedding, rotary
 from tpdet.kernels.inputs.activations import ACTIVATIONS, GELU_CUBIC, GELU_LINEAR
 from tpdet.kernels.inputs.gated import gate_and_up, interleaved
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.known import golden
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.kernels.partial_sums import PartialSums, relative_roots
+from tpdet.kernels.partial_sums import PartialSums, relative_roots, whole_sum
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -128,17 +128,28 @@ def test_a_norm_does_not_depend_on_the_order_of_its_row(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_fold_and_norm_keeps_the_stream_in_fp32(dtype):
-    """h = (total + bias) + residual, each addition rounded once; a total may be in dtype."""
-    total, residual, bias = draw(5, 96, kind="heavy"), draw(5, 96, seed=1), draw(96, seed=2)
-    norm, bias = Norm(draw(96, dtype=dtype, seed=3), 1e-6), bias.to(dtype)
+    """h = total + residual, rounded once; a total may be in dtype."""
+    total, residual = draw(5, 96, kind="heavy"), draw(5, 96, seed=1)
+    norm = Norm(draw(96, dtype=dtype, seed=3), 1e-6)
     for added in (total, total.clamp(-6e4, 6e4).to(dtype)):
-        for shift in (None, bias):
-            sums = PartialSums(added[None], (0,))
-            h, y = ops.fold_and_norm(sums, shift, residual, norm)
-            wide = added.float() if shift is None else added.float() + shift.float()
-            assert_same_bits(h, wide + residual, "h")
-            assert_same_bits(y, ops.rms_norm(wide + residual, norm), "y")
-            assert y.dtype == dtype
+        h, y = ops.fold_and_norm(whole_sum(added), Finish(residual, norm))
+        assert_same_bits(h, added.float() + residual, "h")
+        assert_same_bits(y, ops.rms_norm(added.float() + residual, norm), "y")
+        assert y.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_behind_a_block_is_rounded_and_then_added_to_the_stream(dtype):
+    """Also of sums of -0, whose norm is that of +0; without a norm after it, y is h in dtype."""
+    total, residual = draw(5, 96, kind="heavy"), draw(5, 96, seed=1)
+    total[0], residual[0] = -0.0, -0.0
+    norm, behind = (Norm(draw(96, dtype=dtype, seed=seed), 1e-6) for seed in (3, 4))
+    wanted = ops.rms_norm(total + 0.0, behind).float() + residual
+    assert not same_bits(wanted[:1], ops.rms_norm(total, behind).float()[:1] + residual[:1])
+    for following in (norm, None):
+        h, y = ops.fold_and_norm(whole_sum(total), Finish(residual, following, behind))
+        assert_same_bits(h, wanted, "h")
+        assert_same_bits(y, wanted.to(dtype) if following is None else ops.rms_norm(wanted, norm))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -146,7 +157,7 @@ def test_a_rounded_stream_would_have_other_bits(dtype):
     """Negative control, of the stream and of the norm that reads it."""
     sums, residual = PartialSums(draw(1, 5, 96), (0,)), draw(5, 96, seed=1)
     norm = Norm(draw(96, dtype=dtype, seed=3), 1e-6)
-    h, y = ops.fold_and_norm(sums, None, residual, norm)
+    h, y = ops.fold_and_norm(sums, Finish(residual, norm))
     rounded = h.to(dtype).float()
     assert not same_bits(h, rounded) and not same_bits(y, ops.rms_norm(rounded, norm))
 
@@ -154,7 +165,7 @@ def test_a_rounded_stream_would_have_other_bits(dtype):
 def test_a_stream_past_the_largest_fp16_stays_finite():
     residual = torch.full((1, 64), 60_000.0)
     sums, norm = PartialSums(residual[None].clone(), (0,)), Norm(torch.ones(64).half(), 1e-6)
-    h, y = ops.fold_and_norm(sums, None, residual, norm)
+    h, y = ops.fold_and_norm(sums, Finish(residual, norm))
     assert h.amax() == 120_000 and torch.equal(y, torch.ones(1, 64).half())
     assert ops.rms_norm(h.half().float(), norm).isnan().all()
 

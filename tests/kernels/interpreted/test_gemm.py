@@ -7,6 +7,7 @@ from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.kernels.product_inputs import chain, draw
 from tpdet.kernels import order
 from tpdet.kernels.cpu.gemm import gated as cpu_gated
+from tpdet.kernels.cpu.pointwise import finish as cpu_finish
 from tpdet.kernels.cpu.pointwise import fold as cpu_fold
 from tpdet.kernels.cpu.pointwise import norm as cpu_norm
 from tpdet.kernels.cuda.gemm import column as gemm
@@ -16,12 +17,12 @@ from tpdet.kernels.cuda.gemm.operands import run_chain
 from tpdet.kernels.cuda.gemm.variants import leaf_fold as gemm_fold
 from tpdet.kernels.cuda.gemm.variants.root_form import root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.cuda.pointwise import activation, fold, norm
+from tpdet.kernels.cuda.pointwise import activation, finish, fold, norm
 from tpdet.kernels.inputs.activations import ACTIVATIONS
 from tpdet.kernels.inputs.gated import interleaved
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.known import golden
-from tpdet.kernels.partial_sums import PartialSums
+from tpdet.kernels.partial_sums import whole_sum
 
 SMALL = (
     Tile(16, 64, 32, 4, 3, "pointer_swapped"),
@@ -153,14 +154,11 @@ def test_norms_have_the_bits_of_the_cpu():
             wanted = cpu_norm.rms_norm(x, Norm(w, 1e-6))
             assert wanted.dtype == dtype
             assert_same_bits(norm.rms_norm(x, Norm(w, 1e-6)), wanted, f"{dtype} {size}")
-            total, bias = draw(5, size, seed=2), draw(size, dtype=dtype, seed=3)
-            for shift, added in ((None, total), (bias, total), (None, total.to(dtype))):
-                h = cpu_norm.add_residual(added, shift, x)
-                assert h.dtype == torch.float32
-                assert_same_bits(norm.add_residual(added, shift, x), h, "residual")
-                both = norm.add_residual_and_norm(added, shift, x, Norm(w, 1e-6))
-                assert_same_bits(both[0], h, "fused residual")
-                assert_same_bits(both[1], cpu_norm.rms_norm(h, Norm(w, 1e-6)), "fused norm")
+            total = draw(5, size, seed=2)
+            for added in (total, total.to(dtype)):
+                h, y = finish.fold_and_norm(whole_sum(added), Finish(x, Norm(w, 1e-6)))
+                assert_same_bits(h, added.float() + x, "fused residual")
+                assert_same_bits(y, cpu_norm.rms_norm(h, Norm(w, 1e-6)), "fused norm")
     x = draw(2, 64)
     x[0, 3], x[1, 4] = torch.nan, torch.inf
     assert norm.rms_norm(x, Norm(torch.ones(64), 1e-6)).isnan().all()
@@ -201,21 +199,21 @@ def test_hard_rows_of_the_stream_have_the_bits_of_the_cpu():
             weight = Norm(draw(*shape, dtype=dtype, seed=1), 1e-6, kind)
             wanted = cpu_norm.rms_norm(hard, weight)
             assert_same_bits(norm.rms_norm(hard, weight), wanted, f"hard rows to {dtype}")
-            sums = PartialSums(total[None], (0,))
-            for of_cpu, ours, name in zip(
-                cpu_norm.fold_and_norm(sums, None, hard, weight),
-                norm.fold_and_norm(sums, None, hard, weight),
-                ("h", "y"),
-                strict=True,
-            ):
-                assert_same_bits(ours, of_cpu, f"{name} of hard rows and their reverse, {dtype}")
+            sums, behind = whole_sum(total), Norm(weight.weight.flip(-1), 1e-6, kind)
+            for norms in ((weight, None), (weight, behind), (None, behind)):
+                given = sums, Finish(hard, *norms)
+                results = zip(
+                    cpu_finish.fold_and_norm(*given), finish.fold_and_norm(*given), strict=True
+                )
+                for of_cpu, ours in results:
+                    assert_same_bits(ours, of_cpu, f"hard rows and their reverse, {dtype}")
 
 
 def test_a_stream_beyond_fp16_stays_finite():
     """What fp16 cannot hold is an infinity in a rounded stream, and its norm NaN; not in fp32."""
     residual, total = torch.full((2, 64), 60_000.0), draw(2, 64, seed=3) + 30_000.0
     weight = Norm(draw(64, dtype=torch.float16, seed=1), 1e-6)
-    h, y = norm.add_residual_and_norm(total.half(), None, residual, weight)
+    h, y = finish.fold_and_norm(whole_sum(total.half()), Finish(residual, weight))
     assert h.amin() > 65_504 and y.isfinite().all() and y.dtype == torch.float16
     assert_same_bits(h, total.half().float() + residual)
     assert norm.rms_norm(h.half().float(), weight).isnan().all()  # negative control
@@ -225,7 +223,7 @@ def test_a_rounded_stream_has_other_bits():
     """Negative control: the norm reads what was never rounded to the model's dtype."""
     residual, total = draw(3, 200), draw(3, 200, seed=1)
     weight = Norm(draw(200, dtype=torch.bfloat16, seed=2), 1e-6)
-    h, y = norm.add_residual_and_norm(total, None, residual, weight)
+    h, y = finish.fold_and_norm(whole_sum(total), Finish(residual, weight))
     rounded = h.bfloat16().float()
     assert not same_bits(rounded, h) and not same_bits(norm.rms_norm(rounded, weight), y)
 

@@ -9,15 +9,15 @@ from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.kernels.product_inputs import chain, draw
 from tests.lib.pairwise import pairwise
 from tpdet.kernels import order
-from tpdet.kernels.cpu.pointwise import norm as cpu_norm
+from tpdet.kernels.cpu.pointwise import finish as cpu_finish
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm import leaf_trials
 from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice, cut_roots
 from tpdet.kernels.cuda.gemm.choice.variants import FOLDS
 from tpdet.kernels.cuda.gemm.variants.root_form import root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.cuda.pointwise import fold, norm
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.cuda.pointwise import finish, fold
+from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.kernels.partial_sums import PartialSums, gathered_sums, relative_roots
 
@@ -167,20 +167,20 @@ def test_fold_and_norm_is_one_kernel_with_the_bits_of_the_cpu():
     dtypes = torch.float16, torch.bfloat16, torch.float32
     counts = 1, 2, 4, 8, 16
     cases = pairwise(sizes, counts, order.FOLD_ORDERS, dtypes, (False, True))
-    for (size, m), partials, name, dtype, shifted in cases:
+    for (size, m), partials, name, dtype, behind in cases:
         residual = draw(m, 2 * size, seed=2)[:, :size]
-        weight, bias = draw(size, dtype=dtype, seed=3), draw(size, dtype=dtype, seed=4)
+        norms = [Norm(draw(size, dtype=dtype, seed=seed), 1e-6) for seed in (3, 4)]
         values = draw(partials, m, size, seed=5, spread=True)
         values[:, 1] = 0.0
         sums = PartialSums(values, (order.fold_tree(name, partials),))
-        args = sums, bias if shifted else None, residual, Norm(weight, 1e-6)
-        wanted, got = cpu_norm.fold_and_norm(*args), norm.fold_and_norm(*args)
-        what = f"{size} {dtype} {partials} {name} {shifted}"
+        args = sums, Finish(residual, *(norms if behind else norms[:1]))
+        wanted, got = cpu_finish.fold_and_norm(*args), finish.fold_and_norm(*args)
+        what = f"{size} {dtype} {partials} {name} {behind}"
         assert_same_bits(got[0], wanted[0], f"h {what}")
         assert_same_bits(got[1], wanted[1], f"y {what}")
     two = PartialSums(draw(2, 3, 64), (0, 1))
     with pytest.raises(ValueError):
-        norm.fold_and_norm(two, None, draw(3, 64), Norm(draw(64), 1e-6))
+        finish.fold_and_norm(two, Finish(draw(3, 64), Norm(draw(64), 1e-6)))
 
 
 UNEQUAL = (16, 48, 32)
@@ -234,7 +234,8 @@ def test_every_size_folds_unequal_leaves_alike():
                     )
                     sent.append(fold.fold_roots(sums.values, 0, sums.roots, plan.slots))
                 whole = gathered_sums(torch.stack(sent), plan.final)
-                found.append(norm.fold_and_norm(whole, None, residual, Norm(weight, 1e-6))[0])
+                given = Finish(residual, Norm(weight, 1e-6))
+                found.append(finish.fold_and_norm(whole, given)[0])
             for other in found[1:]:
                 assert_same_bits(other, found[0], f"{name} {leaves}")
 

@@ -19,6 +19,7 @@ from tests.lib.kernels.peer_host import (
     check,
     draw,
     inputs,
+    only,
 )
 from tpdet.comm.exchange import peer_carrier
 from tpdet.comm.exchange.peer import PeerExchange
@@ -32,7 +33,7 @@ from tpdet.kernels.cuda.exchange.gather import embed_from_peers, run_gather
 from tpdet.kernels.cuda.exchange.one_shot import run_one_shot
 from tpdet.kernels.cuda.exchange.spread import run_two_shot_spread
 from tpdet.kernels.cuda.exchange.two_shot import run_two_shot
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish, Norm
 
 in_every_order = pytest.mark.parametrize("name", order.FOLD_ORDERS)
 
@@ -178,6 +179,15 @@ def test_layer_norms_have_the_bits_of_whole_rows_too():
         check(host, 4, turn, two_shot, "heavy")
 
 
+def test_norms_behind_blocks_have_the_bits_of_whole_rows_too():
+    """With a norm that follows, and without one: then y is the stream, rounded."""
+    for turn, two_shot in enumerate((False, True, "spread", "direct")):
+        for normed in (True, False):
+            host = Host("pairs", 2, 48, torch.bfloat16)
+            host.behind, host.normed, host.kind = True, normed, ("rms", "layer")[turn % 2]
+            check(host, 4, turn, two_shot, "heavy")
+
+
 def test_a_stream_or_a_norm_of_another_dtype_is_refused():
     plan = order.fold_plan("pairs", 8, 2)
     made = PeerExchange(plan, FakeMemory(0, 2), 40, 32, torch.bfloat16, 4, piece_rows=11)
@@ -185,8 +195,8 @@ def test_a_stream_or_a_norm_of_another_dtype_is_refused():
     weight = draw(32, seed=1)
     for residual, norm in ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.float16)):
         with pytest.raises(ValueError, match=f"{residual} normed to {norm}"):
-            given = draw(3, 32).to(residual), Norm(weight.to(norm), EPS)
-            made.fold_and_norm(sums, *given)
+            given = Finish(draw(3, 32).to(residual), Norm(weight.to(norm), EPS))
+            made.fold_and_norm(sums, given)
 
 
 def test_data_may_hold_every_bit_pattern():
@@ -232,13 +242,13 @@ def test_an_exchange_cuts_a_step_into_pieces():
         for rank, exchange in enumerate(made):
             sums = host.sums(leaves, rank, False)
             with _recorded_calls() as recorded:
-                found.append(exchange.fold_and_norm(sums, residual, Norm(weight, EPS)))
+                found.append(exchange.fold_and_norm(sums, Finish(residual, Norm(weight, EPS))))
             calls.append(recorded)
         for piece in zip(*calls, strict=True):
             for phase in ("push", "fold", "take"):
                 for run, arguments in piece:
                     if phase != "take" or run in (run_two_shot, run_two_shot_spread):
-                        run(*arguments, phases=(phase,))
+                        run(*arguments, phases=only(phase))
         for exchange, (mine, normed) in zip(made, found, strict=True):
             for owned in exchange.owned_rows(rows):
                 part = slice(owned.start, owned.stop)
@@ -297,7 +307,7 @@ def _gathered(made, sent):
     for piece in zip(*calls, strict=True):
         for phase in ("push", "take"):
             for arguments in piece:
-                run_gather(*arguments, phases=(phase,))
+                run_gather(*arguments, phases=only(phase))
     return [torch.cat(parts, dim=1) for parts in found]
 
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.kernels.peer_host import EPS, FakeMemory, draw
+from tests.lib.kernels.peer_host import EPS, FakeMemory, draw, only
 from tpdet.comm.exchange.peer_columns import PeerColumns
 from tpdet.kernels.cuda.exchange import columns as peer_columns
 from tpdet.kernels.cuda.exchange.arguments import Buffers
-from tpdet.kernels.cuda.pointwise import norm
-from tpdet.kernels.inputs.norm import Norm
-from tpdet.kernels.partial_sums import PartialSums
+from tpdet.kernels.cuda.pointwise import finish
+from tpdet.kernels.inputs.norm import Finish, Norm
+from tpdet.kernels.partial_sums import whole_sum
 
 
 class Host:
@@ -45,7 +45,7 @@ class Host:
             for phase in ("push", "take"):
                 for rank, (run, arguments) in enumerate(piece):
                     if phase == "take" or rank != absent:
-                        run(*arguments, phases=(phase,))
+                        run(*arguments, phases=only(phase))
         return found
 
     def gather(self, whole, absent=None):
@@ -54,7 +54,7 @@ class Host:
     def norm(self, whole, residual, weight, kind="rms"):
         return self.run(
             lambda exchange, r: exchange.gather_and_norm(
-                self.part(whole, r), residual, Norm(weight, EPS, kind, self.dtype)
+                self.part(whole, r), Finish(residual, Norm(weight, EPS, kind, self.dtype))
             )
         )
 
@@ -103,8 +103,8 @@ def test_the_norm_has_the_bits_of_the_whole_rows():
             whole = draw(rows, hidden, seed=turn, kind=("heavy", "tiny", "cancelling")[turn])
             whole, residual = whole.to(dtype), draw(rows, hidden, seed=turn + 9)
             weight = draw(hidden, seed=5).to(factor)
-            sums = PartialSums(whole[None], (0,))
-            h, y = norm.fold_and_norm(sums, None, residual, Norm(weight, EPS, rows=dtype))
+            by = Finish(residual, Norm(weight, EPS, rows=dtype))
+            h, y = finish.fold_and_norm(whole_sum(whole), by)
             assert_same_bits(h, whole.float() + residual, "h is fp32, one addition")
             assert y.dtype == dtype and not same_bits(h, h.half().float())
             for mine, normed in host.norm(whole, residual, weight):
@@ -117,7 +117,7 @@ def test_a_layer_norm_has_the_bits_of_the_whole_rows():
     host = Host(2, 96, 96, torch.float16)
     whole, residual, weight = draw(3, 96).half(), draw(3, 96, seed=1), draw(2, 96, seed=2).half()
     layer = Norm(weight, EPS, "layer")
-    h, y = norm.fold_and_norm(PartialSums(whole[None], (0,)), None, residual, layer)
+    h, y = finish.fold_and_norm(whole_sum(whole), Finish(residual, layer))
     for mine, normed in host.norm(whole, residual, weight, "layer"):
         assert_same_bits(mine, h)
         assert_same_bits(normed, y)

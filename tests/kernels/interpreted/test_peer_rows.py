@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.lib.bits import assert_same_bits
-from tests.lib.kernels.peer_host import FakeMemory, draw
+from tests.lib.kernels.peer_host import FakeMemory, draw, only
 from tpdet.comm.exchange.peer_carrier import PeerCarrier
 from tpdet.comm.exchange.rows import first_rows, open_row_exchange, share_of
 from tpdet.kernels.cuda.exchange import rows as peer_rows
-from tpdet.kernels.cuda.exchange.arguments import Buffers
+from tpdet.kernels.cuda.exchange.arguments import ALL_PHASES, Buffers
 
 
 class Host:
@@ -40,13 +40,12 @@ class Host:
             peer_rows.run_take_rows = run
         last = self.ranks - 1
         turns = [
-            *((rank, ("push",)) for rank in range(last)),
-            (last, peer_rows.PHASES),
-            *((rank, ("take",)) for rank in range(last)),
+            *((rank, only("push")) for rank in range(last)),
+            (last, ALL_PHASES),
+            *((rank, only("take")) for rank in range(last)),
         ]
         for rank, phases in turns:
-            if kept := tuple(phase for phase in phases if rank != absent or phase == "take"):
-                run(*calls[rank], phases=kept)
+            run(*calls[rank], phases=phases._replace(push=phases.push and rank != absent))
         return found
 
     def armed(self):

@@ -8,7 +8,7 @@ from tpdet.comm.exchange.node import NodeExchange
 from tpdet.comm.world.nodes import split_nodes
 from tpdet.comm.world.world import World
 from tpdet.kernels import ops, order
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 
 COLUMNS = 16
@@ -41,13 +41,12 @@ def folds_as_one_level(world: World, nodes: int, leaves: int) -> None:
             whole = order.evaluate(order.fold_tree(name, leaves), values.__getitem__, torch.add)
             sums = mine(plan, values, world)
             stream = torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(9))
-            expected = GatherExchange(plan, world).fold_and_norm(
-                sums, stream, Norm(torch.ones(COLUMNS), 1e-6)
-            )
+            finish = Finish(stream, Norm(torch.ones(COLUMNS), 1e-6))
+            expected = GatherExchange(plan, world).fold_and_norm(sums, finish)
             for limit in (1, 100):
                 exchange = NodeExchange(plan, parts, sliced_rows=limit)
                 what = f"{name}, {nodes} nodes, {rows} rows, sliced from {limit}"
                 assert_same_bits(ops.fold_roots(exchange.everyones(sums), 1)[0], whole, what)
-                found = exchange.fold_and_norm(sums, stream, Norm(torch.ones(COLUMNS), 1e-6))
+                found = exchange.fold_and_norm(sums, finish)
                 for ours, theirs in zip(found, expected, strict=True):
                     assert_same_bits(ours, theirs, what)

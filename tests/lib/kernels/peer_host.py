@@ -11,14 +11,14 @@ from tests.lib.bits import assert_same_bits
 from tpdet.comm.exchange.peer_memory import PeerTensor
 from tpdet.comm.exchange.slot_layout import FLAGS, SlotLayout
 from tpdet.kernels import order
-from tpdet.kernels.cuda.exchange import direct as peer_direct
-from tpdet.kernels.cuda.exchange.arguments import Peers
+from tpdet.kernels.cuda.exchange.arguments import Peers, Phases
+from tpdet.kernels.cuda.exchange.direct import run_two_shot_direct
 from tpdet.kernels.cuda.exchange.one_shot import run_one_shot
 from tpdet.kernels.cuda.exchange.spread import run_two_shot_spread
 from tpdet.kernels.cuda.exchange.two_shot import run_two_shot
-from tpdet.kernels.cuda.pointwise import norm
-from tpdet.kernels.inputs.norm import Norm
-from tpdet.kernels.partial_sums import PartialSums, relative_roots
+from tpdet.kernels.cuda.pointwise import finish
+from tpdet.kernels.inputs.norm import Finish, Norm
+from tpdet.kernels.partial_sums import PartialSums, relative_roots, whole_sum
 
 LEAVES, EPS = 8, 1e-6
 
@@ -33,11 +33,17 @@ def draw(*shape, seed=0, kind="normal"):
     return x * 1e-20 if kind == "tiny" else x
 
 
+def only(phase):
+    """A launch of one phase."""
+    return Phases(**{name: name == phase for name in Phases._fields})
+
+
 class Host:
     """Ranks that take turns over one layout, for rows of `hidden` values."""
 
-    wide, kind = False, "rms"
-    """Whether a norm's weight is fp32, whatever dtype its rows have; the norm's kind."""
+    wide, kind, behind, normed = False, "rms", False, True
+    """Whether a norm's weight is fp32, whatever dtype its rows have; the norms' kind; whether one
+    stands behind the block, and one before the next."""
 
     def __init__(self, name, ranks, hidden, dtype, one_shot_rows=8, rows=64, programs=3, tile=None):
         self.plan = order.fold_plan(name, LEAVES, ranks)
@@ -103,8 +109,8 @@ class Host:
                 many = run_two_shot_spread if two_shot == "spread" else run_two_shot
                 run, slots = (many, two) if two_shot else (run_one_shot, one)
                 peers = self.peers[int(bool(two_shot))][rank]
-                norm = self.norm(weight)
-                run(sums, residual, norm, found[rank], self.plan, peers, slots, (phase,))
+                given = sums, self.finish(residual, weight), found[rank], self.plan, peers, slots
+                run(*given, only(phase))
         return found
 
     def direct(self, leaves, residual, weight, folded=False):
@@ -112,19 +118,18 @@ class Host:
         layout, size, self.epoch = self.layout, self.dtype.itemsize, self.epoch + 1
         begin = layout.direct_start + self.epoch % 2 * layout.piece_rows * self.hidden * size
         hidden = [torch.full_like(residual, float("nan")) for _ in range(self.ranks)]
-        for phase in peer_direct.PHASES:
+        for phase in ("push", "fold", "take"):
             for rank in range(self.ranks):
-                peer_direct.run_two_shot_direct(
+                run_two_shot_direct(
                     self.sums(leaves, rank, folded),
-                    residual,
-                    self.norm(weight),
+                    self.finish(residual, weight),
                     hidden[rank],
                     self.plan,
                     self.peers[1][rank],
                     layout.roots,
                     layout.flags,
                     begin // size,
-                    (phase,),
+                    only(phase),
                 )
         words = [memory[begin // 4 :][: residual.numel() * size // 4] for memory in self.memory]
         return list(
@@ -137,11 +142,12 @@ class Host:
 
     def expected(self, leaves, residual, weight):
         total = order.evaluate(self.tree, leaves.__getitem__, torch.add)
-        sums = PartialSums(total[None], (0,))
-        return norm.fold_and_norm(sums, None, residual, self.norm(weight))
+        return finish.fold_and_norm(whole_sum(total), self.finish(residual, weight))
 
-    def norm(self, weight):
-        return Norm(weight, EPS, self.kind, self.dtype)
+    def finish(self, residual, weight):
+        norm = Norm(weight, EPS, self.kind, self.dtype)
+        behind = Norm(weight.flip(-1), EPS, self.kind, self.dtype) if self.behind else None
+        return Finish(residual, norm if self.normed else None, behind)
 
 
 def inputs(host, rows, seed, kind="normal"):

@@ -11,7 +11,7 @@ from triton.compiler.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 WRITTEN = {
-    "norm_rows": {"x", "y"},
+    "finish_sums": {"stream.h", "y"},
     "rotate_and_store_heads": {"out", "k_pages", "v_pages"},
     "attend_splits": {"out", "split_largest", "split_mass", "split_total"},
     "merge_splits": {"out"},
@@ -53,7 +53,7 @@ class Memory:
         kernel = function.fn.__name__
         read, written = [f"{kernel} {grid}"], []
         results = WRITTEN.get(kernel, RESULTS)
-        for name, value in zip(function.arg_names, arguments, strict=True):
+        for name, value in _named(function.arg_names, arguments):
             base = getattr(value, "base", value)
             if name in results:
                 written.append((name, base))
@@ -79,6 +79,16 @@ class Memory:
         described = [str(getattr(value, it, "")) for it in ("shape", "strides", "block_shape")]
         at = self.address(base)
         return at not in written and self.name(at), described if base is not value else ""
+
+
+def _named(names, arguments):
+    """Names and values of arguments; the fields of a tuple one by one."""
+    for name, value in zip(names, arguments, strict=True):
+        if hasattr(value, "_fields"):
+            for field, each in zip(value._fields, value, strict=True):
+                yield f"{name}.{field}", each
+        else:
+            yield name, value
 
 
 class SymbolicKernel(CompiledKernel):

@@ -12,8 +12,7 @@ from tests.lib.thread_world import run_threads
 from tpdet.cli import main
 from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.errors import TpdetError, UsageError
-from tpdet.kernels import ops, order
-from tpdet.kernels.cuda.pointwise import norm
+from tpdet.kernels import order
 from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.kernels.partial_sums import relative_roots
 from tpdet.layers.products import LayerProduct
@@ -77,13 +76,7 @@ def test_products_beside_linear(times, monkeypatch, capsys):
             LayerProduct("head", Product("head", 32, 64)),
         )
 
-    def library_norm(total, bias, residual, norm):
-        assert residual.dtype == torch.float32 and norm.dtype == torch.bfloat16
-        h = total.float() + residual
-        return h, ops.rms_norm(h, norm)
-
     monkeypatch.setattr(gemm, "model_products", small)
-    monkeypatch.setattr(norm, "add_residual_and_norm", library_norm)
     arguments = ["bench", "gemm", "--rows", "1,300", "--tp", "2", "--model-shape", "qwen3-8b"]
     assert main(arguments) == 0
     found = rows(capsys)
@@ -198,8 +191,8 @@ def exchange_case(world, exchange=None):
 class Swapped(GatherExchange):
     """Other bits."""
 
-    def fold_and_norm(self, sums, residual, norm):
-        h, y = super().fold_and_norm(sums, residual, norm)
+    def fold_and_norm(self, sums, finish, plan=None):
+        h, y = super().fold_and_norm(sums, finish, plan)
         return h, y + 1
 
 

@@ -117,7 +117,7 @@ def test_layers_with_and_without_experts_are_both_rehearsed(tiny_model):
     with on_gpu(H200):
         asked = kernels_of(config, model, 64, 0, 1)
     names = {each.name for each in asked.values()}
-    assert names >= {"choose_rows", "pointer_groups", "lane_sums", "norm_rows"}
+    assert names >= {"choose_rows", "pointer_groups", "lane_sums", "norm_rows", "finish_sums"}
 
 
 def test_a_mixture_keeps_a_layer_of_each_kind(tiny_model):

@@ -19,7 +19,7 @@ from tpdet.comm.exchange.open import open_exchange
 from tpdet.comm.world.distributed import DistributedWorld
 from tpdet.errors import TpdetError
 from tpdet.kernels import ops
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.order import DEFAULT_LEAVES, FoldPlan, fold_plan
 from tpdet.kernels.partial_sums import PartialSums
 from tpdet.tools.bench.kernels.gpu import random_values
@@ -116,14 +116,14 @@ class Case:
 
     def _gathered(self, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         exchange = GatherExchange(self._plan, self._world)
-        return exchange.fold_and_norm(self._sums, residual, self._norm)
+        return exchange.fold_and_norm(self._sums, Finish(residual, self._norm))
 
     def _ours(self, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._exchange.fold_and_norm(self._sums, residual, self._norm)
+        return self._exchange.fold_and_norm(self._sums, Finish(residual, self._norm))
 
     def _library(self, residual: torch.Tensor) -> object:
         dist.all_reduce(self._reduced, group=self._world.process_group)
-        return ops.fold_and_norm(self._whole, None, residual, self._norm)
+        return ops.fold_and_norm(self._whole, Finish(residual, self._norm))
 
     def _alone(self, residual: torch.Tensor) -> None:
         dist.all_reduce(self._reduced, group=self._world.process_group)

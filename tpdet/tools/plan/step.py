@@ -33,8 +33,6 @@ from tpdet.tools.plan.kernel_time import (
     smooth_maximum,
 )
 
-_NORM_BYTES = 12  # of a value: fp32 and bf16, in and out
-
 
 @dataclass(frozen=True)
 class World:
@@ -223,22 +221,10 @@ def _product(world: World, each: LayerProduct, rows: int) -> float:
 
 
 def _between_products(world: World, rows: int) -> float:
-    """Seconds of rotation, stores, activation and gaps of one layer, and of norms behind blocks."""
+    """Seconds of rotation, stores, activation and gaps of one layer."""
     cost = world.constants.layer
     moved = layer_bytes(rows, layer_products(world.partition))
-    return cost.seconds + moved / cost.bytes + _norms_behind(world, rows)
-
-
-def _norms_behind(world: World, rows: int) -> float:
-    """Seconds of a kernel for each norm behind a block, which adds to the stream and norms it.
-
-    Nothing was fitted to it: it has the launch of a product, and the bandwidth of sampling. It
-    reads and writes the fp32 stream and rows in bf16.
-    """
-    config, constants = world.config, world.constants
-    count = sum(map(bool, config.layer_norms[1::2]))
-    moved = rows * config.hidden_size * _NORM_BYTES
-    return count * (constants.product("column").launch + moved / constants.sampling.bytes)
+    return cost.seconds + moved / cost.bytes
 
 
 def _sampling(world: World, rows: int) -> float:

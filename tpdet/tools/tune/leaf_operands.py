@@ -22,11 +22,11 @@ from tpdet.kernels.cuda.gemm.choice.shape_table import ProductChoice
 from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.cuda.gemm.variants.root_form import root_form
 from tpdet.kernels.cuda.hardware import Gpu
-from tpdet.kernels.cuda.pointwise import norm
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.cuda.pointwise import finish
+from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.inputs.product import Product, read_roots
 from tpdet.kernels.order import Expression, fold_tree
-from tpdet.kernels.partial_sums import PartialSums
+from tpdet.kernels.partial_sums import PartialSums, whole_sum
 from tpdet.tools.bench.kernels.timing import rotated
 from tpdet.tools.tune.products import Candidate, Run, fewest_rows
 
@@ -86,12 +86,12 @@ class LeafOperands:
         x, residual = self._rows["random"][:bucket], self._residual[:bucket]
         values = leaf_gemm.leaf_sums(x, weight, roots, leaf).values
         sums = PartialSums(values, (fold_tree("sequential", values.shape[0]),))
-        return norm.fold_and_norm(sums, None, residual, self._norm)
+        return finish.fold_and_norm(sums, Finish(residual, self._norm))
 
     def _library(self, bucket: int, weight: torch.Tensor) -> object:
         x, residual = self._rows["random"][:bucket], self._residual[:bucket]
         product = torch.nn.functional.linear(x, weight.view(residual.shape[1], -1))
-        return norm.add_residual_and_norm(product, None, residual, self._norm)
+        return finish.fold_and_norm(whole_sum(product), Finish(residual, self._norm))
 
 
 def bucket_choices(

@@ -13,9 +13,9 @@ import torch
 
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.activations import GATED_KINDS
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.inputs.product import HEAD_ROWS, Product, read_roots
-from tpdet.kernels.partial_sums import PartialSums
+from tpdet.kernels.partial_sums import PartialSums, whole_sum
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.models.products import model_products
@@ -145,23 +145,21 @@ def _row_times(
     repeats: int,
 ) -> list[float]:
     """Microseconds of ours with fold and norm, and of `linear` with the norm."""
-    from tpdet.kernels.cuda.pointwise.norm import add_residual_and_norm
-
     n, k = weights[0].shape
     leaves = 1 if product.widths else product.leaves
     roots = read_roots(product.roots)
     x, residual = random_values(count, k), random_values(count, n, seed=2, dtype=torch.float32)
-    gain = Norm(random_values(n, seed=3), _EPS)
+    finish = Finish(residual, Norm(random_values(n, seed=3), _EPS))
 
     def ours(weight: torch.Tensor) -> object:
         by_leaf = weight.view(leaves, n, k // leaves)
         sums = partition.arithmetic.row(x, by_leaf, roots, product.widths)
         if len(sums.roots) > 1:
             sums = PartialSums(sums.values, sums.roots[:1])
-        return ops.fold_and_norm(sums, None, residual, gain)
+        return ops.fold_and_norm(sums, finish)
 
     def peer(weight: torch.Tensor) -> object:
         product = torch.nn.functional.linear(x, weight)
-        return add_residual_and_norm(product, None, residual, gain)
+        return ops.fold_and_norm(whole_sum(product), finish)
 
     return times_us([ours, peer], weights, repeats)
