@@ -153,12 +153,13 @@ def choose_experts(
     routing: Routing,
     held: range | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, object]:
-    """logits [M, E] fp32, bias [E] or None -> ids int32 (ascending), weights fp32 [M, k], places.
+    """logits [M, E] fp32, bias [E] or None -> ids int32 (ascending), weights fp32 [M, k], and the
+    tokens sorted by expert where the router did that too.
 
-    The batch tells which rows are padding: they choose no expert. held: this rank's experts; the
-    places of few rows among them, which a GPU finds at once, spare `expert_sums` the search.
+    The batch tells which rows are padding: they choose no expert. held: this rank's experts, by
+    which a GPU sorts few rows at once; that spares `expert_sums` the work.
     """
-    found: tuple[torch.Tensor, torch.Tensor, object] = _on(logits, "experts.choice").route(
+    found: tuple[torch.Tensor, torch.Tensor, object] = _on(logits, "experts.router").route(
         logits, bias, batch.rows, routing, held
     )
     return found
@@ -174,15 +175,15 @@ def expert_sums(
     lanes: Lanes,
     shared: torch.Tensor | None = None,
     activation: str = "silu",
-    places: object = None,
+    sorted_tokens: object = None,
 ) -> PartialSums:
-    """x [M, H], ids, weights [M, k], places of `choose_experts` -> the roots of this rank's lanes.
+    """x [M, H], what `choose_experts` gives for it -> the roots of this rank's lanes.
 
     gate_up [E, 2 * I, H], interleaved, and down [E, H, I]: of this rank's experts; biases
     [E, 2 * I] and [E, H] or None. shared fp32 [lanes, M, H] is added to each lane last.
     """
     of = x, ids, weights, gate_up, down, biases, lanes, shared, activation
-    found = {} if places is None else {"places": places}
+    found = {} if sorted_tokens is None else {"sorted_tokens": sorted_tokens}
     return cast(PartialSums, _on(x, "experts.sums").expert_sums(*of, **found))
 
 

@@ -21,6 +21,8 @@ KIND_OF = {activation: kind for kind, activation in GATED_KINDS.items()}
 
 CLAMPED = "clamped"
 CLAMP_LIMIT, CLAMP_STEEPNESS = 7.0, 1.702
+EXPERT_ACTIVATIONS = {**ACTIVATIONS, CLAMPED: 3}
+"""The same numbers with what joins the gates and ups of experts alone."""
 
 GELU_LINEAR, GELU_CUBIC = 1.5957691669464111, 0.07135481387376785
 """fp32(2 * sqrt(2 / pi)), and fp32 of 0.044715 times that."""

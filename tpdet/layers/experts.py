@@ -154,7 +154,7 @@ class ExpertMlp:
         assert self.router is not None and self.gate_up is not None and self.down is not None
         logits = self._arithmetic.column(rows.x_MH, self.router, self.router_bias, torch.float32)
         held = self._lanes.experts if self._columns is None else None
-        ids, weights, places = ops.choose_experts(
+        ids, weights, sorted_tokens = ops.choose_experts(
             logits, self.choice_bias, rows.batch, self._mixture.routing, held
         )
         if self.routes is not None:
@@ -172,7 +172,7 @@ class ExpertMlp:
             self._lanes,
             shared,
             activation=self._mixture.activation,
-            places=places,
+            sorted_tokens=sorted_tokens,
         )
         return rows.exchanged(self._exchange, sums, finish, self._plan)
 

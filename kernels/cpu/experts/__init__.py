@@ -1,1 +1,1 @@
-"""Mixture of experts on the CPU: the choice, grouped products, lanes."""
+"""Mixture of experts on the CPU: router, grouped products, lanes."""

@@ -1,1 +1,1 @@
-"""Mixture of experts on the GPU: choice, places, products of groups of rows, lanes."""
+"""Mixture of experts on the GPU: router, sorted tokens, products of blocks of rows, lanes."""

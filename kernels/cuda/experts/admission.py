@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 import torch
 
-from tpdet.kernels.cuda.experts.gather import rows_in_slots
-from tpdet.kernels.cuda.experts.places import place
+from tpdet.kernels.cuda.experts.gather import rows_in_blocks
 from tpdet.kernels.cuda.experts.products import grouped_product
-from tpdet.kernels.cuda.experts.tiles import Weight, programs, tiles_in_use
+from tpdet.kernels.cuda.experts.sorted_tokens import sort_tokens
+from tpdet.kernels.cuda.experts.tiles import ExpertWeight, programs, tiles_in_use
 from tpdet.kernels.cuda.gemm import trial_data
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
@@ -37,38 +37,43 @@ def failing_tiles(
     used = tiles_in_use(products, layer, dtype.itemsize, device)
     return [
         f"experts {weight.n}x{weight.k} {tile}"
-        for weight, tile, spread in used
-        if differs(weight, tile, spread, device, dtype)
+        for weight, tile, by_token in used
+        if differs(weight, tile, by_token, device, dtype)
     ]
 
 
 def differs(
-    weight: Weight, tile: Tile, spread: bool, device: torch.device, dtype: torch.dtype
+    weight: ExpertWeight, tile: Tile, by_token: bool, device: torch.device, dtype: torch.dtype
 ) -> bool:
     """Whether a tile's rows have other bytes than the dense product's on any kind of data."""
     kinds = [kind for kind in trial_data.KINDS if kind != "heavy" or dtype != torch.float16]
-    return any(_differs(weight, tile, spread, kind, device, dtype) for kind in kinds)
+    return any(_differs(weight, tile, by_token, kind, device, dtype) for kind in kinds)
 
 
 def _differs(
-    weight: Weight, tile: Tile, spread: bool, kind: str, device: torch.device, dtype: torch.dtype
+    weight: ExpertWeight,
+    tile: Tile,
+    by_token: bool,
+    kind: str,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> bool:
     """Expert 0 has more rows than a block where that can be, expert 1 none, expert 2 a few."""
     n, k, name = weight.n, weight.k, "silu" if weight.gated else ""
-    tokens = tile.rows - 1 if spread else tile.rows + 5
+    tokens = tile.rows - 1 if by_token else tile.rows + 5
     x = trial_data.trial_rows(kind, tokens, k, device).to(dtype)
     weights = trial_data.trial_weight(kind, _EXPERTS * n, k, device).to(dtype).view(_EXPERTS, n, k)
     ids = torch.tensor([0, 2], dtype=torch.int32, device=device).repeat(tokens, 1)
     ids[3:, 1] = -1
-    places = place(ids, range(_EXPERTS), tile.rows, spread)
-    shared = spread and weight.gated  # down reads what gate and up have left in their slots
-    rows = x if shared else rows_in_slots(x, places)
-    y = grouped_product(rows, weights, None, places, tile, programs(device), name, shared)
+    found = sort_tokens(ids, range(_EXPERTS), tile.rows, by_token)
+    shared = by_token and weight.gated  # down reads what gate and up have left in its rows
+    rows = x if shared else rows_in_blocks(x, found)
+    y = grouped_product(rows, weights, None, found, tile, programs(device), name, shared)
     differ = torch.zeros((), dtype=torch.bool, device=device)
     for choice, expert, count in ((0, 0, tokens), (1, 2, 3)):
         rows_of, dense = x[:count], weights[expert]
         wanted = gated_gemm(rows_of, dense) if name else column_gemm(rows_of, dense, None, dtype)
-        mine = y[places.slots[:count, choice].long()]
+        rows = y[found.positions[:count, choice].long()]
         whole = torch.int16 if dtype.itemsize == 2 else torch.int32
-        differ |= (mine.view(whole) != wanted.view(whole)).any()
+        differ |= (rows.view(whole) != wanted.view(whole)).any()
     return bool(differ)

@@ -3,18 +3,19 @@
     lane_g = (..((+0 + w_a * y_a) + w_b * y_b) ..) [+ shared_g]     fp32, no fma, ascending ids
 
     M, k, N   tokens, choices of a token (ids ascend), columns
-    ids int32, weights fp32, slots int32 [M, k]; y [S, N]: finished rows by their slot
+    ids int32, weights fp32, positions int32 [M, k] (`sorted_tokens.py`); y
+    [P, N]: finished rows by their position
     shared    fp32 [L, M, N]: what a shared expert adds to each of this rank's L lanes, or None
     sums      fp32 [R, M, N]: the roots of the rank's fold program over its lanes
 
-A choice of another rank's expert, and a padding row's, has slot -1 and is left out by select.
+A choice of another rank's expert, and a padding row's, has position -1 and is left out by select.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.experts.places import Places
+from tpdet.kernels.cuda.experts.sorted_tokens import SortedTokens
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv
 from tpdet.kernels.cuda.pointwise.fold import push_and_add
@@ -30,7 +31,7 @@ def lane_sums(
     y,
     ids,
     weights,
-    slots,
+    positions,
     shared,
     sums,
     rows,
@@ -53,10 +54,10 @@ def lane_sums(
     lanes = ()
     for choice in tl.static_range(CHOSEN):
         at_choice = row * CHOSEN + choice
-        slot = tl.load(slots + at_choice).to(tl.int64)
-        finished = tl.load(y + tl.maximum(slot, 0) * width + at, mask=here, other=0.0)
+        position = tl.load(positions + at_choice).to(tl.int64)
+        finished = tl.load(y + tl.maximum(position, 0) * width + at, mask=here, other=0.0)
         product = tl.load(weights + at_choice) * finished.to(tl.float32)
-        lane = tl.where(slot >= 0, (tl.load(ids + at_choice) - first) // PER_LANE, -1)
+        lane = tl.where(position >= 0, (tl.load(ids + at_choice) - first) // PER_LANE, -1)
         before = tl.zeros((BLOCK,), tl.float32)
         if choice > 0:
             before = tl.where(lane == lanes[choice - 1], sums_so_far[choice - 1], before)
@@ -82,11 +83,11 @@ def fold_lanes(
     y: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    places: Places,
+    sorted_tokens: SortedTokens,
     lanes: Lanes,
     shared: torch.Tensor | None = None,
 ) -> PartialSums:
-    """Finished rows [S, N] of this rank's experts -> the roots of its lanes [R, M, N] fp32."""
+    """Finished rows [P, N] of this rank's experts -> the roots of its lanes [R, M, N] fp32."""
     experts, roots = lanes.experts, lanes.roots
     (rows, chosen), width = ids.shape, y.shape[1]
     sums = torch.empty(len(roots), rows, width, dtype=torch.float32, device=y.device)
@@ -97,7 +98,7 @@ def fold_lanes(
             y,
             ids,
             weights,
-            places.slots,
+            sorted_tokens.positions,
             sums if shared is None else shared,
             sums,
             rows,

@@ -2,16 +2,16 @@
 
 Whole experts take one call, `expert_sums`. Experts that are cut over their outputs take two,
 `expert_rows` and `sums_of_rows`, with a gather between: rows travel in the order of choices, for
-slots differ from rank to rank.
+positions differ from rank to rank.
 """
 
 import torch
 
-from tpdet.kernels.cuda.experts.gather import rows_in_slots, rows_of_choices
+from tpdet.kernels.cuda.experts.gather import rows_in_blocks, rows_of_choices
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
-from tpdet.kernels.cuda.experts.places import Places, place
 from tpdet.kernels.cuda.experts.products import grouped_product
-from tpdet.kernels.cuda.experts.tiles import Weight, layer_tiles, product_tile, programs
+from tpdet.kernels.cuda.experts.sorted_tokens import SortedTokens, sort_tokens
+from tpdet.kernels.cuda.experts.tiles import layer_tiles, product_tile, programs, weight_of
 from tpdet.kernels.cuda.gemm.choice.expert_entries import LayerTiles
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.inputs.experts import ExpertLayer, Lanes
@@ -29,24 +29,24 @@ def expert_sums(
     shared: torch.Tensor | None = None,
     activation: str = "silu",
     tiles: LayerTiles | None = None,
-    places: Places | None = None,
+    sorted_tokens: SortedTokens | None = None,
 ) -> PartialSums:
     """x [M, H], ids int32 and weights fp32 [M, k] -> the roots of this rank's lanes [R, M, H].
 
     gate_up [E, 2 * I, H] (interleaved) and down [E, H, I] of this rank's experts; biases
     [E, 2 * I] and [E, H] or None; shared: fp32 [lanes, M, H], added to each lane last. tiles:
-    override the choice; they show in time only. places: where the choice put the rows.
+    override the choice; they show in time only. sorted_tokens: as the router left them.
     """
     sms, x = programs(x.device), x.contiguous()
     if tiles is None:
         (held, hidden, width), (tokens, chosen) = down.shape, ids.shape
         layer = ExpertLayer(hidden, width, held, lanes.total, chosen)
         tiles = layer_tiles(layer, tokens, x.element_size(), x.device)
-    if places is None or (places.height, places.spread) != (tiles.gate_up.rows, tiles.spread):
-        places = place(ids, lanes.experts, tiles.gate_up.rows, tiles.spread)
-    mixed = _gate_up(x, gate_up, biases[0], places, tiles.gate_up, sms, activation)
-    y = grouped_product(mixed, down, biases[1], places, tiles.down, sms)
-    return fold_lanes(y, ids, weights, places, lanes, shared)
+    if sorted_tokens is None or sorted_tokens[2:] != (tiles.gate_up.rows, tiles.by_token):
+        sorted_tokens = sort_tokens(ids, lanes.experts, tiles.gate_up.rows, tiles.by_token)
+    mixed = _gate_up(x, gate_up, biases[0], sorted_tokens, tiles.gate_up, sms, activation)
+    y = grouped_product(mixed, down, biases[1], sorted_tokens, tiles.down, sms)
+    return fold_lanes(y, ids, weights, sorted_tokens, lanes, shared)
 
 
 def expert_rows(
@@ -62,11 +62,11 @@ def expert_rows(
 
     gate_up [E, 2 * I, H], interleaved, of `experts` of `total`; a choice of none of them has +0.
     """
-    sms, weight = programs(x.device), Weight.of(gate_up, True)
-    tile, spread = product_tile(ids.shape[0], ids.numel() / total, weight, sms)
-    places = place(ids, experts, tile.rows, spread)
-    mixed = _gate_up(x.contiguous(), gate_up, bias, places, tile, sms, activation)
-    return rows_of_choices(mixed, places)
+    sms, weight = programs(x.device), weight_of(gate_up, True)
+    tile, by_token = product_tile(ids.shape[0], ids.numel() / total, weight, sms)
+    sorted_tokens = sort_tokens(ids, experts, tile.rows, by_token)
+    mixed = _gate_up(x.contiguous(), gate_up, bias, sorted_tokens, tile, sms, activation)
+    return rows_of_choices(mixed, sorted_tokens)
 
 
 def sums_of_rows(
@@ -79,22 +79,24 @@ def sums_of_rows(
     shared: torch.Tensor | None = None,
 ) -> PartialSums:
     """mixed [M, k, I], ids and weights [M, k], down [E, N, I] -> the roots of lanes [R, M, N]."""
-    sms, weight = programs(mixed.device), Weight.of(down, False)
-    tile, spread = product_tile(ids.shape[0], ids.numel() / lanes.total, weight, sms)
-    places = place(ids, lanes.experts, tile.rows, spread)
-    rows = rows_in_slots(mixed.contiguous(), places)
-    y = grouped_product(rows, down, bias, places, tile, sms)
-    return fold_lanes(y, ids, weights, places, lanes, shared)
+    sms, weight = programs(mixed.device), weight_of(down, False)
+    tile, by_token = product_tile(ids.shape[0], ids.numel() / lanes.total, weight, sms)
+    sorted_tokens = sort_tokens(ids, lanes.experts, tile.rows, by_token)
+    rows = rows_in_blocks(mixed.contiguous(), sorted_tokens)
+    y = grouped_product(rows, down, bias, sorted_tokens, tile, sms)
+    return fold_lanes(y, ids, weights, sorted_tokens, lanes, shared)
 
 
 def _gate_up(
     x: torch.Tensor,
     gate_up: torch.Tensor,
     bias: torch.Tensor | None,
-    places: Places,
+    sorted_tokens: SortedTokens,
     tile: Tile,
     sms: int,
     activation: str,
 ) -> torch.Tensor:
-    rows = x if places.spread else rows_in_slots(x, places)
-    return grouped_product(rows, gate_up, bias, places, tile, sms, activation, places.spread)
+    rows = x if sorted_tokens.by_token else rows_in_blocks(x, sorted_tokens)
+    return grouped_product(
+        rows, gate_up, bias, sorted_tokens, tile, sms, activation, sorted_tokens.by_token
+    )

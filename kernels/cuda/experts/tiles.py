@@ -1,7 +1,7 @@
 """Which tiles of expert products run: by the rows of a step, tuned or by a static rule.
 
-A tile's rows are the slots of a block. Where blocks are spread (few tokens), a block holds every
-token of the step, and nothing is gathered. Both products of a layer have blocks of one height.
+A tile's rows are those of a block. Where blocks are by token (few tokens), a block has a row for
+every token of the step, and nothing is gathered. Both products of a layer have blocks of one size.
 The GPU's shape table has the tiles of layers that `tpdet tune` has measured (`expert_entries.py`).
 """
 
@@ -11,11 +11,12 @@ from typing import NamedTuple
 import torch
 
 from tpdet.kernels.cuda import hardware
-from tpdet.kernels.cuda.experts.places import SPREAD_HEIGHTS
-from tpdet.kernels.cuda.experts.warp_specialised_launch import takes
+from tpdet.kernels.cuda.experts.sorted_tokens import BY_TOKEN_ROWS
 from tpdet.kernels.cuda.gemm.choice.expert_entries import LayerTiles
 from tpdet.kernels.cuda.gemm.choice.shape_table import bucket_of, tuned_experts
+from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.variant import ProductShape
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 from tpdet.kernels.inputs.experts import ExpertLayer
 from tpdet.kernels.inputs.product import Product
@@ -50,7 +51,7 @@ def programs(device: torch.device) -> int:
     return multiprocessors(device) if hardware.gpu_of(device).wgmma else 0
 
 
-class Weight(NamedTuple):
+class ExpertWeight(NamedTuple):
     """One expert's [n, k] of values of `size` bytes; gated: its rows are gates and ups in turn."""
 
     n: int
@@ -58,16 +59,22 @@ class Weight(NamedTuple):
     size: int
     gated: bool
 
-    @staticmethod
-    def of(weights: torch.Tensor, gated: bool) -> "Weight":
-        """Of weights [E, N, K]."""
-        return Weight(weights.shape[1], weights.shape[2], weights.element_size(), gated)
+    def fits(self, tile: Tile) -> bool:
+        """Whether the tile's variant computes products of experts by it."""
+        variant = variant_of(tile)
+        shape = ProductShape(tile.rows, self.n, self.k, 1, self.size, self.gated)
+        return variant.experts and variant.fits(shape, tile)
 
 
-def weights_of(layer: ExpertLayer, size: int) -> tuple[Weight, Weight]:
+def weight_of(weights: torch.Tensor, gated: bool) -> ExpertWeight:
+    """One expert's of weights [E, N, K]."""
+    return ExpertWeight(weights.shape[1], weights.shape[2], weights.element_size(), gated)
+
+
+def weights_of(layer: ExpertLayer, size: int) -> tuple[ExpertWeight, ExpertWeight]:
     """An expert's gates with ups, and its down."""
-    gate_up = Weight(2 * layer.width, layer.hidden, size, True)
-    return gate_up, Weight(layer.hidden, layer.width, size, False)
+    gate_up = ExpertWeight(2 * layer.width, layer.hidden, size, True)
+    return gate_up, ExpertWeight(layer.hidden, layer.width, size, False)
 
 
 def layer_tiles(layer: ExpertLayer, tokens: int, size: int, device: torch.device) -> LayerTiles:
@@ -90,46 +97,46 @@ def _tuned(layer: ExpertLayer, size: int, device: torch.device) -> Mapping[int, 
 def static_tiles(layer: ExpertLayer, tokens: int, size: int, sms: int) -> LayerTiles:
     """What runs without a table; sms: of `programs`."""
     mean, (gate_up, down) = layer.mean_rows(tokens), weights_of(layer, size)
-    up, spread = product_tile(tokens, mean, gate_up, sms)
+    up, by_token = product_tile(tokens, mean, gate_up, sms)
     below, _ = product_tile(tokens, mean, down, sms)
     if up.rows != below.rows:  # only one of them takes the fast form
-        up, spread = product_tile(tokens, mean, gate_up, 0)
+        up, by_token = product_tile(tokens, mean, gate_up, 0)
         below, _ = product_tile(tokens, mean, down, 0)
-    return LayerTiles(up, below, spread)
+    return LayerTiles(up, below, by_token)
 
 
-def product_tile(tokens: int, mean: float, weight: Weight, sms: int) -> tuple[Tile, bool]:
-    """The tile of one product, and whether blocks are spread; as `layer_tiles`."""
-    spread, small = tokens <= SPREAD_HEIGHTS[-1], weight.size == 2
+def product_tile(tokens: int, mean: float, weight: ExpertWeight, sms: int) -> tuple[Tile, bool]:
+    """The tile of one product, and whether blocks are by token; as `layer_tiles`."""
+    by_token, small = tokens <= BY_TOKEN_ROWS[-1], weight.size == 2
     if sms and small:
-        tile = next(tile for most, tile in _HOPPER if spread or mean <= most)
+        tile = next(tile for most, tile in _HOPPER if by_token or mean <= most)
         tile = _FEW if tokens <= _FEW.rows else tile
-        if takes(tile, *weight):
-            other = _GATED.get(tile) if weight.gated and not spread else None
+        if weight.fits(tile):
+            other = _GATED.get(tile) if weight.gated and not by_token else None
             deep = other is not None and weight.k % other.depth == 0  # as many bytes on their way
-            return (other if other is not None and deep else tile), spread
+            return (other if other is not None and deep else tile), by_token
     tile = next(tile for most, tile in (_POINTER if small else _FLOAT32) if mean <= most)
-    return tile.at(weight.k), spread and tokens <= tile.rows
+    return tile.at(weight.k), by_token and tokens <= tile.rows
 
 
-def product_tiles(weight: Weight, sms: int) -> list[tuple[Tile, bool]]:
+def product_tiles(weight: ExpertWeight, sms: int) -> list[tuple[Tile, bool]]:
     """All that `product_tile` names for a weight, whatever the step."""
     means = [most for most, _ in (*_HOPPER, *_POINTER, *_FLOAT32)]
-    steps = [(tokens, mean) for tokens in (1, *SPREAD_HEIGHTS, 1024) for mean in means]
+    steps = [(tokens, mean) for tokens in (1, *BY_TOKEN_ROWS, 1024) for mean in means]
     return list(dict.fromkeys(product_tile(*step, weight, sms) for step in steps))
 
 
 def tiles_in_use(
     products: Iterable[Product], layer: ExpertLayer | None, size: int, device: torch.device
-) -> list[tuple[Weight, Tile, bool]]:
-    """What steps of any length may run, with the weight and whether blocks are spread.
+) -> list[tuple[ExpertWeight, Tile, bool]]:
+    """What steps of any length may run, with the weight and whether blocks are by token.
 
     products: those of one expert on this rank; layer: None where experts are cut over outputs.
     """
     if layer is not None and (tuned := _tuned(layer, size, device)):
         gate_up, down = weights_of(layer, size)
-        found = [(gate_up, tiles.gate_up, tiles.spread) for tiles in tuned.values()]
-        return list(dict.fromkeys([*found, *((down, t.down, t.spread) for t in tuned.values())]))
-    weights = [Weight(each.n, each.k, size, each.gated) for each in products]
+        found = [(gate_up, tiles.gate_up, tiles.by_token) for tiles in tuned.values()]
+        return list(dict.fromkeys([*found, *((down, t.down, t.by_token) for t in tuned.values())]))
+    weights = [ExpertWeight(each.n, each.k, size, each.gated) for each in products]
     sms = programs(device)
-    return [(w, tile, spread) for w in weights for tile, spread in product_tiles(w, sms)]
+    return [(w, tile, by_token) for w in weights for tile, by_token in product_tiles(w, sms)]

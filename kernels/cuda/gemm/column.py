@@ -17,6 +17,7 @@ from tpdet.kernels.cuda.gemm.choice.shape_table import Admitted, library_rows
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.operands import descriptor_sms, fitted, run_chain
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.variant import Operands
 from tpdet.kernels.cuda.launch.multiprocessors import all_free
 from tpdet.kernels.inputs.activations import activation_number
 
@@ -75,5 +76,5 @@ def product_of_kind(
     if tile is None:
         float32, wide_out = x.dtype == torch.float32, out_dtype == torch.float32
         tile = column_tile(m, n, k, float32=float32, wide_out=wide_out, sms=sms)
-    run_chain(x, w, bias, y, tile, sms, gated)
+    run_chain(Operands(x, w, bias, y, gated), tile, sms)
     return y[0]

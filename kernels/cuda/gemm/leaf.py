@@ -19,7 +19,7 @@ from tpdet.kernels.cuda.gemm.choice.variants import FOLDS, variant_of
 from tpdet.kernels.cuda.gemm.operands import check_depth, descriptor_sms, fitted, run_chain
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm, root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.cuda.gemm.variants.unequal import run_unequal
+from tpdet.kernels.cuda.gemm.variants.variant import Operands
 from tpdet.kernels.order import Expression
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -32,7 +32,7 @@ def leaf_gemm(x: torch.Tensor, weight: torch.Tensor, tile: Tile | None = None) -
     sms = descriptor_sms(x, w, y)
     if tile is None:
         tile = leaf_tile(m, n, k, leaves, float32=x.dtype == torch.float32, sms=sms)
-    run_chain(x, w, None, y, tile, sms)
+    run_chain(Operands(x, w, None, y), tile, sms)
     return y
 
 
@@ -47,8 +47,7 @@ def unequal_leaf_gemm(
     if tile is None:
         float32 = x.dtype == torch.float32
         tile = leaf_tile(m, n, math.gcd(*widths), leaves, float32=float32, sms=sms)
-    if y.numel():
-        run_unequal(x, w, y, widths, tile, sms)
+    run_chain(Operands(x, w, None, y, widths=widths), tile, sms)
     return y
 
 
@@ -82,12 +81,13 @@ def leaf_sums(
     if choice.kernel not in FOLDS and choice.cut > 1:
         raise ValueError(f"no kernel {choice.kernel!r} folds leaves: use one of {tuple(FOLDS)}")
     units, rest, form = _cut(leaves, roots, choice.cut)
-    check_depth(choice.tile, w)
     y = torch.empty(len(units), m, n, dtype=torch.float32, device=x.device)
+    operands = Operands(x, w, None, y)
+    check_depth(choice.tile, operands)
     if choice.cut == 1:
-        run_chain(x, w, None, y, choice.tile, sms)
+        run_chain(operands, choice.tile, sms)
     elif y.numel():
-        FOLDS[choice.kernel].run(x, w, y, form, choice.tile, sms)
+        FOLDS[choice.kernel].run(operands, form, choice.tile, sms)
     return PartialSums(y, rest)
 
 

@@ -5,35 +5,30 @@ import torch
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import K_GROUP, Tile
+from tpdet.kernels.cuda.gemm.variants.variant import Operands
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 
 _DESCRIPTOR_BYTES = 16  # alignment of a base and of a row
 
 
-def run_chain(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    bias: torch.Tensor | None,
-    y: torch.Tensor,
-    tile: Tile,
-    sms: int,
-    gated: int = 0,
-) -> None:
-    """x [M, L * K], w [L, N, K] contiguous, bias [N] or None -> y [L, M, N], filled.
-
-    gated: the number of an activation; w and bias are then interleaved, and y [L, M, N / 2] is
-    the activated gate * up.
-    """
-    if y.numel() == 0:
+def run_chain(operands: Operands, tile: Tile, sms: int) -> None:
+    """y is filled by the tile's variant. Raises ValueError for a tile that does not fit."""
+    if operands.y.numel() == 0:
         return
-    check_depth(tile, w)
-    variant_of(tile).run(x, w, bias, y, tile, sms, gated)
+    check_depth(tile, operands)
+    variant = variant_of(tile)
+    if operands.widths and not variant.unequal:
+        raise ValueError(f"{tile.variant} takes no unequal leaves: use descriptor")
+    variant.run(operands, tile, sms)
 
 
-def check_depth(tile: Tile, w: torch.Tensor) -> None:
+def check_depth(tile: Tile, operands: Operands) -> None:
     """A tile that crossed the end of a leaf's K would read its neighbour."""
-    if w.shape[2] % tile.depth:
-        raise ValueError(f"depth {tile.depth} does not divide K = {w.shape[2]}: use .at(K)")
+    k, widths = operands.w.shape[2], operands.widths
+    if widths and (sum(widths) != k or any(width % tile.depth for width in widths)):
+        raise ValueError(f"depth {tile.depth} does not divide leaves {widths} of {k}")
+    if k % tile.depth:
+        raise ValueError(f"depth {tile.depth} does not divide K = {k}: use .at(K)")
 
 
 def fitted(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,12 +9,12 @@ from tests.gpu.lib.suite import Check
 from tpdet.kernels import order
 from tpdet.kernels.cuda.experts.admission import failing_tiles
 from tpdet.kernels.cuda.experts.candidates import CANDIDATES
-from tpdet.kernels.cuda.experts.choice import route
-from tpdet.kernels.cuda.experts.gather import rows_in_slots
-from tpdet.kernels.cuda.experts.places import place
+from tpdet.kernels.cuda.experts.gather import rows_in_blocks
 from tpdet.kernels.cuda.experts.products import grouped_product
+from tpdet.kernels.cuda.experts.router import route
+from tpdet.kernels.cuda.experts.sorted_tokens import sort_tokens
 from tpdet.kernels.cuda.experts.sums import Lanes, expert_sums
-from tpdet.kernels.cuda.experts.warp_specialised_launch import takes
+from tpdet.kernels.cuda.experts.tiles import ExpertWeight
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
@@ -42,15 +42,15 @@ def spans_of(rows):
     return torch.tensor([[0, 1, 7], [1, rows - 1, 0], [0, 0, 0]], dtype=torch.int32, device="cuda")
 
 
-def by_slots(x, weights, bias, ids, experts, tile, spread, shift=None, name="silu"):
+def by_experts(x, weights, bias, ids, experts, tile, by_token, shift=None, name="silu"):
     """Both products of a layer [S, H], and where its rows stand; shift: gates' and ups' bias."""
-    places = place(ids, experts, tile.rows, spread)
-    rows = x if spread else rows_in_slots(x, places)
+    found = sort_tokens(ids, experts, tile.rows, by_token)
+    rows = x if by_token else rows_in_blocks(x, found)
     gate_up, down = weights
     sms = multiprocessors(x.device)
     up_tile, down_tile = fitted(tile, gate_up, True), fitted(tile, down, False)
-    mixed = grouped_product(rows, gate_up, shift, places, up_tile, sms, name, spread)
-    return grouped_product(mixed, down, bias, places, down_tile, sms), places
+    mixed = grouped_product(rows, gate_up, shift, found, up_tile, sms, name, by_token)
+    return grouped_product(mixed, down, bias, found, down_tile, sms), found
 
 
 def fitted(tile, weight, gated):
@@ -61,26 +61,27 @@ def fitted(tile, weight, gated):
             return tile
     else:
         for less in (0, 1):
-            if takes(shorter := replace(tile, stages=tile.stages - less), n, k, size, gated):
+            shorter = replace(tile, stages=tile.stages - less)
+            if ExpertWeight(n, k, size, gated).fits(shorter):
                 return shorter
     return Tile(tile.rows, 32, 16, 4, 3, "pointer_swapped")
 
 
-def rows_are_those_of_dense_products(x, weights, bias, ids, experts, tile, spread, what):
+def rows_are_those_of_dense_products(x, weights, bias, ids, experts, tile, by_token, what):
     """Of each expert the rows that chose it, by both dense products."""
-    y, places = by_slots(x, weights, bias, ids, experts, tile, spread)
-    slots = places.slots
-    if not torch.equal(slots >= 0, (ids >= experts.start) & (ids < experts.stop)):
-        raise AssertionError(f"{what}: a choice without its slot")
-    taken = slots[slots >= 0]
+    y, found = by_experts(x, weights, bias, ids, experts, tile, by_token)
+    positions = found.positions
+    if not torch.equal(positions >= 0, (ids >= experts.start) & (ids < experts.stop)):
+        raise AssertionError(f"{what}: a choice without its row")
+    taken = positions[positions >= 0]
     if taken.unique().numel() != taken.numel():
-        raise AssertionError(f"{what}: two choices in one slot")
+        raise AssertionError(f"{what}: two choices in one row")
     for expert in range(len(experts)):
         token, choice = (ids == experts.start + expert).nonzero(as_tuple=True)
         if len(token):
             mixed = gated_gemm(x[token], weights[0][expert])
             wanted = column_gemm(mixed, weights[1][expert], bias[expert], x.dtype)
-            same(y[slots[token, choice].long()], wanted, f"{what} expert {expert}")
+            same(y[positions[token, choice].long()], wanted, f"{what} expert {expert}")
 
 
 def tiles_are_one_class(hidden, width, kind, dtype=torch.bfloat16, skew=0.0):
@@ -95,12 +96,12 @@ def tiles_are_one_class(hidden, width, kind, dtype=torch.bfloat16, skew=0.0):
             ids = routes(tokens, chosen, count, tokens, skew)
             ids[tokens - tokens // 3 :] = -1  # padding
             for tile in bucket.tiles:
-                if tokens > tile.rows and bucket.spread:
+                if tokens > tile.rows and bucket.by_token:
                     continue
                 for experts in (range(count), range(8, count)):
                     weights = gate_up[experts.start :], down[experts.start :]
                     what = f"{hidden} {width} {tokens} tokens {experts} {tile}"
-                    case = ids, experts, tile, bucket.spread
+                    case = ids, experts, tile, bucket.by_token
                     shift = bias[experts.start :]
                     rows_are_those_of_dense_products(x, weights, shift, *case, what)
                     cases += 1
@@ -117,11 +118,11 @@ def clamped_gates_are_one_class(hidden, width):
         x, ids = draw(tokens, hidden, seed=4), routes(tokens, 2, count)
         case = (gate_up, down), bias, ids, range(count)
         for tile in bucket.tiles:
-            if tokens > tile.rows and bucket.spread:
+            if tokens > tile.rows and bucket.by_token:
                 continue
-            ways = tile, bucket.spread, shift, "clamped"
-            y, places = by_slots(x, *case, *ways)
-            rows = y[places.slots.long()]
+            ways = tile, bucket.by_token, shift, "clamped"
+            y, found = by_experts(x, *case, *ways)
+            rows = y[found.positions.long()]
             known = rows if known is None else known
             same(rows, known, f"{hidden} {width} {tokens} tokens {tile}")
         for expert in range(count):
@@ -140,7 +141,7 @@ def clamped_gates_are_one_class(hidden, width):
 
 
 def poison_stays_in_its_row():
-    """NaN rows, NaN around operands, slots of no row: no other row changes."""
+    """NaN rows, NaN around operands, rows of no token: no other row changes."""
     weights = draw(16, 512, 512, seed=1) * 0.02, draw(16, 512, 256, seed=2) * 0.02
     bias = draw(16, 512, seed=3)
     around = tuple(surrounded(w) for w in weights)
@@ -150,12 +151,12 @@ def poison_stays_in_its_row():
         bad = x.clone()
         bad[::3] = torch.nan
         for tile in bucket.tiles:
-            if tokens > tile.rows and bucket.spread:
+            if tokens > tile.rows and bucket.by_token:
                 continue
-            case = ids, range(16), tile, bucket.spread
-            clean, before = by_slots(x, weights, bias, *case)
-            dirty, after = by_slots(surrounded(bad), around, bias, *case)
-            clean, dirty = (y[p.slots.long()] for y, p in ((clean, before), (dirty, after)))
+            case = ids, range(16), tile, bucket.by_token
+            clean, before = by_experts(x, weights, bias, *case)
+            dirty, after = by_experts(surrounded(bad), around, bias, *case)
+            clean, dirty = (y[p.positions.long()] for y, p in ((clean, before), (dirty, after)))
             if not dirty[::3].isnan().all():
                 raise AssertionError(f"{tile}: NaN rows are lost")
             keep = [row for row in range(tokens) if row % 3]
@@ -208,7 +209,7 @@ def sums_do_not_know_where_experts_live(dtype, hidden, width):
                     fold = Lanes(mine, count, lanes // ranks, relative_roots(roots))
                     own = route(logits, None, spans, Routing(count, chosen), mine)
                     asked = x, own.ids, own.weights, *weigh, fold
-                    sums = expert_sums(*asked, places=own.places)
+                    sums = expert_sums(*asked, sorted_tokens=own.sorted_tokens)
                     sent[rank, : len(roots)] = sums.values
                 total = fold_final(sent, plan.final)
                 same(total, wanted, f"{tokens} tokens {name} {ranks} ranks")
@@ -225,7 +226,7 @@ def choices_are_those_of_a_stable_sort():
         few = route(logits[:4], None, spans_of(3), Routing(experts, chosen), range(experts))
         same(few.ids[:3], ids[:3], "ids of few rows")
         same(few.weights[1:3], weights[1:3], "weights of few rows")
-        if few.places is None or not (few.places.slots[3] == -1).all():
+        if few.sorted_tokens is None or not (few.sorted_tokens.positions[3] == -1).all():
             raise AssertionError(f"{experts} experts: a padding row of few has a place")
         scores = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-3e38).add(0.0)
         best = scores.neg().sort(dim=1, stable=True).indices[:, :chosen].sort(dim=1).values
@@ -249,9 +250,9 @@ def a_graph_follows_its_routes():
         logits = draw(tokens, count, dtype=torch.float32, seed=5)
 
         def run(x=x, spans=spans, logits=logits):
-            ids, weights, places = route(logits, None, spans, Routing(count, chosen), range(count))
+            ids, weights, found = route(logits, None, spans, Routing(count, chosen), range(count))
             weigh = gate_up, down, (None, None)
-            return expert_sums(x, ids, weights, *weigh, fold, places=places).values
+            return expert_sums(x, ids, weights, *weigh, fold, sorted_tokens=found).values
 
         run()
         graph = torch.cuda.CUDAGraph()

@@ -15,11 +15,11 @@ from tests.gpu.lib.suite import run_parts
 from tpdet.kernels.cuda.compile.pool import compile_all
 from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.cuda.experts.candidates import CANDIDATES
-from tpdet.kernels.cuda.experts.choice import route
-from tpdet.kernels.cuda.experts.gather import rows_in_slots
+from tpdet.kernels.cuda.experts.gather import rows_in_blocks
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
-from tpdet.kernels.cuda.experts.places import place
 from tpdet.kernels.cuda.experts.products import grouped_product
+from tpdet.kernels.cuda.experts.router import route
+from tpdet.kernels.cuda.experts.sorted_tokens import sort_tokens
 from tpdet.kernels.cuda.experts.sums import Lanes, expert_sums
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 from tpdet.kernels.inputs.experts import Routing
@@ -37,7 +37,7 @@ SMALL = (
     (1, 8, True), (16, 16, True), (64, 16, False), (256, 32, False), (2048, 128, False),
     (8192, 128, False),
 )  # fmt: skip
-"""Tokens, slots of a block, whether they are spread."""
+"""Tokens, rows of a block, whether blocks are by token."""
 
 
 class Layer:
@@ -58,28 +58,28 @@ def touched(steps):
     return sum(ids.unique().numel() for _, ids in steps) / len(steps)
 
 
-def products(layer, x, ids, tile, spread):
+def products(layer, x, ids, tile, by_token):
     """Both products, from the step's rows on."""
-    places = place(ids, range(EXPERTS), tile.rows, spread)
-    rows = x if spread else rows_in_slots(x, places)
-    return down(layer, gate_up(layer, rows, places, tile), places, tile), places
+    found = sort_tokens(ids, range(EXPERTS), tile.rows, by_token)
+    rows = x if by_token else rows_in_blocks(x, found)
+    return down(layer, gate_up(layer, rows, found, tile), found, tile), found
 
 
-def gate_up(layer, rows, places, tile):
-    sms, weight, spread = multiprocessors(rows.device), layer.gate_up, places.spread
+def gate_up(layer, rows, found, tile):
+    sms, weight, by_token = multiprocessors(rows.device), layer.gate_up, found.by_token
     fit = fitted(tile, weight, True)
-    return grouped_product(rows, weight, None, places, fit, sms, "silu", spread)
+    return grouped_product(rows, weight, None, found, fit, sms, "silu", by_token)
 
 
-def down(layer, mixed, places, tile):
+def down(layer, mixed, found, tile):
     sms, weight = multiprocessors(mixed.device), layer.down
-    return grouped_product(mixed, weight, None, places, fitted(tile, weight, False), sms)
+    return grouped_product(mixed, weight, None, found, fitted(tile, weight, False), sms)
 
 
-def lanes(y, places, ids):
+def lanes(y, found, ids):
     weights = torch.full(ids.shape, 0.125, device=ids.device)
     fold = Lanes(range(EXPERTS), EXPERTS, LANES, (fold_tree("tree", LANES),))
-    return fold_lanes(y, ids, weights, places, fold)
+    return fold_lanes(y, ids, weights, found, fold)
 
 
 def compile_first(runs):
@@ -107,27 +107,27 @@ def tile_times(layer, tokens, bucket_tokens):
         flush=True,
     )
     cases = [
-        (tile, bucket.spread)
+        (tile, bucket.by_token)
         for bucket in CANDIDATES
         if bucket.tokens == bucket_tokens
         for tile in bucket.tiles
-        if not (bucket.spread and tokens > tile.rows)
+        if not (bucket.by_token and tokens > tile.rows)
     ]
     x, ids = steps[0]
     compile_first([lambda t=t, s=s: products(layer, x, ids, t, s) for t, s in cases])
-    for tile, spread in cases:
+    for tile, by_token in cases:
         label = (
             f"{tile.rows}x{tile.columns}x{tile.depth} s{tile.stages} c{tile.ctas} {tile.variant}"
         )
         try:
             ready = []
             for x, ids in steps:
-                places = place(ids, range(EXPERTS), tile.rows, spread)
-                rows = x if spread else rows_in_slots(x, places)
-                ready.append((x, ids, rows, gate_up(layer, rows, places, tile), places))
+                found = sort_tokens(ids, range(EXPERTS), tile.rows, by_token)
+                rows = x if by_token else rows_in_blocks(x, found)
+                ready.append((x, ids, rows, gate_up(layer, rows, found, tile), found))
             up = lambda r, t=tile: gate_up(layer, r[2], r[4], t)
             below = lambda r, t=tile: down(layer, r[3], r[4], t)
-            whole = lambda r, t=tile, s=spread: products(layer, r[0], r[1], t, s)
+            whole = lambda r, t=tile, s=by_token: products(layer, r[0], r[1], t, s)
             repeats = 5 if tokens > 256 else 7
             times = interleaved_medians((up, below, whole), ready, repeats)
         except Exception as error:
@@ -137,28 +137,28 @@ def tile_times(layer, tokens, bucket_tokens):
         shares = [floor / time for floor, time in zip(floors, times, strict=False)]
         share = sum(floors) / (times[0] + times[1])
         print(
-            f"{label:45s} spread {spread:d} gate/up {times[0]:7.1f} ({shares[0]:.2f}) down "
-            f"{times[1]:7.1f} ({shares[1]:.2f}) both {share:.2f} | with places {times[2]:7.1f}",
+            f"{label:45s} by_token {by_token:d} gate/up {times[0]:7.1f} ({shares[0]:.2f}) down "
+            f"{times[1]:7.1f} ({shares[1]:.2f}) both {share:.2f} | with sorting {times[2]:7.1f}",
             flush=True,
         )
 
 
 def small_kernels(layer):
-    """Places, gathering and lanes."""
-    for tokens, height, spread in SMALL:
+    """Sorting, gathering and lanes."""
+    for tokens, height, by_token in SMALL:
         steps = layer.steps(tokens)
         ready = []
         for x, ids in steps:
-            places = place(ids, range(EXPERTS), height, spread)
-            ready.append((x, ids, places, draw(places.slot_count, HIDDEN)))
+            found = sort_tokens(ids, range(EXPERTS), height, by_token)
+            ready.append((x, ids, found, draw(found.rows, HIDDEN)))
         runs = (
-            lambda r, h=height, s=spread: place(r[1], range(EXPERTS), h, s),
-            lambda r: rows_in_slots(r[0], r[2]),
+            lambda r, h=height, s=by_token: sort_tokens(r[1], range(EXPERTS), h, s),
+            lambda r: rows_in_blocks(r[0], r[2]),
             lambda r: lanes(r[3], r[2], r[1]),
         )
         times = interleaved_medians(runs, ready, 5)
         print(
-            f"{tokens:5d} tokens: places {times[0]:6.1f} gather {times[1]:6.1f} lanes (with a "
+            f"{tokens:5d} tokens: sorting {times[0]:6.1f} gather {times[1]:6.1f} lanes (with a "
             f"fill) {times[2]:6.1f} us",
             flush=True,
         )
@@ -166,7 +166,9 @@ def small_kernels(layer):
 
 def routed(x, routes, weights, fold):
     """The sums of one layer."""
-    return expert_sums(x, routes.ids, routes.weights, *weights, fold, places=routes.places)
+    return expert_sums(
+        x, routes.ids, routes.weights, *weights, fold, sorted_tokens=routes.sorted_tokens
+    )
 
 
 def layer_times(layer, skew=0.0):

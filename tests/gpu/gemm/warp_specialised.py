@@ -26,6 +26,7 @@ from tpdet.kernels.cuda.gemm.choice.leaf_choice import cut_roots
 from tpdet.kernels.cuda.gemm.operands import run_chain
 from tpdet.kernels.cuda.gemm.variants.root_form import root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.variant import Operands
 from tpdet.kernels.cuda.gemm.variants.warp_specialised_launch import folds, run_gluon_fold
 from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.partial_sums import relative_roots
@@ -69,7 +70,7 @@ def fitting(form):
 
 def fold(x, w, form, stages):
     y = torch.full((form.roots, x.shape[0], w.shape[1]), torch.nan, device=x.device)
-    run_gluon_fold(x, w, y, form, replace(TILE, stages=stages), processors())
+    run_gluon_fold(Operands(x, w, None, y), form, replace(TILE, stages=stages), processors())
     return y
 
 
@@ -82,10 +83,10 @@ def columns_have_the_bits_of_another_tile(kind):
             x = draw(m, k, kind=kind)
             for shift in (None, bias):
                 wanted = torch.full((1, m, n), torch.nan, device=x.device, dtype=x.dtype)
-                run_chain(x, w, shift, wanted, PLAIN, processors())
+                run_chain(Operands(x, w, shift, wanted), PLAIN, processors())
                 for tile in COLUMN_TILES:
                     y = torch.full_like(wanted, torch.nan)
-                    run_chain(x, w, shift, y, tile, processors())
+                    run_chain(Operands(x, w, shift, y), tile, processors())
                     same(y, wanted, f"{n} x {k}, M={m} {tile} bias {shift is not None}")
                     count += 1
     return f"{count} cases"
@@ -165,7 +166,9 @@ def times_of(name, n, k, ranks, rank, m, order_name, deadline):
             tile = replace(TILE, stages=stages)
             labels.append(f"gluon cut {cut} s{stages}")
             runs.append(
-                lambda w, y=y, form=form, tile=tile: run_gluon_fold(x, w[0], y, form, tile, sms)
+                lambda w, y=y, form=form, tile=tile: run_gluon_fold(
+                    Operands(x, w[0], None, y), form, tile, sms
+                )
             )
     repeats = 3 if time.time() < deadline else 1
     peer, *taken = interleaved_medians(runs, pairs, repeats)

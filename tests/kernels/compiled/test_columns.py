@@ -11,7 +11,8 @@ from tests.kernels.compiled.test_gemm import (
     check,
     compile_for_hopper,
     descriptor_types,
-    tile,
+    form,
+    pointer_types,
 )
 from tpdet.kernels.cuda.gemm.choice.candidates import column_candidates
 from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS
@@ -19,9 +20,8 @@ from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants import descriptor as gemm_descriptor
 from tpdet.kernels.cuda.gemm.variants import pointer as gemm_pointer
-from tpdet.kernels.cuda.gemm.variants import swapped as gemm_swapped
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.cuda.gemm.variants.variant import Shape
+from tpdet.kernels.cuda.gemm.variants.variant import ProductShape
 from tpdet.kernels.cuda.hardware import A100, H200
 from tpdet.kernels.inputs.activations import activation_number
 
@@ -45,25 +45,12 @@ def of_most_stages(tiles):
 
 def compile_candidate(variant, kind):
     out, gated = "fp32" if kind == "head" else "bf16", activation_number(kind)
-    constants = tile(variant) | {"GATED": gated}
     if variant_of(variant).descriptors:
-        types = descriptor_types(variant, out, gated)
-        types |= {"k": "i32", "leaves": "i32", "bias": "*bf16"}
-        constants |= {"HALVES": variant.halves, "HAS_BIAS": False}
-        kernel = (
-            gemm_swapped.swapped_chain
-            if variant.variant.endswith("swapped")
-            else gemm_descriptor.descriptor_chain
-        )
+        types, kernel = descriptor_types(variant, out, gated), gemm_descriptor.descriptor_chain
+        constants = {"FORM": form(variant, GATED=gated)}
     else:
-        types = dict.fromkeys(("x", "w", "bias"), "*bf16") | {"y": f"*{out}"}
-        types |= dict.fromkeys(("m", "n", "k", "stride_x"), "i32")
-        constants |= {
-            "SWAP": variant.variant.endswith("swapped"),
-            "EVEN_N": True,
-            "HAS_BIAS": False,
-        }
-        kernel = gemm_pointer.pointer_chain
+        types, kernel = pointer_types("bf16", out), gemm_pointer.pointer_chain
+        constants = {"FORM": form(variant, GATED=gated, EVEN=True)}
     ptx, log = compile_for_hopper(kernel, types, constants, variant.warps, variant.stages)
     check(ptx, log, f"{kind} {format_tile(variant)}", ["mma"])
     if gated:
@@ -110,7 +97,7 @@ GATED_TILES = (
     ],
 )
 def test_gated_tiles_compile_with_their_division_and_without_spills(kind, variant):
-    assert variant_of(variant).fits(Shape(4096, 24576, 4096, 1, 2, True), variant)
+    assert variant_of(variant).fits(ProductShape(4096, 24576, 4096, 1, 2, True), variant)
     compile_candidate(variant, kind)
 
 

@@ -24,7 +24,7 @@ from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, Admitted, Produc
 from tpdet.kernels.cuda.gemm.choice.tile_text import parse_tile
 from tpdet.kernels.cuda.gemm.choice.variants import KERNELS, variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.cuda.gemm.variants.variant import Shape
+from tpdet.kernels.cuda.gemm.variants.variant import ProductShape
 from tpdet.kernels.inputs.product import HEAD_ROWS, Product
 from tpdet.tools.tune.shapes import tuned_products, tuned_row_products
 
@@ -88,7 +88,9 @@ def test_every_known_model_has_choices_that_fit(name, gpu):
         for bucket, choice in found.items():
             if product.kind != "row":
                 bytes_out = 4 if product.kind == "head" else 2
-                shape = Shape(bucket, product.n, product.k, 1, bytes_out, product.kind == "gated")
+                shape = ProductShape(
+                    bucket, product.n, product.k, 1, bytes_out, product.kind == "gated"
+                )
                 assert variant_of(choice.tile).fits(shape, choice.tile), (product, choice)
 
 

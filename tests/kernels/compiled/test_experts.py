@@ -7,19 +7,20 @@ import pytest
 pytest.importorskip("triton")
 
 from tests.kernels.compiled.test_columns import check_gates
-from tests.kernels.compiled.test_gemm import check, compile_for_hopper
+from tests.kernels.compiled.test_gemm import check, compile_for_hopper, form, pointer_types
 from tests.lib.kernels.hopper_kernels import hopper_kernel
-from tpdet.kernels.cuda.experts import choice, gather, lanes, places
+from tpdet.kernels.cuda.experts import gather, lanes, router, sorted_tokens
 from tpdet.kernels.cuda.experts.candidates import CANDIDATES
-from tpdet.kernels.cuda.experts.pointer import pointer_groups
-from tpdet.kernels.cuda.experts.warp_specialised import warp_specialised_groups
-from tpdet.kernels.cuda.experts.warp_specialised_launch import takes
+from tpdet.kernels.cuda.experts.tiles import ExpertWeight
+from tpdet.kernels.cuda.gemm.variants.pointer import pointer_chain
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.warp_swapped import SwappedForm, warp_swapped_chain
 from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.fold_program import own_program
+from tpdet.kernels.inputs.activations import EXPERT_ACTIVATIONS
 from tpdet.kernels.order import fold_tree
 
-CASES = sorted({(tile, bucket.spread) for bucket in CANDIDATES for tile in bucket.tiles}, key=str)
+CASES = sorted({(tile, bucket.by_token) for bucket in CANDIDATES for tile in bucket.tiles}, key=str)
 FIRST = [
     (tile, shared)
     for tile, shared in CASES
@@ -30,17 +31,12 @@ FIRST = [
 
 def compile_tile(tile, shared, name, bias=False):
     """PTX, the log of ptxas -v and bytes of shared memory of one product by a tile."""
+    number = EXPERT_ACTIVATIONS[name] if name else 0
     if tile.variant.startswith("pointer"):
-        types = dict.fromkeys(("x", "w", "bias", "y"), "*bf16") | {"blocks": "*i32"}
-        types |= dict.fromkeys(("rows", "n", "k"), "i32")
-        constants = {
-            "BM": tile.rows,
-            "BN": tile.columns,
-            "BK": tile.depth,
-            "SWAP": tile.variant == "pointer_swapped",
-            "EVEN_N": False,
-        }
-        kernel, options = pointer_groups, {"num_warps": tile.warps, "num_stages": tile.stages}
+        types, kernel = pointer_types("bf16"), pointer_chain
+        more = {"BIAS": bias, "GATED": number, "EXPERTS": True, "SHARED": shared}
+        constants = {"FORM": form(tile, **more)}
+        options = {"num_warps": tile.warps, "num_stages": tile.stages}
     else:
         from triton.experimental.gluon.language import NVMMASharedLayout
 
@@ -51,12 +47,11 @@ def compile_tile(tile, shared, name, bias=False):
             "x_tiles": f"tensordesc<bf16[{tile.rows},64],{stage!r}>",
             "y_tiles": f"tensordesc<bf16[{tile.rows},{across}],{slot!r}>",
             "bias": "*bf16",
-            "blocks": "*i32",
+            "expert_ids": "*i32",
         } | dict.fromkeys(("n", "steps"), "i32")
-        constants = {"SLOTS": tile.rows, "BK": 64, "STAGES": tile.stages}
-        kernel, options = warp_specialised_groups, {"num_warps": 4}
-    constants |= {"SHARED": shared, "HAS_BIAS": bias, "ACTIVATION": name}
-    aligned = [n for n, t in types.items() if t.startswith("*") or n in ("n", "k")]
+        constants = {"FORM": SwappedForm(tile.rows, 64, tile.stages, shared, bias, number)}
+        kernel, options = warp_swapped_chain, {"num_warps": 4}
+    aligned = [n for n, t in types.items() if t.startswith("*") or n in ("n", "k", "stride_x")]
     done = hopper_kernel(kernel, types, constants, aligned, options)
     return done.ptx, done.log, done.shared
 
@@ -68,7 +63,7 @@ def check_tile(tile, shared, name):
     check(ptx, log, f"{tile} {name}", [instruction])
     assert held * tile.ctas <= H200.shared_bytes, f"{tile} takes {held} bytes"
     if not pointers:
-        assert takes(tile, 1536, 2048, 2, bool(name)), tile
+        assert ExpertWeight(1536, 2048, 2, bool(name)).fits(tile), tile
         assert "wgmma.wait_group.sync.aligned 1;" in ptx, "a step's products wait for themselves"
         assert "cp.async.bulk.tensor.2d.global.shared::cta" in ptx
     if name:
@@ -89,14 +84,15 @@ def test_every_tile_compiles_without_spills_or_serialised_instructions(tile, sha
 
 def test_clamped_gates_with_biases_compile_without_spills():
     tile = Tile(16, 128, 64, 4, 10, "warp_swapped")
-    assert takes(tile, 5760, 2880, 2, True) and takes(tile, 2880, 2880, 2, False)  # gpt-oss
+    weights = ExpertWeight(5760, 2880, 2, True), ExpertWeight(2880, 2880, 2, False)  # gpt-oss
+    assert all(weight.fits(tile) for weight in weights)
     ptx, log, _ = compile_tile(tile, False, "clamped", bias=True)
     check(ptx, log, f"{tile} clamped", ["wgmma.mma_async.sync.aligned.m64n16k16", "div.full.f32"])
 
 
 def test_a_pipeline_that_does_not_fit_is_known():
     most = Tile(128, 128, 64, 4, 6, "warp_swapped")
-    assert takes(most, 2048, 768, 2, False)
+    assert ExpertWeight(2048, 768, 2, False).fits(most)
     for tile, n, k, size, gated in (
         (Tile(128, 128, 64, 4, 7, "warp_swapped"), 2048, 768, 2, False),
         (most, 2048, 768, 4, False),
@@ -107,18 +103,18 @@ def test_a_pipeline_that_does_not_fit_is_known():
         (Tile(16, 64, 64, 4, 3, "warp_swapped"), 2048, 768, 2, False),
         (Tile(128, 128, 64, 4, 5, "warp_specialised"), 2048, 768, 2, False),
     ):
-        assert not takes(tile, n, k, size, gated), tile
+        assert not ExpertWeight(n, k, size, gated).fits(tile), tile
 
 
-def test_small_kernels_compile_and_their_atomics_count_places_alone():
-    integers = dict.fromkeys(("ids", "counts", "starts", "slots", "blocks"), "*i32")
+def test_small_kernels_compile_and_their_atomics_count_choices_alone():
+    integers = dict.fromkeys(("ids", "counts", "first_blocks", "positions", "expert_ids"), "*i32")
     sizes = dict.fromkeys(("choices", "first", "experts"), "i32")
-    common = {"CHOSEN": 8, "EXPERTS": 128, "HEIGHT": 16, "SPREAD": False, "BLOCK": 512}
+    common = {"CHOSEN": 8, "EXPERTS": 128, "ROWS": 16, "BY_TOKEN": False, "BLOCK": 512}
     for kernel, more, counts in (
-        (places.place_few, {"CHOICES": 2048}, True),
-        (places.count_choices, {}, True),
-        (places.find_blocks, {}, False),
-        (places.place_many, {}, False),
+        (sorted_tokens.sort_few, {"CHOICES": 2048}, True),
+        (sorted_tokens.count_choices, {}, True),
+        (sorted_tokens.find_blocks, {}, False),
+        (sorted_tokens.position_choices, {}, False),
     ):
         taken = set(kernel.arg_names)
         types = {n: t for n, t in (integers | sizes).items() if n in taken}
@@ -129,11 +125,11 @@ def test_small_kernels_compile_and_their_atomics_count_places_alone():
         assert bool(atomics) == counts and all(a.endswith(".add.u32") for a in atomics), atomics
 
 
-def test_choice_gathering_and_lanes_compile_without_fusion():
+def test_router_gathering_and_lanes_compile_without_fusion():
     types = dict.fromkeys(("logits", "bias", "weights"), "*fp32")
-    types |= dict.fromkeys(("spans", "ids", "slots", "blocks"), "*i32") | {"scale": "fp32"}
+    types |= dict.fromkeys(("spans", "ids", "positions", "expert_ids"), "*i32") | {"scale": "fp32"}
     types |= dict.fromkeys(("rows", "sequences", "experts", "first", "held", "stride"), "i32")
-    few = choice.padded_experts(8)
+    few = router.padded_experts(8)
     assert few == 32, "Triton 3.6 fails where a program has fewer logits than its warps have lanes"
     for experts, sigmoid, rows in (
         (few, False, 2),
@@ -142,27 +138,21 @@ def test_choice_gathering_and_lanes_compile_without_fusion():
         (128, False, 16),
     ):
         constants = {
-            "ROWS": rows,
-            "CHOSEN": 8,
-            "EXPERTS": experts,
-            "SIGMOID": sigmoid,
-            "HAS_BIAS": sigmoid,
-            "OVER_CHOSEN": True,
-            "HEIGHT": 16 if rows > 1 else 0,
+            "FORM": router.Gating(rows, 8, experts, sigmoid, sigmoid, True, 16 * (rows > 1))
         }
-        ptx, log = compile_for_hopper(choice.choose_rows, types, constants, rows, 3, ("stride",))
-        check(ptx, log, "choice", ["div.rn.f64", "ex2.approx"])
+        ptx, log = compile_for_hopper(router.gate_rows, types, constants, rows, 3, ("stride",))
+        check(ptx, log, "router", ["div.rn.f64", "ex2.approx"])
         assert ("div.rn.f32" in ptx) == sigmoid
-    types = {"x": "*bf16", "slots": "*i32", "y": "*bf16", "width": "i32"}
+    types = {"x": "*bf16", "positions": "*i32", "y": "*bf16", "width": "i32"}
     constants = {"CHOSEN": 8, "BLOCK": 2048}
     for kernel, more in (
-        (gather.copy_to_slots, {"APART": False}),
-        (gather.copy_to_slots, {"APART": True}),
-        (gather.copy_from_slots, {}),
+        (gather.copy_to_blocks, {"APART": False}),
+        (gather.copy_to_blocks, {"APART": True}),
+        (gather.copy_from_blocks, {}),
     ):
         ptx, log = compile_for_hopper(kernel, types, constants | more, 4, 3, ("width",))
         check(ptx, log, "gather", ["ld.global.v4.b32", "st.global.v4.b32"])
-    types = {"y": "*bf16", "ids": "*i32", "weights": "*fp32", "slots": "*i32"}
+    types = {"y": "*bf16", "ids": "*i32", "weights": "*fp32", "positions": "*i32"}
     types |= {"shared": "*fp32", "sums": "*fp32"} | dict.fromkeys(("rows", "width", "first"), "i32")
     for block, shared in ((256, True), (512, False)):
         constants = {

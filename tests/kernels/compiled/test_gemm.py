@@ -13,7 +13,7 @@ from tpdet.kernels.cuda.cost.static import static_tiles
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants import descriptor as gemm_descriptor
 from tpdet.kernels.cuda.gemm.variants import pointer as gemm_pointer
-from tpdet.kernels.cuda.gemm.variants import unequal
+from tpdet.kernels.cuda.gemm.variants.form import ChainForm
 from tpdet.kernels.cuda.pointwise import activation, finish, fold, norm
 from tpdet.kernels.cuda.pointwise.finish import StreamRows, finish_rule
 from tpdet.kernels.fold_program import own_program
@@ -48,29 +48,28 @@ def descriptor_types(variant, out, gated=False):
         "x": f"tensordesc<bf16[{variant.rows},{variant.depth}]>",
         "w": f"tensordesc<bf16[{variant.columns},{variant.depth}]>",
         "y": f"tensordesc<{out}{block}>",
-        "m": "i32",
-        "n": "i32",
-    }
+        "bias": "*bf16",
+    } | dict.fromkeys(("m", "n", "k", "leaves"), "i32")
 
 
-def tile(variant):
-    return {"BM": variant.rows, "BN": variant.columns, "BK": variant.depth}
+def form(tile, **more):
+    """What the kernels of a chain are compiled for by a tile, as a launch has it."""
+    sizes = tile.rows, tile.columns, tile.depth, tile.halves
+    return ChainForm(*sizes, tile.variant.endswith("_swapped"), **more)
+
+
+def pointer_types(dtype, out=None):
+    types = dict.fromkeys(("x", "w", "bias"), f"*{dtype}") | {"y": f"*{out or dtype}"}
+    return types | {"expert_ids": "*i32"} | dict.fromkeys(("m", "n", "k", "stride_x"), "i32")
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_pointer_kernels_compile_to_matrix_instructions(dtype):
     float32 = dtype == "fp32"
-    for variant in static_tiles(float32=float32, wide_out=False, descriptors=False):
-        types = dict.fromkeys(("x", "w", "bias", "y"), f"*{dtype}")
-        types |= {"m": "i32", "n": "i32", "k": "i32", "stride_x": "i32"}
-        constants = tile(variant) | {
-            "SWAP": variant.variant == "pointer_swapped",
-            "EVEN_N": False,
-            "HAS_BIAS": True,
-            "GATED": False,
-        }
-        kernel = gemm_pointer.pointer_chain
-        ptx, log = compile_for_hopper(kernel, types, constants, variant.warps, variant.stages)
+    for tile in static_tiles(float32=float32, wide_out=False, descriptors=False):
+        constants, kernel = {"FORM": form(tile, BIAS=True)}, gemm_pointer.pointer_chain
+        types = pointer_types(dtype)
+        ptx, log = compile_for_hopper(kernel, types, constants, tile.warps, tile.stages)
         wanted = ["fma.rn.f32"] if float32 else ["wgmma.mma_async", "cp.async.cg.shared.global"]
         check(ptx, log, "pointer_chain", wanted, fused_allowed=float32)
 
@@ -78,17 +77,12 @@ def test_pointer_kernels_compile_to_matrix_instructions(dtype):
 @pytest.mark.parametrize("out", ["bf16", "fp32"])
 def test_descriptor_kernels_compile_without_serialised_matrix_instructions(out):
     wide = out == "fp32"
-    for variant in static_tiles(float32=False, wide_out=wide, descriptors=True):
-        if not variant_of(variant).descriptors:
+    for tile in static_tiles(float32=False, wide_out=wide, descriptors=True):
+        if not variant_of(tile).descriptors:
             continue
-        types = descriptor_types(variant, out) | {"k": "i32", "leaves": "i32", "bias": "*bf16"}
-        constants = tile(variant) | {
-            "HALVES": variant.halves,
-            "HAS_BIAS": not wide,
-            "GATED": False,
-        }
+        types, constants = descriptor_types(tile, out), {"FORM": form(tile, BIAS=not wide)}
         kernel = gemm_descriptor.descriptor_chain
-        ptx, log = compile_for_hopper(kernel, types, constants, variant.warps, variant.stages)
+        ptx, log = compile_for_hopper(kernel, types, constants, tile.warps, tile.stages)
         check(ptx, log, "descriptor_chain", ["wgmma.mma_async", "cp.async.bulk.tensor"])
 
 
@@ -96,21 +90,15 @@ def test_descriptor_kernels_compile_without_serialised_matrix_instructions(out):
 def test_kernels_of_unequal_leaves_compile_to_matrix_instructions(float32):
     """A leaf's steps are known then: two, three, and one."""
     dtype = "fp32" if float32 else "bf16"
-    for variant in static_tiles(float32=float32, wide_out=True, descriptors=not float32):
-        constants = tile(variant) | {"STEPS": unequal.Steps((0, 2, 5, 6))}
-        if variant_of(variant).descriptors:
-            types, kernel = descriptor_types(variant, "fp32"), unequal.unequal_descriptor
-            constants["HALVES"] = variant.halves
+    for tile in static_tiles(float32=float32, wide_out=True, descriptors=not float32):
+        constants = {"FORM": form(tile, EDGES=(0, 2, 5, 6))}
+        if variant_of(tile).descriptors:
+            types, kernel = descriptor_types(tile, "fp32"), gemm_descriptor.descriptor_chain
             wanted = ["wgmma.mma_async", "cp.async.bulk.tensor"]
         else:
-            types = dict.fromkeys(("x", "w"), f"*{dtype}") | {"y": "*fp32"}
-            types |= dict.fromkeys(("m", "n", "stride_x", "stride_w"), "i32")
-            kernel = unequal.unequal_pointer
-            constants |= {"SWAP": variant.variant == "pointer_swapped", "EVEN_N": False}
+            types, kernel = pointer_types(dtype, "fp32"), gemm_pointer.pointer_chain
             wanted = ["wgmma.mma_async", "cp.async.cg.shared.global"]
-        ptx, log = compile_for_hopper(
-            kernel, types, constants, variant.warps, variant.stages, (*SIZES, "stride_w")
-        )
+        ptx, log = compile_for_hopper(kernel, types, constants, tile.warps, tile.stages)
         expected, spilled = (["fma.rn.f32"], 16) if float32 else (wanted, 0)
         check(ptx, log, kernel.__name__, expected, float32, spilled)
 

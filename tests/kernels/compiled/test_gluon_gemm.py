@@ -15,8 +15,8 @@ from tpdet.kernels.cuda.gemm.variants.root_form import (
     RootForm,
 )
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.cuda.gemm.variants.variant import Shape
-from tpdet.kernels.cuda.gemm.variants.warp_specialised import warp_specialised_fold
+from tpdet.kernels.cuda.gemm.variants.variant import Operands, ProductShape
+from tpdet.kernels.cuda.gemm.variants.warp_specialised import WarpForm, warp_specialised_fold
 from tpdet.kernels.cuda.gemm.variants.warp_specialised_launch import (
     folds,
     run_gluon_column,
@@ -53,21 +53,10 @@ def compiled(form, even=True, stages=None, sent=True, columns=None):
         "y": f"*{out}",
         "bias": "*bf16",
     } | dict.fromkeys(("m", "n", "roots", "steps"), "i32")
-    groups, parts, pair, _ = FORMS[form]
-    constants = {
-        "COLUMNS": columns,
-        "BK": 64,
-        "GROUPS": groups,
-        "PARTS": parts,
-        "PAIR": pair,
-        "EVEN": even,
-        "SENT": sent,
-        "HAS_BIAS": form == "shifted",
-        "GATED": form == "gated",
-        "STAGES": stages,
-    }
+    sizes = columns, 64, stages, *FORMS[form][:3]
+    made_for = WarpForm(*sizes, even, sent, form == "shifted", int(form == "gated"))
     done = hopper_kernel(
-        warp_specialised_fold, types, constants, ("y", "bias", "n"), {"num_warps": 4}
+        warp_specialised_fold, types, {"FORM": made_for}, ("y", "bias", "n"), {"num_warps": 4}
     )
     return done.ptx, done.log, done.shared
 
@@ -102,7 +91,7 @@ def test_gated_tiles_hold_half_a_tile_and_divide_where_the_sums_are(variant):
     assert "shfl" not in ptx.replace("shfl.sync.idx", ""), "values move between threads"
     assert slots_bytes(variant, 1) - 1024 <= held <= slots_bytes(variant, 1) <= H200.shared_bytes
     assert variant != replace(WIDE, stages=4) or held == 229_576
-    assert takes(Shape(4096, 24576, 4096, 1, 2, True), variant)
+    assert takes(ProductShape(4096, 24576, 4096, 1, 2, True), variant)
 
 
 @pytest.mark.parametrize(("gated", "bias", "stages"), [(0, True, 4), (2, False, 5)])
@@ -121,21 +110,21 @@ def test_a_tile_of_two_parts_keeps_both_chains_in_registers(gated, bias, stages)
         "y_rest": block(f"64,{widths[1]}", 2 * min(widths[1], 64)),
         "bias": "*bf16",
     } | dict.fromkeys(("m", "n", "steps"), "i32")
-    constants = {"BK": 64, "HAS_BIAS": bias, "GATED": gated, "STAGES": stages}
+    constants = {"FORM": WarpForm(192, 64, stages, BIAS=bias, GATED=gated)}
     done = hopper_kernel(warp_specialised_parts, types, constants, ("bias", "n"), {"num_warps": 4})
     ptx, tile = done.ptx, replace(WIDE, columns=192, stages=stages)
     wanted = [f"wgmma.mma_async.sync.aligned.m64n{columns}k16" for columns in (128, 64)]
     check(ptx, done.log, f"{gated}", wanted)
     assert "wgmma.wait_group.sync.aligned 2;" in ptx, "a step's products wait for themselves"
     assert done.shared <= slots_bytes(tile, 1 if gated else 2) <= H200.shared_bytes
-    assert takes(Shape(256, 24576, 4096, 1, 2, gated > 0), tile)
+    assert takes(ProductShape(256, 24576, 4096, 1, 2, gated > 0), tile)
     if gated:
         check_gates(ptx, tile, warps=8)
 
 
 def test_four_stages_of_the_largest_tile_fit_a_gated_product_alone():
     four = replace(WIDE, stages=4)
-    assert slots_bytes(four, Shape(1, 16, 64, 1, 2, True).column_bytes) == FOUR_STAGES
+    assert slots_bytes(four, ProductShape(1, 16, 64, 1, 2, True).column_bytes) == FOUR_STAGES
     assert FOUR_STAGES <= H200.shared_bytes < slots_bytes(four, 2)
 
 
@@ -169,7 +158,7 @@ def test_what_is_said_to_fit_does_and_no_stage_more(name, form, sent, most):
 def test_what_does_not_fit_is_refused(k, variant, sms, dtype):
     x, w, y = torch.empty(2, 2 * k, dtype=dtype), torch.empty(2, 8, k, dtype=dtype), torch.empty(0)
     with pytest.raises(ValueError, match="gluon"):
-        run_gluon_fold(x, w, y, RootForm(1, 1, 1, 2), variant, sms)
+        run_gluon_fold(Operands(x, w, None, y), RootForm(1, 1, 1, 2), variant, sms)
 
 
 @pytest.mark.parametrize(
@@ -185,8 +174,9 @@ def test_what_does_not_fit_is_refused(k, variant, sms, dtype):
 )
 def test_a_column_product_that_does_not_fit_is_refused(leaves, n, k, variant, out):
     x, w = torch.empty(2, leaves * k).bfloat16(), torch.empty(leaves, n, k).bfloat16()
+    y = torch.empty(leaves, 2, n, dtype=out)
     with pytest.raises(ValueError, match="take another tile"):
-        run_gluon_column(x, w, None, torch.empty(leaves, 2, n, dtype=out), variant, 132)
+        run_gluon_column(Operands(x, w, None, y), variant, 132)
 
 
 @pytest.mark.parametrize(
@@ -201,4 +191,4 @@ def test_a_gated_product_that_does_not_fit_is_refused(n, variant, out):
     x, w = torch.empty(2, 512).bfloat16(), torch.empty(1, n, 512).bfloat16()
     y = torch.empty(1, 2, n // 2, dtype=out)
     with pytest.raises(ValueError, match="take another tile"):
-        run_gluon_column(x, w, None, y, variant, 132, gated=True)
+        run_gluon_column(Operands(x, w, None, y, gated=1), variant, 132)

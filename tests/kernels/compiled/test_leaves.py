@@ -16,7 +16,7 @@ from tests.kernels.compiled.test_gemm import (
     compile_for_hopper,
     descriptor_types,
     finish_of,
-    tile,
+    form,
 )
 from tpdet.kernels import order
 from tpdet.kernels.cuda.cost.static import leaf_choice
@@ -24,7 +24,7 @@ from tpdet.kernels.cuda.gemm.choice.candidates import leaf_candidates
 from tpdet.kernels.cuda.gemm.choice.leaf_choice import cut_roots
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants import leaf_fold as gemm_fold
-from tpdet.kernels.cuda.gemm.variants.root_form import root_form
+from tpdet.kernels.cuda.gemm.variants.root_form import RootShape, root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.pointwise import finish
@@ -44,23 +44,15 @@ ONCE_A_LEAF = 4096  # bytes a thread may spill where a leaf ends
 EVERY_STEP = 8  # instructions of local memory between two steps' products
 
 
-def compile_fold(variant, form, kernel="flat", **changed):
+def compile_fold(variant, name, kernel="flat", **changed):
     """PTX and ptxas log of one kernel that folds."""
-    leaves, parts, pair = FORMS[form]
-    constants = tile(variant) | {"HALVES": variant.halves}
-    types = descriptor_types(variant, "fp32") | {"roots": "i32"}
-    if kernel == "nested":
-        function, types = gemm_fold.nested_fold, types | {"k": "i32"}
-        constants |= {"GROUPS": leaves // (parts * pair), "PARTS": parts, "PAIR": pair}
-    else:
-        function, types = gemm_fold.flat_fold, types | {"steps": "i32"}
-        constants |= {
-            "LEAVES": leaves,
-            "PARTS": parts,
-            "PAIR": pair,
-            "SWAP": variant.variant.endswith("swapped"),
-        }
-    types = {name: kind for name, kind in types.items() if name not in changed}
+    leaves, parts, pair = FORMS[name]
+    constants = {"TILE": form(variant), "ROOT": RootShape(leaves // (parts * pair), parts, pair)}
+    types = descriptor_types(variant, "fp32") | dict.fromkeys(("roots", "steps"), "i32")
+    function = gemm_fold.nested_fold if kernel == "nested" else gemm_fold.flat_fold
+    types = {
+        at: kind for at, kind in types.items() if at in function.arg_names and at not in changed
+    }
     return compile_for_hopper(function, types, constants | changed, variant.warps, variant.stages)
 
 

@@ -20,6 +20,7 @@ from tpdet.kernels.cuda.compile.pool import compile_all, watching_compilations
 from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.variant import Operands
 from tpdet.kernels.cuda.gemm.variants.warp_specialised_launch import run_gluon_fold
 
 
@@ -205,7 +206,8 @@ def test_a_kernel_of_gluon_is_recorded():
     x, w = torch.zeros(1, 512, dtype=torch.bfloat16), torch.zeros(2, 128, 256, dtype=torch.bfloat16)
     y = torch.empty(1, 1, 128)
     with recording() as asked:
-        run_gluon_fold(x, w, y, RootForm(1, 2, 1, 1), Tile(128, 128, 64, 4, 6, "descriptor"), 8)
+        tile = Tile(128, 128, 64, 4, 6, "descriptor")
+        run_gluon_fold(Operands(x, w, None, y), RootForm(1, 2, 1, 1), tile, 8)
     assert [each.name for each in asked.values()] == ["warp_specialised_fold"]
 
 

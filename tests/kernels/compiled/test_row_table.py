@@ -83,8 +83,8 @@ def taken(monkeypatch, m, product=PAIRS, sms=132, admitted=None):
     """What `leaf_sums` of m rows runs: by how many sums, and the tile."""
     runs = []
     monkeypatch.setattr(leaf_gemm, "descriptor_sms", lambda *_: sms)
-    monkeypatch.setattr(leaf_gemm, "run_chain", lambda x, w, b, y, tile, sms: runs.append(tile))
-    flat = replace(FOLDS["flat"], run=lambda x, w, y, form, tile, sms: runs.append(("flat", tile)))
+    monkeypatch.setattr(leaf_gemm, "run_chain", lambda operands, tile, sms: runs.append(tile))
+    flat = replace(FOLDS["flat"], run=lambda of, form, tile, sms: runs.append(("flat", tile)))
     monkeypatch.setattr(leaf_gemm, "FOLDS", {"flat": flat})
     x = torch.zeros(m, product.leaves * product.k, dtype=torch.bfloat16)
     w = torch.zeros(product.leaves, product.n, product.k, dtype=torch.bfloat16)

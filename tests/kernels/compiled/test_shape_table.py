@@ -163,7 +163,7 @@ def run_column(monkeypatch, m, bias=None, admitted=None):
     monkeypatch.setattr(gemm, "library_fits", lambda *_: True)
     monkeypatch.setattr(gemm, "descriptor_sms", lambda *_: 0)
     monkeypatch.setattr(gemm, "library_product", lambda x, w, out, rows, way: taken.append(rows))
-    monkeypatch.setattr(gemm, "run_chain", lambda x, w, b, y, tile, *_: taken.append(tile))
+    monkeypatch.setattr(gemm, "run_chain", lambda operands, tile, sms: taken.append(tile))
     x = torch.zeros(m, 64, dtype=torch.bfloat16)
     gemm.column_gemm(x, torch.zeros(96, 64, dtype=torch.bfloat16), bias, x.dtype, None, admitted)
     return taken[0]
@@ -201,8 +201,9 @@ def run_gated(monkeypatch, m, admitted=None, sms=0, fits=True):
         gated_gemm, "gated_library_product", lambda x, w, rows, way, activation: taken.append(rows)
     )
 
-    def chain(x, w, bias, y, tile, sms, gated):
-        assert gated and bias is None and y.shape == (1, m, 48) and y.dtype == x.dtype
+    def chain(operands, tile, sms):
+        x, _, bias, y = operands[:4]
+        assert operands.gated and bias is None and y.shape == (1, m, 48) and y.dtype == x.dtype
         taken.append(tile)
 
     monkeypatch.setattr(gemm, "run_chain", chain)

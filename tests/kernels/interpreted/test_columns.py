@@ -4,8 +4,9 @@ import torch
 
 from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.kernels.product_inputs import chain, draw
-from tpdet.kernels.cuda.gemm.variants import swapped as gemm_swapped
+from tpdet.kernels.cuda.gemm.variants.descriptor import run_descriptor
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.variant import Operands
 
 REFERENCE = Tile(16, 16, 16, 4, 3)
 SWAPPED = (
@@ -18,7 +19,7 @@ SWAPPED = (
 
 def swapped(x, w, variant, bias=None, dtype=torch.float32):
     y = torch.full((w.shape[0], x.shape[0], w.shape[1]), torch.nan, dtype=dtype)
-    gemm_swapped.run_swapped(x, w, bias, y, variant, 3)
+    run_descriptor(Operands(x, w, bias, y), variant, 3)
     return y
 
 

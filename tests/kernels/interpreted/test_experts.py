@@ -10,23 +10,22 @@ from tests.lib.kernels.emulated_warps import Pointer, grouped_product, run_progr
 from tests.lib.kernels.product_inputs import draw
 from tpdet.kernels import order
 from tpdet.kernels.cpu.experts.sums import expert_sums as cpu_expert_sums
-from tpdet.kernels.cuda.experts import activation as expert_activation
-from tpdet.kernels.cuda.experts import admission, places, warp_specialised
+from tpdet.kernels.cuda.experts import admission, sorted_tokens
 from tpdet.kernels.cuda.experts import tiles as expert_tiles
-from tpdet.kernels.cuda.experts.choice import route
-from tpdet.kernels.cuda.experts.gather import rows_in_slots
+from tpdet.kernels.cuda.experts.gather import rows_in_blocks
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.products import grouped_product as product_of_groups
+from tpdet.kernels.cuda.experts.router import route
 from tpdet.kernels.cuda.experts.sums import Lanes, expert_rows, expert_sums, sums_of_rows
-from tpdet.kernels.cuda.experts.tiles import Weight, product_tile
+from tpdet.kernels.cuda.experts.tiles import ExpertWeight, product_tile
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
-from tpdet.kernels.cuda.gemm.variants import chain
-from tpdet.kernels.cuda.gemm.variants import warp_specialised as dense
+from tpdet.kernels.cuda.gemm.variants import chain, gated, warp_swapped
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.launch import warp_pipeline
 from tpdet.kernels.cuda.pointwise import activation
 from tpdet.kernels.cuda.pointwise.fold import fold_final
+from tpdet.kernels.inputs.activations import EXPERT_ACTIVATIONS
 from tpdet.kernels.inputs.experts import Routing
 from tpdet.kernels.inputs.gated import gate_and_up
 from tpdet.kernels.inputs.product import Product
@@ -46,7 +45,7 @@ def routes(tokens, chosen, experts, padding=0):
     return ids
 
 
-CASES = [  # tokens, chosen, all experts, this rank's, spread, choices that one program places
+CASES = [  # tokens, chosen, all experts, this rank's, by_token, choices that one program sorts
     (5, 2, 8, range(8), True, 4096),
     (5, 2, 8, range(4, 8), False, 4096),
     (20, 2, 6, range(6), False, 4096),
@@ -54,49 +53,49 @@ CASES = [  # tokens, chosen, all experts, this rank's, spread, choices that one 
 ]
 
 
-@pytest.mark.parametrize(("tokens", "chosen", "count", "mine", "spread", "few"), CASES)
-def test_every_choice_has_a_slot_of_its_expert(
-    tokens, chosen, count, mine, spread, few, monkeypatch
+@pytest.mark.parametrize(("tokens", "chosen", "count", "mine", "by_token", "few"), CASES)
+def test_every_choice_has_a_row_of_its_expert(
+    tokens, chosen, count, mine, by_token, few, monkeypatch
 ):
-    monkeypatch.setattr(places, "ONE_PROGRAM", few)
+    monkeypatch.setattr(sorted_tokens, "ONE_PROGRAM", few)
     ids = routes(tokens, chosen, count, padding=1)
-    found = places.place(ids, mine, HEIGHT, spread)
-    blocks = found.blocks[1 : 1 + int(found.blocks[0])].tolist()
+    found = sorted_tokens.sort_tokens(ids, mine, HEIGHT, by_token)
+    blocks = found.expert_ids[1 : 1 + int(found.expert_ids[0])].tolist()
     local = (ids >= mine.start) & (ids < mine.stop)
-    assert torch.equal(found.slots >= 0, local)
-    slots = found.slots[local]
-    assert slots.unique().numel() == slots.numel() and int(slots.max()) < found.slot_count
-    experts = torch.tensor(blocks)[slots.long() // HEIGHT] + mine.start
+    assert torch.equal(found.positions >= 0, local)
+    positions = found.positions[local]
+    assert positions.unique().numel() == positions.numel() and int(positions.max()) < found.rows
+    experts = torch.tensor(blocks)[positions.long() // HEIGHT] + mine.start
     assert torch.equal(experts.int(), ids[local]) and blocks == sorted(blocks)
-    wanted = [-(-int((ids == e).sum()) // (10**9 if spread else HEIGHT)) for e in mine]
+    wanted = [-(-int((ids == e).sum()) // (10**9 if by_token else HEIGHT)) for e in mine]
     assert [blocks.count(e) for e in range(len(mine))] == wanted
-    if spread:
+    if by_token:
         tokens_at = torch.arange(tokens)[:, None].expand(tokens, chosen)[local]
-        assert torch.equal(slots.long() % HEIGHT, tokens_at)
+        assert torch.equal(positions.long() % HEIGHT, tokens_at)
 
 
-@pytest.mark.parametrize(("tokens", "chosen", "count", "mine", "spread", "few"), CASES[:3])
+@pytest.mark.parametrize(("tokens", "chosen", "count", "mine", "by_token", "few"), CASES[:3])
 def test_rows_have_the_bits_of_dense_products_and_lanes_of_their_sums(
-    tokens, chosen, count, mine, spread, few
+    tokens, chosen, count, mine, by_token, few
 ):
-    """A NaN row stays in its rows, and slots of no row reach nothing."""
+    """A NaN row stays in its rows, and rows of no token reach nothing."""
     ids = routes(tokens, chosen, count, padding=1)
     x, w = draw(tokens, 32, dtype=torch.float16), draw(len(mine), 48, 32, seed=1).half()
     bias, sick = draw(len(mine), 48, seed=2).half(), 2
     x[sick] = torch.nan
-    found = places.place(ids, mine, HEIGHT, spread)
-    rows = x if spread else rows_in_slots(x, found)
-    gated = product_of_groups(rows, w, None, found, PLAIN, 0, "silu", spread)
-    again = product_of_groups(rows_in_slots(x, found), w, None, found, PLAIN, 0, "silu")
-    taken = found.slots[found.slots >= 0].long()
-    assert_same_bits(again[taken], gated[taken])
-    y = product_of_groups(rows, w, bias, found, FEW, 0, "", spread)
+    found = sorted_tokens.sort_tokens(ids, mine, HEIGHT, by_token)
+    rows = x if by_token else rows_in_blocks(x, found)
+    joined = product_of_groups(rows, w, None, found, PLAIN, 0, "silu", by_token)
+    again = product_of_groups(rows_in_blocks(x, found), w, None, found, PLAIN, 0, "silu")
+    taken = found.positions[found.positions >= 0].long()
+    assert_same_bits(again[taken], joined[taken])
+    y = product_of_groups(rows, w, bias, found, FEW, 0, "", by_token)
     for expert in mine:
         token, choice = (ids == expert).nonzero(as_tuple=True)
-        slots, weight = found.slots[token, choice].long(), w[expert - mine.start]
+        positions, weight = found.positions[token, choice].long(), w[expert - mine.start]
         dense = column_gemm(x[token], weight, bias[expert - mine.start], x.dtype)
-        assert_same_bits(y[slots], dense, f"expert {expert}")
-        assert_same_bits(gated[slots], gated_gemm(x[token], weight), f"gated expert {expert}")
+        assert_same_bits(y[positions], dense, f"expert {expert}")
+        assert_same_bits(joined[positions], gated_gemm(x[token], weight), f"gated expert {expert}")
     weights, lanes = draw(tokens, chosen, seed=3), 2
     shared = draw(lanes, tokens, 48, seed=4)
     for name in order.FOLD_ORDERS:
@@ -104,7 +103,7 @@ def test_rows_have_the_bits_of_dense_products_and_lanes_of_their_sums(
         for roots, beside in (((tree,), None), ((tree,), shared), ((0, 1), None)):
             fold = Lanes(mine, count, lanes, roots)
             sums = fold_lanes(y, ids, weights, found, fold, beside)
-            each = lane_sums(y, ids, weights, found.slots, mine, lanes, beside)
+            each = lane_sums(y, ids, weights, found.positions, mine, lanes, beside)
             wanted = [order.evaluate(root, lambda i, e=each: e[i], torch.add) for root in roots]
             assert_same_bits(sums.values, torch.stack(wanted), f"{name} {roots}")
             assert sums.folded and not sums.values[:, -1].isnan().any()
@@ -112,30 +111,32 @@ def test_rows_have_the_bits_of_dense_products_and_lanes_of_their_sums(
             assert not sums.values[:, keep].isnan().any()
 
 
-def lane_sums(y, ids, weights, slots, mine, lanes, shared):
+def lane_sums(y, ids, weights, positions, mine, lanes, shared):
     """The lanes of all tokens in torch, from +0 in ascending ids."""
     each = torch.zeros(lanes, *ids.shape[:1], y.shape[1])
-    for token, choice in (slots >= 0).nonzero().tolist():
+    for token, choice in (positions >= 0).nonzero().tolist():
         lane = (int(ids[token, choice]) - mine.start) // (len(mine) // lanes)
-        each[lane, token] += weights[token, choice] * y[int(slots[token, choice])].float()
+        each[lane, token] += weights[token, choice] * y[int(positions[token, choice])].float()
     return each if shared is None else each + shared
 
 
 def test_what_does_not_fit_is_refused():
     ids, x, w = routes(5, 2, 8), draw(5, 64), draw(8, 32, 64)
-    spread = places.place(ids, range(8), HEIGHT, True)
-    apart = places.place(ids, range(8), HEIGHT)
+    by_token = sorted_tokens.sort_tokens(ids, range(8), HEIGHT, True)
+    apart = sorted_tokens.sort_tokens(ids, range(8), HEIGHT)
     for bad in (
-        lambda: places.place(ids, range(8), 4, True),
+        lambda: sorted_tokens.sort_tokens(ids, range(8), 4, True),
         lambda: product_of_groups(x, w, None, apart, PLAIN, 0),
-        lambda: product_of_groups(x, w, None, spread, PLAIN, 0),
+        lambda: product_of_groups(x, w, None, by_token, PLAIN, 0),
         lambda: product_of_groups(x, w, None, apart, PLAIN, 0, shared=True),
-        lambda: product_of_groups(x.half(), w, None, spread, PLAIN, 0, shared=True),
-        lambda: product_of_groups(x, w, x, spread, PLAIN, 0, shared=True),
-        lambda: product_of_groups(x, w[:, :24].contiguous(), None, spread, PLAIN, 0, "silu", True),
-        lambda: product_of_groups(x, w, None, spread, Tile(32, 16, 16, 4, 2), 0, shared=True),
+        lambda: product_of_groups(x.half(), w, None, by_token, PLAIN, 0, shared=True),
+        lambda: product_of_groups(x, w, x, by_token, PLAIN, 0, shared=True),
         lambda: product_of_groups(
-            x, w, None, spread, Tile(16, 128, 64, 4, 9, "warp_swapped"), 1, shared=True
+            x, w[:, :24].contiguous(), None, by_token, PLAIN, 0, "silu", True
+        ),
+        lambda: product_of_groups(x, w, None, by_token, Tile(32, 16, 16, 4, 2), 0, shared=True),
+        lambda: product_of_groups(
+            x, w, None, by_token, Tile(16, 128, 64, 4, 9, "warp_swapped"), 1, shared=True
         ),
     ):
         with pytest.raises(ValueError):
@@ -155,12 +156,12 @@ def test_a_choice_is_that_of_a_stable_sort(count, chosen):
     one_by_one = route(torch.cat([logits] * 3), None, spans, routing, everyone)
     assert_same_bits(one_by_one.ids[:6], ids)
     assert_same_bits(one_by_one.weights[1:6], weights[1:])
-    assert none is None and one_by_one.places is None
+    assert none is None and one_by_one.sorted_tokens is None
     assert_same_bits(few[:3], ids[1:4])
-    again = places.place(few, everyone, placed.height, True)
-    assert torch.equal(placed.slots, again.slots)
-    held = int(again.blocks[0])
-    assert torch.equal(placed.blocks[: 1 + held], again.blocks[: 1 + held])
+    again = sorted_tokens.sort_tokens(few, everyone, placed.block_rows, True)
+    assert torch.equal(placed.positions, again.positions)
+    held = int(again.expert_ids[0])
+    assert torch.equal(placed.expert_ids[: 1 + held], again.expert_ids[: 1 + held])
     scores = logits[:5].add(0.0).clamp(min=-3e38).nan_to_num(nan=-torch.inf)
     best = scores.neg().sort(dim=1, stable=True).indices[:, :chosen].sort(dim=1).values
     assert torch.equal(ids[:5], best.int())
@@ -268,7 +269,9 @@ def test_a_tile_that_leaves_the_bit_class_is_named(monkeypatch):
         admission, "gated_gemm", lambda *told: dense(*told).nextafter(told[0][:1, :1])
     )
     assert len(admission.failing_tiles(*case)) == 2
-    small, large = (product_tile(tokens, 4.0, Weight(80, 48, 2, False), 0) for tokens in (8, 99))
+    small, large = (
+        product_tile(tokens, 4.0, ExpertWeight(80, 48, 2, False), 0) for tokens in (8, 99)
+    )
     assert small[1] and not large[1] and small[0].depth == large[0].depth == 16
 
 
@@ -288,29 +291,25 @@ def by_columns(x, ids, weights, gate_up, down, bias, name):
     return torch.cat([sums.values[0] for sums in found], 1)
 
 
-def emulate(x, w, bias, blocks, slots, shared, name, programs=2):
-    """Every program of the warp-specialised kernel in turn -> y [S, N], NaN where nothing is."""
+def emulate(x, w, bias, blocks, block_rows, shared, name, programs=2):
+    """Every program of the warp-specialised kernel in turn -> y [P, N], NaN where nothing is."""
     count, n, k = w.shape
-    y = torch.full(((blocks.numel() - 1) * slots, n // (2 if name else 1)), torch.nan).half()
+    number = EXPERT_ACTIVATIONS[name] if name else 0
+    y = torch.full(((blocks.numel() - 1) * block_rows, n // (2 if name else 1)), torch.nan).half()
     arguments = {
         "w_tiles": described(w.view(count * n, k)),
         "x_tiles": described(x),
         "y_tiles": described(y),
         "bias": Pointer(x if bias is None else bias),
-        "blocks": Pointer(blocks),
+        "expert_ids": Pointer(blocks),
         "n": n,
         "steps": k // 16,
-        "SLOTS": slots,
-        "BK": 16,
-        "SHARED": shared,
-        "HAS_BIAS": bias is not None,
-        "ACTIVATION": name,
-        "STAGES": 3,
+        "FORM": warp_swapped.SwappedForm(block_rows, 16, 3, shared, bias is not None, number),
         "DEPENDENT": False,
     }
-    kernel, arithmetic = warp_specialised.warp_specialised_groups, (expert_activation, activation)
+    kernel, arithmetic = warp_swapped.warp_swapped_chain, (gated, activation)
     for program in range(programs):
-        run_program(kernel, arithmetic, program, arguments, programs, (warp_pipeline, dense, chain))
+        run_program(kernel, arithmetic, program, arguments, programs, (warp_pipeline, chain))
     return y
 
 
@@ -323,7 +322,7 @@ def clamped(gate_up):
 
 
 @pytest.mark.parametrize(
-    ("slots", "n", "shared", "name"),
+    ("block_rows", "n", "shared", "name"),
     [
         (16, 144, True, "silu"),
         (16, 272, False, ""),
@@ -332,18 +331,18 @@ def clamped(gate_up):
         (128, 272, False, ""),
     ],
 )
-def test_warp_specialised_rows_have_the_bits_of_one_chain(slots, n, shared, name):
+def test_warp_specialised_rows_have_the_bits_of_one_chain(block_rows, n, shared, name):
     """Blocks of experts 0, 3 and 4; tails in N; a bias; what lies behind the count is not read."""
     blocks = torch.tensor([3, 0, 3, 4, 77, 77], dtype=torch.int32)
     w, bias = draw(5, n, 48, seed=1).half(), draw(5, n, seed=2).half()
-    x = draw(slots - 3 if shared else 5 * slots, 48).half()
-    y = emulate(x, w, bias, blocks, slots, shared, name)
+    x = draw(block_rows - 3 if shared else 5 * block_rows, 48).half()
+    y = emulate(x, w, bias, blocks, block_rows, shared, name)
     for block, expert in enumerate((0, 3, 4)):
-        rows = x if shared else x[block * slots : (block + 1) * slots]
+        rows = x if shared else x[block * block_rows : (block + 1) * block_rows]
         total = grouped_product(rows, w[expert].T, torch.zeros(len(rows), n)) + bias[expert].float()
         wanted = {"": lambda x: x, "silu": activate_and_multiply, "clamped": clamped}[name](total)
-        found = y[block * slots : block * slots + len(rows)]
+        found = y[block * block_rows : block * block_rows + len(rows)]
         assert_same_bits(found, wanted.half(), f"block {block}")
         other = draw(5, n, seed=3)[expert]
         assert not same_bits((total + other).half(), wanted.half())  # negative control
-    assert y[3 * slots :].isnan().all()
+    assert y[3 * block_rows :].isnan().all()

@@ -17,6 +17,7 @@ from tpdet.kernels.cuda.gemm.operands import run_chain
 from tpdet.kernels.cuda.gemm.variants import leaf_fold as gemm_fold
 from tpdet.kernels.cuda.gemm.variants.root_form import root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.variant import Operands
 from tpdet.kernels.cuda.pointwise import activation, finish, fold, norm
 from tpdet.kernels.inputs.activations import ACTIVATIONS
 from tpdet.kernels.inputs.gated import interleaved
@@ -85,7 +86,8 @@ def fold_case(name, leaves, ranks, variant):
         for kernel in ("flat", "nested"):
             if FOLDS[kernel].fits(form, 32, variant):
                 y = torch.zeros(plan.slots, 21, 48)
-                FOLDS[kernel].run(columns, w[mine].contiguous(), y, form, variant, 3)
+                operands = Operands(columns, w[mine].contiguous(), None, y)
+                FOLDS[kernel].run(operands, form, variant, 3)
                 assert_same_bits(y, wanted, f"run_fold {name} {ranks} {form} {kernel}")
         sent.append(got)
     gathered = torch.stack(sent)
@@ -108,7 +110,7 @@ def test_a_fold_keeps_minus_zero():
     x, w = torch.full((1, 64), -1e-30), torch.full((2, 16, 32), 1e-30)
     y = torch.zeros(1, 1, 16)
     form = root_form(0, 2, ((0, 1),))
-    gemm_fold.run_flat(x, w, y, form, Tile(32, 16, 16, 4, 3, "descriptor"), 1)
+    gemm_fold.run_flat(Operands(x, w, None, y), form, Tile(32, 16, 16, 4, 3, "descriptor"), 1)
     partials = chain(x, w, SMALL[1])
     assert_same_bits(y, cpu_fold.fold_roots(partials, 0, ((0, 1),), 1), "fold")
     partials = torch.full((2, 1, 16), -0.0)
@@ -257,7 +259,7 @@ GATED = (
 
 def gated(x, w, tile, number=1):
     y = torch.full((1, x.shape[0], w.shape[0] // 2), torch.nan, dtype=x.dtype)
-    run_chain(x, w[None], None, y, tile.at(x.shape[1]), 3, gated=number)
+    run_chain(Operands(x, w[None], None, y, gated=number), tile.at(x.shape[1]), 3)
     return y[0]
 
 

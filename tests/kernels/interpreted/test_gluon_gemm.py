@@ -12,6 +12,7 @@ from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.kernels.emulated_warps import Pointer, grouped_product, run_program
 from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm.variants import chain
+from tpdet.kernels.cuda.gemm.variants import gated as gated_epilogue
 from tpdet.kernels.cuda.gemm.variants import pointer as gemm_pointer
 from tpdet.kernels.cuda.gemm.variants import warp_specialised as gluon_leaf_gemm
 from tpdet.kernels.cuda.gemm.variants import warp_specialised_parts as parts_gemm
@@ -21,6 +22,7 @@ from tpdet.kernels.cuda.pointwise import activation
 from tpdet.kernels.inputs.gated import gate_and_up
 from tpdet.kernels.partial_sums import relative_roots
 
+WarpForm = gluon_leaf_gemm.WarpForm
 KERNEL = gluon_leaf_gemm.warp_specialised_fold
 DEPTH, LEAVES = 16, 8
 
@@ -41,6 +43,8 @@ def launch(x, w, y, bias, form, columns, stages, programs, sent, gated=False):
     """
     leaves, n, k = w.shape
     y.fill_(torch.nan)
+    ends = n % columns == 0, sent, bias is not None, int(gated)
+    made_for = WarpForm(columns, DEPTH, stages, *form.shape, *ends)
     arguments = {
         "x_tiles": described(x),
         "w_tiles": described(w.view(leaves * n, k)),
@@ -51,20 +55,11 @@ def launch(x, w, y, bias, form, columns, stages, programs, sent, gated=False):
         "n": n,
         "roots": form.roots,
         "steps": k // DEPTH,
-        "COLUMNS": columns,
-        "BK": DEPTH,
-        "GROUPS": form.groups,
-        "PARTS": form.parts,
-        "PAIR": form.pair,
-        "EVEN": n % columns == 0,
-        "SENT": sent,
-        "HAS_BIAS": bias is not None,
-        "GATED": gated,
-        "STAGES": stages,
+        "FORM": made_for,
         "DEPENDENT": False,
     }
     for program in range(programs):
-        triton = (gemm_pointer, activation)
+        triton = (gemm_pointer, gated_epilogue, activation)
         run_program(KERNEL, triton, program, arguments, programs, (warp_pipeline, chain))
     return y
 
@@ -82,13 +77,10 @@ def launch_parts(x, w, y, bias, stages, programs, gated=False):
         "m": x.shape[0],
         "n": w.shape[1],
         "steps": x.shape[1] // DEPTH,
-        "BK": DEPTH,
-        "HAS_BIAS": bias is not None,
-        "GATED": gated,
-        "STAGES": stages,
+        "FORM": WarpForm(192, DEPTH, stages, BIAS=bias is not None, GATED=int(gated)),
         "DEPENDENT": False,
     }
-    kernel, triton = parts_gemm.warp_specialised_parts, (gemm_pointer, activation)
+    kernel, triton = parts_gemm.warp_specialised_parts, (gemm_pointer, gated_epilogue, activation)
     for program in range(programs):
         gluon = (warp_pipeline, gluon_leaf_gemm, chain)
         run_program(kernel, triton, program, arguments, programs, gluon)

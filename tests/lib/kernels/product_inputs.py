@@ -3,8 +3,7 @@
 import torch
 
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
-from tpdet.kernels.cuda.gemm.variants import descriptor as gemm_descriptor
-from tpdet.kernels.cuda.gemm.variants import pointer as gemm_pointer
+from tpdet.kernels.cuda.gemm.variants.variant import Operands
 
 
 def draw(*shape, dtype=torch.float32, seed=0, spread=False):
@@ -14,8 +13,5 @@ def draw(*shape, dtype=torch.float32, seed=0, spread=False):
 
 def chain(x, w, variant, bias=None, dtype=torch.float32):
     y = torch.empty(w.shape[0], x.shape[0], w.shape[1], dtype=dtype)
-    if variant_of(variant).descriptors:
-        gemm_descriptor.run_descriptor(x, w, bias, y, variant, 3)
-    else:
-        gemm_pointer.run_pointer(x, w, bias, y, variant)
+    variant_of(variant).run(Operands(x, w, bias, y), variant, 3)
     return y

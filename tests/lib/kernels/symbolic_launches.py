@@ -15,10 +15,10 @@ WRITTEN = {
     "rotate_and_store_heads": {"out", "k_pages", "v_pages"},
     "attend_splits": {"out", "split_largest", "split_mass", "split_total"},
     "merge_splits": {"out"},
-    "choose_rows": {"ids", "weights", "slots", "blocks"},
-    "place_few": {"counts", "starts", "slots", "blocks"},
+    "gate_rows": {"ids", "weights", "positions", "expert_ids"},
+    "sort_few": {"counts", "first_blocks", "positions", "expert_ids"},
     "lane_sums": {"sums"},
-    "copy_from_slots": {"x"},
+    "copy_from_blocks": {"x"},
 }
 """Arguments that a kernel writes; of others those of these names."""
 RESULTS = {"y", "y_tiles", "out"}

@@ -117,7 +117,7 @@ def test_layers_with_and_without_experts_are_both_rehearsed(tiny_model):
     with on_gpu(H200):
         asked = kernels_of(config, model, 64, 0, 1)
     names = {each.name for each in asked.values()}
-    assert names >= {"choose_rows", "pointer_groups", "lane_sums", "norm_rows", "finish_sums"}
+    assert names >= {"gate_rows", "pointer_chain", "lane_sums", "norm_rows", "finish_sums"}
 
 
 def test_a_mixture_keeps_a_layer_of_each_kind(tiny_model):
@@ -307,7 +307,7 @@ def test_experts_that_are_cut_over_ranks_are_rehearsed_with_their_gathers(tiny_m
         with on_gpu(H200):
             asked = kernels_of(config, load_model_config(folder, "bfloat16"), 2048, 0, 2)
         names = {kernel.name for kernel in asked.values()}
-        assert ("gather_columns" in names and "copy_from_slots" in names) == gathered
+        assert ("gather_columns" in names and "copy_from_blocks" in names) == gathered
 
 
 @pytest.mark.parametrize("output", ["/proc/out", "/proc/none/out", "/dev/null/out"])

@@ -35,13 +35,13 @@ def made_up_gpu(monkeypatch):
     times: dict[object, float] = {}
     wrong: set[Tile] = set()
     monkeypatch.setattr(hardware, "gpu_of", lambda device: hardware.H200)
-    places = lambda ids, experts, height, spread: SimpleNamespace(
-        height=height, spread=spread, slot_count=height
+    sorted_tokens = lambda ids, experts, block_rows, by_token: SimpleNamespace(
+        block_rows=block_rows, by_token=by_token, rows=block_rows
     )
     kernels = {
-        "place": places,
-        "rows_in_slots": lambda x, places: x,
-        "route": lambda *_: SimpleNamespace(ids=None, weights=None, places=None),
+        "sort_tokens": sorted_tokens,
+        "rows_in_blocks": lambda x, found: x,
+        "route": lambda *_: SimpleNamespace(ids=None, weights=None, sorted_tokens=None),
         "grouped_product": lambda *told: told[4],
         "expert_sums": lambda *_, tiles, **__: tiles,
         "differs": lambda weight, tile, *_: weight.gated and tile in wrong,
@@ -78,12 +78,12 @@ def test_blocks_suit_the_rows_of_an_expert():
         forms = block_forms(layer, tokens)
         mean = layer.mean_rows(tokens)
         assert forms and all(height >= min(tokens, 0.75 * mean, 64) for height, _ in forms)
-        assert all(tokens <= height for height, spread in forms if spread)
+        assert all(tokens <= height for height, by_token in forms if by_token)
         for weight in weights_of(layer, 2):
             assert all(
                 fits(tile, weight) for height, _ in forms for tile in tiles_of(height, weight)
             )
-    assert not any(spread for _, spread in block_forms(layer, 64))
+    assert not any(by_token for _, by_token in block_forms(layer, 64))
     wide = weights_of(ExpertLayer(2880, 2880, 32, 32, 4), 2)[0]
     depths = {tile.depth for tile in tiles_of(16, wide)}
     assert depths == {64} and {tile.depth for tile in GATE_UP} == {64, 128}
@@ -120,7 +120,10 @@ def test_tuned_layers_are_written_joined_and_taken(monkeypatch, tmp_path):
     static = {*tiles_in_use(products, None, 2, CPU)}
     for tokens in (1, 16, 64, 4096):
         tiles = static_tiles(LAYER, tokens, 2, 132)
-        assert {(gate_up, tiles.gate_up, tiles.spread), (down, tiles.down, tiles.spread)} <= static
+        assert {
+            (gate_up, tiles.gate_up, tiles.by_token),
+            (down, tiles.down, tiles.by_token),
+        } <= static
 
 
 def test_damaged_layers_are_refused_by_name(tmp_path):

@@ -15,10 +15,10 @@ import torch
 
 from tpdet.kernels.cuda.experts.admission import differs
 from tpdet.kernels.cuda.experts.candidates import block_forms, tiles_of
-from tpdet.kernels.cuda.experts.choice import route
-from tpdet.kernels.cuda.experts.gather import rows_in_slots
-from tpdet.kernels.cuda.experts.places import Places, place
+from tpdet.kernels.cuda.experts.gather import rows_in_blocks
 from tpdet.kernels.cuda.experts.products import grouped_product
+from tpdet.kernels.cuda.experts.router import route
+from tpdet.kernels.cuda.experts.sorted_tokens import SortedTokens, sort_tokens
 from tpdet.kernels.cuda.experts.sums import expert_sums
 from tpdet.kernels.cuda.experts.tiles import programs, static_tiles, weights_of
 from tpdet.kernels.cuda.gemm.choice.expert_entries import TOKENS, LayerTiles
@@ -50,10 +50,10 @@ class TuneStep(NamedTuple):
 
 
 class GroupedRows(NamedTuple):
-    """What a product reads [S, K], where its rows stand, the weights [E, N, K]."""
+    """What a product reads [P, K], the tokens sorted for it, the weights [E, N, K]."""
 
     rows: torch.Tensor
-    places: Places
+    sorted_tokens: SortedTokens
     weight: torch.Tensor
 
 
@@ -112,12 +112,12 @@ class LayerTuner:
         """Calls that launch each kernel of `tune` once."""
         for count in tokens:
             steps = self._steps(count)[:1]
-            for height, spread in block_forms(self.expert.layer, count):
+            for block_rows, by_token in block_forms(self.expert.layer, count):
                 for gated in (True, False):
-                    [rows] = self._grouped(steps, height, spread, gated)
-                    for tile in self._tiles(height, gated):
+                    [rows] = self._grouped(steps, block_rows, by_token, gated)
+                    for tile in self._tiles(block_rows, gated):
                         yield partial(self._run(tile, gated), rows)
-                        yield partial(self._leaves_the_class, tile, spread, gated)
+                        yield partial(self._leaves_the_class, tile, by_token, gated)
             yield partial(self._whole(count, self._static(count)), steps[0])
         self._differ.clear()
 
@@ -151,51 +151,51 @@ class LayerTuner:
         self, steps: Sequence[TuneStep], form: tuple[int, bool], refused: dict[str, None]
     ) -> tuple[float, list[LayerTiles]]:
         """Microseconds of both products by the best tiles of blocks of a form, and its pairs."""
-        height, spread = form
+        block_rows, by_token = form
         best, total = [], 0.0
         for gated in (True, False):
-            rows = self._grouped(steps, height, spread, gated)
-            runs = {tile: self._run(tile, gated) for tile in self._tiles(height, gated)}
+            rows = self._grouped(steps, block_rows, by_token, gated)
+            runs = {tile: self._run(tile, gated) for tile in self._tiles(block_rows, gated)}
             times = quick_us(runs, rows)
 
             def problem(tile: Tile, gated: bool = gated) -> str | None:
                 name = f"{format_tile(tile)} of {'gates' if gated else 'down'}"
-                return name if self._leaves_the_class(tile, spread, gated) else None
+                return name if self._leaves_the_class(tile, by_token, gated) else None
 
             tiles, wrong = first_in_class(times, _BEST, problem)
             refused |= dict.fromkeys(wrong.values())
             best.append(tiles)
             total += times[tiles[0]] if tiles else math.inf
         ups, downs = best
-        return total, [LayerTiles(up, down, spread) for up in ups for down in downs]
+        return total, [LayerTiles(up, down, by_token) for up in ups for down in downs]
 
     def _grouped(
-        self, steps: Sequence[TuneStep], height: int, spread: bool, gated: bool
+        self, steps: Sequence[TuneStep], block_rows: int, by_token: bool, gated: bool
     ) -> list[GroupedRows]:
         """What one of both products reads in each step."""
         layer, found = self.expert.layer, []
         for step in steps:
             ids = step.logits.topk(layer.chosen).indices.sort().values.int()
-            places = place(ids, self._lanes.experts, height, spread)
+            tokens = sort_tokens(ids, self._lanes.experts, block_rows, by_token)
             if gated:
-                rows = step.x if spread else rows_in_slots(step.x, places)
+                rows = step.x if by_token else rows_in_blocks(step.x, tokens)
             else:
-                rows = self._draw(places.slot_count, layer.width, seed=3)
-            found.append(GroupedRows(rows, places, step.gate_up if gated else step.down))
+                rows = self._draw(tokens.rows, layer.width, seed=3)
+            found.append(GroupedRows(rows, tokens, step.gate_up if gated else step.down))
         return found
 
-    def _tiles(self, height: int, gated: bool) -> list[Tile]:
+    def _tiles(self, block_rows: int, gated: bool) -> list[Tile]:
         gate_up, down = weights_of(self.expert.layer, 2)
-        return tiles_of(height, gate_up if gated else down)
+        return tiles_of(block_rows, gate_up if gated else down)
 
     def _run(self, tile: Tile, gated: bool) -> Callable[[GroupedRows], object]:
         name = self.expert.activation if gated else ""
         bias, sms = self._biases[0 if gated else 1], programs(self._device)
 
         def run(grouped: GroupedRows) -> object:
-            rows, places, weight = grouped
-            shared = gated and places.spread
-            return grouped_product(rows, weight, bias, places, tile, sms, name, shared)
+            rows, tokens, weight = grouped
+            shared = gated and tokens.by_token
+            return grouped_product(rows, weight, bias, tokens, tile, sms, name, shared)
 
         return run
 
@@ -218,7 +218,7 @@ class LayerTuner:
                 self._lanes,
                 activation=name,
                 tiles=tiles,
-                places=routes.places,
+                sorted_tokens=routes.sorted_tokens,
             )
 
         return run
@@ -226,11 +226,11 @@ class LayerTuner:
     def _static(self, tokens: int) -> LayerTiles:
         return static_tiles(self.expert.layer, tokens, 2, programs(self._device))
 
-    def _leaves_the_class(self, tile: Tile, spread: bool, gated: bool) -> bool:
-        case = tile, spread, gated
+    def _leaves_the_class(self, tile: Tile, by_token: bool, gated: bool) -> bool:
+        case = tile, by_token, gated
         if case not in self._differ:
             weight = weights_of(self.expert.layer, 2)[0 if gated else 1]
-            self._differ[case] = differs(weight, tile, spread, self._device, torch.bfloat16)
+            self._differ[case] = differs(weight, tile, by_token, self._device, torch.bfloat16)
         return self._differ[case]
 
     def _floor(self, tokens: int, steps: Sequence[TuneStep]) -> float:

@@ -203,7 +203,7 @@ def _show_layer(tuned: TunedLayer) -> None:
     print(tuned.expert.layer)
     for tokens, row in tuned.rows.items():
         tiles = f"{format_tile(row.tiles.gate_up)} / {format_tile(row.tiles.down)}"
-        spread = ", spread" if row.tiles.spread else ""
+        spread = ", spread" if row.tiles.by_token else ""
         print(
             f"{tokens:6d} tokens: {row.us:8.2f} us, static {row.static_us:8.2f}, floor "
             f"{row.floor_us:8.2f}; {tiles}{spread}",

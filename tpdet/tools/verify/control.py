@@ -85,7 +85,7 @@ def combine_by_index_add(
     lanes: Lanes,
     shared: torch.Tensor | None = None,
     activation: str = "silu",
-    places: object = None,
+    sorted_tokens: object = None,
 ) -> PartialSums:
     """One sum over a rank's experts, by stock products of as many rows as chose each."""
     total = torch.zeros(len(x), down.shape[1], device=x.device)

@@ -7,7 +7,7 @@ from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice, cut_roots
 from tpdet.kernels.cuda.gemm.choice.variants import CHAIN, FOLDS, variant_of
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm, root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.cuda.gemm.variants.variant import Shape
+from tpdet.kernels.cuda.gemm.variants.variant import ProductShape
 from tpdet.kernels.cuda.hardware import Gpu
 from tpdet.kernels.inputs.activations import GATED_KINDS
 from tpdet.kernels.order import Expression
@@ -21,7 +21,7 @@ def column_candidates(m: int, n: int, k: int, kind: str, gpu: Gpu) -> tuple[Tile
 
     Without repeats, each with a depth that divides k, none over the shared memory.
     """
-    shape = Shape(m, n, k, 1, 4 if kind == "head" else 2, kind in GATED_KINDS)
+    shape = ProductShape(m, n, k, 1, 4 if kind == "head" else 2, kind in GATED_KINDS)
     tiles = (tile for _, tile in _ruled(COLUMN_TILES, shape))
     return tuple(dict.fromkeys(t for t in tiles if _fits(CHAIN, t, None, shape, gpu)))
 
@@ -33,7 +33,7 @@ def leaf_candidates(
 
     They won somewhere on an H200, or lie beside what did.
     """
-    shape = Shape(m, n, k, leaves, _FLOAT32_BYTES)
+    shape = ProductShape(m, n, k, leaves, _FLOAT32_BYTES)
     choices: dict[LeafChoice, None] = {}
     for cut in _CUTS:
         parts = cut_roots(roots, cut)
@@ -47,7 +47,7 @@ def leaf_candidates(
     return tuple(choices)
 
 
-def _ruled(rules: Iterable[TileRule], shape: Shape) -> Iterator[tuple[TileRule, Tile]]:
+def _ruled(rules: Iterable[TileRule], shape: ProductShape) -> Iterator[tuple[TileRule, Tile]]:
     """The tiles of the rules for a shape, whether they fit or not."""
     for rule in rules:
         if _within(shape.m, rule.rows) and _within(shape.n, rule.columns):
@@ -61,7 +61,7 @@ def _within(value: int, bounds: tuple[int, int]) -> bool:
     return bounds[0] <= value <= bounds[1]
 
 
-def _fits(kernel: str, tile: Tile, form: RootForm | None, shape: Shape, gpu: Gpu) -> bool:
+def _fits(kernel: str, tile: Tile, form: RootForm | None, shape: ProductShape, gpu: Gpu) -> bool:
     """Whether a kernel computes the shape, whose subtrees have the form, by a tile on a GPU."""
     variant = variant_of(tile)
     if variant.descriptors and not gpu.descriptors:

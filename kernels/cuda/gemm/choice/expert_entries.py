@@ -13,22 +13,24 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from tpdet.kernels.cuda.gemm.choice.tile_text import parse_tile
+from tpdet.kernels.cuda.gemm.choice.variants import EXPERT_VARIANTS
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.inputs.experts import ExpertLayer
 
 TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Tokens of a step at which layers of experts are measured."""
-VARIANTS = ("pointer", "pointer_swapped", "warp_swapped")
-"""Kernels of expert products, as tiles name them."""
 SIZES = tuple(field.name for field in fields(ExpertLayer))
 
 
 class LayerTiles(NamedTuple):
-    """What runs a layer's experts: tiles of both products, and whether blocks are spread."""
+    """What runs a layer's experts: tiles of both products, and whether blocks are by token.
+
+    `experts/sorted_tokens.py` says what that is; the table calls it "spread".
+    """
 
     gate_up: Tile
     down: Tile
-    spread: bool
+    by_token: bool
 
 
 def parse_layers(
@@ -44,7 +46,7 @@ def parse_layers(
         if layer in found:
             raise ValueError(f"{layer} stands there twice")
         steps = {int(tokens): _tiles(int(tokens), row) for tokens, row in entry["tokens"].items()}
-        if not steps or steps[max(steps)].spread:
+        if not steps or steps[max(steps)].by_token:
             raise ValueError(f"{layer}: no tiles for steps of any length")
         found[layer] = dict(sorted(steps.items()))
     return found
@@ -52,10 +54,10 @@ def parse_layers(
 
 def _tiles(tokens: int, row: Mapping[str, Any]) -> LayerTiles:
     tiles = LayerTiles(parse_tile(row["gate_up"]), parse_tile(row["down"]), row["spread"])
-    known = {tiles.gate_up.variant, tiles.down.variant} <= {*VARIANTS}
+    known = {tiles.gate_up.variant, tiles.down.variant} <= EXPERT_VARIANTS.keys()
     fits = tiles.gate_up.rows == tiles.down.rows and tokens in TOKENS and known
-    if not fits or type(tiles.spread) is not bool:
+    if not fits or type(tiles.by_token) is not bool:
         raise ValueError(f"{tokens} tokens: blocks of two heights, or no such bucket or tile")
-    if tiles.spread and tokens > tiles.gate_up.rows:
-        raise ValueError(f"{tokens} tokens do not fit spread blocks of {tiles.gate_up.rows}")
+    if tiles.by_token and tokens > tiles.gate_up.rows:
+        raise ValueError(f"{tokens} tokens do not fit blocks by token of {tiles.gate_up.rows}")
     return tiles

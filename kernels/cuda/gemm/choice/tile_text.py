@@ -6,15 +6,14 @@ multiprocessor, where they are not the plainest.
 
 import re
 
-from tpdet.kernels.cuda.gemm.choice.variants import VARIANTS
+from tpdet.kernels.cuda.gemm.choice.variants import EXPERT_VARIANTS, VARIANTS
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 
 _TILE = re.compile(
     r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)(?P<stored>(?: [a-z]+)*)(?: h(?P<halves>\d+))?"
     r"(?: c(?P<ctas>\d+))?"
 )
-_STORED = {variant.name: variant.stored for variant in VARIANTS.values()}
-_STORED["warp_swapped"] = "swap tma trades"  # products of experts alone
+_STORED = {variant.name: variant.stored for variant in (VARIANTS | EXPERT_VARIANTS).values()}
 _NAMES = {stored: name for name, stored in _STORED.items()}
 
 

@@ -4,23 +4,28 @@ from tpdet.kernels.cuda.gemm.variants import (
     descriptor,
     leaf_fold,
     pointer,
-    swapped,
     warp_specialised_launch,
+    warp_swapped,
 )
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Fold, Variant
 
-VARIANTS: dict[str, Variant] = {
+_ALL: dict[str, Variant] = {
     variant.name: variant
     for variant in (
         pointer.POINTER,
         pointer.POINTER_SWAPPED,
         descriptor.DESCRIPTOR,
-        swapped.DESCRIPTOR_SWAPPED,
+        descriptor.DESCRIPTOR_SWAPPED,
         warp_specialised_launch.WARP_SPECIALISED,
+        warp_swapped.WARP_SWAPPED,
     )
 }
+VARIANTS = {name: variant for name, variant in _ALL.items() if variant.dense}
 """One chain a leaf: column products, heads, and the leaves of row products apart."""
+
+EXPERT_VARIANTS = {name: variant for name, variant in _ALL.items() if variant.experts}
+"""Products of experts over blocks of rows."""
 
 FOLDS: dict[str, Fold] = {
     fold.name: fold
@@ -37,4 +42,4 @@ KERNELS = (CHAIN, *FOLDS)
 
 def variant_of(tile: Tile) -> Variant:
     """The variant that runs a tile."""
-    return VARIANTS[tile.variant]
+    return _ALL[tile.variant]

@@ -11,21 +11,26 @@ instruction's accumulator, in another order.
 
     M, N, K  rows of x, columns of y, width of a leaf; L leaves, R roots
     x [M, L * K], w [L * N, K] by descriptors: bf16 or fp16; y [R, M, N] fp32
-    BM, BN, BK  a tile's rows, columns and step of K
+    TILE     a tile's rows, columns and step of K; ROOT: what is folded, of one root
 """
 
-import torch
+from typing import Any
+
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.gemm.variants.descriptor import describe_operands, store_tile
+from tpdet.kernels.cuda.gemm.variants.descriptor import (
+    DESCRIPTOR_SWAPPED,
+    describe_operands,
+    store_tile,
+)
+from tpdet.kernels.cuda.gemm.variants.form import chain_form, launch_options
 from tpdet.kernels.cuda.gemm.variants.pointer import tile_origin
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
-from tpdet.kernels.cuda.gemm.variants.swapped import DESCRIPTOR_SWAPPED
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.cuda.gemm.variants.variant import Fold, stages_and_output
+from tpdet.kernels.cuda.gemm.variants.variant import Fold, Operands, stages_and_output
 from tpdet.kernels.cuda.hardware import H200
-from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.dependent import await_earlier
 from tpdet.kernels.cuda.launch.sizes import cdiv
 
 MIN_FOLD_STEPS = 2  # steps of K in a leaf that is folded inside a program
@@ -40,66 +45,52 @@ def minus_zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def leaf_chain(x, w, row, column, leaf, n, k, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def leaf_chain(x, w, row, column, leaf, n, k, TILE: tl.constexpr):
     """The sum of one leaf for one tile."""
-    total = tl.zeros((BM, BN), tl.float32)
-    for at in range(0, k, BK):
+    total = tl.zeros((TILE.ROWS, TILE.COLUMNS), tl.float32)
+    for at in range(0, k, TILE.DEPTH):
         total = tl.dot(x.load([row, leaf * k + at]), w.load([leaf * n + column, at]).T, total)
     return total
 
 
 @triton.jit(do_not_specialize=["m", "roots", "steps"])
 def flat_fold(
-    x,
-    w,
-    y,
-    m,
-    n,
-    roots,
-    steps,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    HALVES: tl.constexpr,
-    SWAP: tl.constexpr,
-    LEAVES: tl.constexpr,
-    PARTS: tl.constexpr,
-    PAIR: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    x, w, y, m, n, roots, steps, TILE: tl.constexpr, ROOT: tl.constexpr, DEPENDENT: tl.constexpr
 ):
-    """Tiles [BM, BN] of all roots, LEAVES leaves each, a leaf `steps` = k / BK steps of one loop.
+    """Tiles of all roots, a leaf `steps` = k / DEPTH steps of one loop.
 
     SWAP: the weight's rows stand on the M side of the matrix instruction.
     """
     await_earlier(DEPENDENT)
-    ROWS: tl.constexpr = BN if SWAP else BM
-    COLUMNS: tl.constexpr = BM if SWAP else BN
-    blocks = tl.cdiv(m, BM) * tl.cdiv(n, BN)
+    LEAVES: tl.constexpr = ROOT.GROUPS * ROOT.PARTS * ROOT.PAIR
+    ROWS: tl.constexpr = TILE.COLUMNS if TILE.SWAP else TILE.ROWS
+    COLUMNS: tl.constexpr = TILE.ROWS if TILE.SWAP else TILE.COLUMNS
+    blocks = tl.cdiv(m, TILE.ROWS) * tl.cdiv(n, TILE.COLUMNS)
     for tile in tl.range(tl.program_id(0), blocks * roots, tl.num_programs(0)):
         root = tile // blocks
-        row, column = tile_origin(tile % blocks, m, n, BM, BN)
+        row, column = tile_origin(tile % blocks, m, n, TILE.ROWS, TILE.COLUMNS)
         first = root * LEAVES
         leaf_sum = tl.zeros((ROWS, COLUMNS), tl.float32)
         total = minus_zeros(ROWS, COLUMNS)
-        if PAIR == 2:
+        if ROOT.PAIR == 2:
             pair = total
-        if PARTS == 2:
+        if ROOT.PARTS == 2:
             group = total
         for i in range(LEAVES * steps):
             # 1. a step of the leaf's chain
             leaf = i // steps
             step = i - leaf * steps
-            a = x.load([row, (first * steps + i) * BK])
-            b = w.load([(first + leaf) * n + column, step * BK])
-            leaf_sum = tl.dot(b, a.T, leaf_sum) if SWAP else tl.dot(a, b.T, leaf_sum)
+            a = x.load([row, (first * steps + i) * TILE.DEPTH])
+            b = w.load([(first + leaf) * n + column, step * TILE.DEPTH])
+            leaf_sum = tl.dot(b, a.T, leaf_sum) if TILE.SWAP else tl.dot(a, b.T, leaf_sum)
             # 2. at the leaf's end: pairs, groups of pairs, the root's chain
             if step == steps - 1:
-                if PAIR == 1:
+                if ROOT.PAIR == 1:
                     total += leaf_sum
                 else:
                     pair += leaf_sum
                     if leaf % 2 == 1:
-                        if PARTS == 1:
+                        if ROOT.PARTS == 1:
                             total += pair
                         else:
                             group += pair
@@ -109,110 +100,75 @@ def flat_fold(
                         pair = minus_zeros(ROWS, COLUMNS)
                 leaf_sum = tl.zeros((ROWS, COLUMNS), tl.float32)
         # 3. store the tile of the root
-        total = tl.trans(total) if SWAP else total
-        store_tile(y, root, row, column, total, HALVES)
+        total = tl.trans(total) if TILE.SWAP else total
+        store_tile(y, root, row, column, total, TILE.HALVES)
 
 
 @triton.jit(do_not_specialize=["m", "roots"])
 def nested_fold(
-    x,
-    w,
-    y,
-    m,
-    n,
-    roots,
-    k,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    HALVES: tl.constexpr,
-    GROUPS: tl.constexpr,
-    PARTS: tl.constexpr,
-    PAIR: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    x, w, y, m, n, roots, k, TILE: tl.constexpr, ROOT: tl.constexpr, DEPENDENT: tl.constexpr
 ):
     """The same with a loop a leaf: less is alive at once, but every leaf's first loads wait."""
     await_earlier(DEPENDENT)
-    blocks = tl.cdiv(m, BM) * tl.cdiv(n, BN)
+    blocks = tl.cdiv(m, TILE.ROWS) * tl.cdiv(n, TILE.COLUMNS)
     for tile in tl.range(tl.program_id(0), blocks * roots, tl.num_programs(0)):
         root = tile // blocks
-        row, column = tile_origin(tile % blocks, m, n, BM, BN)
-        first = root * (GROUPS * PARTS * PAIR)
-        total = minus_zeros(BM, BN)
-        for group in range(GROUPS):
-            if PARTS == 1:
-                at = first + group * PAIR
-                if PAIR == 1:
-                    total += leaf_chain(x, w, row, column, at, n, k, BM, BN, BK)
+        row, column = tile_origin(tile % blocks, m, n, TILE.ROWS, TILE.COLUMNS)
+        first = root * (ROOT.GROUPS * ROOT.PARTS * ROOT.PAIR)
+        total = minus_zeros(TILE.ROWS, TILE.COLUMNS)
+        for group in range(ROOT.GROUPS):
+            if ROOT.PARTS == 1:
+                at = first + group * ROOT.PAIR
+                if ROOT.PAIR == 1:
+                    total += leaf_chain(x, w, row, column, at, n, k, TILE)
                 else:
-                    left = leaf_chain(x, w, row, column, at, n, k, BM, BN, BK)
-                    total += left + leaf_chain(x, w, row, column, at + 1, n, k, BM, BN, BK)
+                    left = leaf_chain(x, w, row, column, at, n, k, TILE)
+                    total += left + leaf_chain(x, w, row, column, at + 1, n, k, TILE)
             else:
-                term = minus_zeros(BM, BN)
-                for part in range(PARTS):
-                    at = first + (group * PARTS + part) * PAIR
-                    left = leaf_chain(x, w, row, column, at, n, k, BM, BN, BK)
-                    term += left + leaf_chain(x, w, row, column, at + 1, n, k, BM, BN, BK)
+                term = minus_zeros(TILE.ROWS, TILE.COLUMNS)
+                for part in range(ROOT.PARTS):
+                    at = first + (group * ROOT.PARTS + part) * ROOT.PAIR
+                    left = leaf_chain(x, w, row, column, at, n, k, TILE)
+                    term += left + leaf_chain(x, w, row, column, at + 1, n, k, TILE)
                 total += term
-        store_tile(y, root, row, column, total, HALVES)
+        store_tile(y, root, row, column, total, TILE.HALVES)
 
 
-def run_flat(
-    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, form: RootForm, tile: Tile, sms: int
-) -> None:
-    """x [M, L * K], w [L, N, K] contiguous -> y [at least form.roots, M, N] fp32, roots filled.
+def run_flat(operands: Operands, form: RootForm, tile: Tile, sms: int) -> None:
+    """The roots of y [at least form.roots, M, N] fp32 are filled.
 
     Raises ValueError where it does not fit (leaves of one step, for one).
     """
-    _, n, k = w.shape
+    k = operands.w.shape[2]
     if not folds(form, k, tile):
         raise ValueError(f"leaves of {k} by {tile} do not fit 'flat': fold them apart")
-    flat_fold[_grid(x, w, form, tile, sms)](
-        *describe_operands(x, w, y, tile),
-        x.shape[0],
-        n,
-        form.roots,
-        k // tile.depth,
-        LEAVES=form.leaves,
-        PARTS=form.parts,
-        PAIR=form.pair,
-        SWAP=tile.variant == DESCRIPTOR_SWAPPED.name,
-        **_options(tile),
-        **dependent_launch(x.device),
-    )
+    _launch(flat_fold, operands, form, tile, sms, k // tile.depth)
 
 
-def run_nested(
-    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, form: RootForm, tile: Tile, sms: int
-) -> None:
+def run_nested(operands: Operands, form: RootForm, tile: Tile, sms: int) -> None:
     """As `run_flat`, by a loop a leaf; tiles with the weight on the M side do not fit."""
-    _, n, k = w.shape
+    k = operands.w.shape[2]
     if not folds_plain(form, k, tile):
         raise ValueError(f"leaves of {k} by {tile} do not fit 'nested': fold them apart")
-    nested_fold[_grid(x, w, form, tile, sms)](
-        *describe_operands(x, w, y, tile),
-        x.shape[0],
+    _launch(nested_fold, operands, form, tile, sms, k)
+
+
+def _launch(
+    kernel: Any, operands: Operands, form: RootForm, tile: Tile, sms: int, length: int
+) -> None:
+    """length: of a leaf, in steps or in columns of x, as the kernel takes it."""
+    m, n = operands.x.shape[0], operands.w.shape[1]
+    tiles = form.roots * cdiv(m, tile.rows) * cdiv(n, tile.columns)
+    kernel[(min(sms * tile.ctas, tiles),)](
+        *describe_operands(operands, tile),
+        m,
         n,
         form.roots,
-        k,
-        GROUPS=form.groups,
-        PARTS=form.parts,
-        PAIR=form.pair,
-        **_options(tile),
-        **dependent_launch(x.device),
+        length,
+        TILE=chain_form(operands, tile),
+        ROOT=form.shape,
+        **launch_options(operands, tile),
     )
-
-
-def _grid(x: torch.Tensor, w: torch.Tensor, form: RootForm, tile: Tile, sms: int) -> tuple[int]:
-    blocks = cdiv(x.shape[0], tile.rows) * cdiv(w.shape[1], tile.columns)
-    return (min(sms * tile.ctas, form.roots * blocks),)
-
-
-def _options(tile: Tile) -> dict[str, int]:
-    """What both kernels compile for."""
-    sizes = {"BM": tile.rows, "BN": tile.columns, "BK": tile.depth, "HALVES": tile.halves}
-    warps = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": False}
-    return sizes | warps
 
 
 def folds(form: RootForm, k: int, tile: Tile) -> bool:

@@ -10,10 +10,20 @@ and so has every cut below them.
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from tpdet.kernels.order import Expression
 
 _PARTS = ((1, 1), (2, 1), (2, 2))  # (pair, parts) of the orders
+
+
+class RootShape(NamedTuple):
+    """What a kernel that folds is compiled for: groups of a root, parts of a group, leaves of a
+    part."""
+
+    GROUPS: int
+    PARTS: int
+    PAIR: int
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,11 @@ class RootForm:
     def leaves(self) -> int:
         """Leaves of one root."""
         return self.groups * self.parts * self.pair
+
+    @property
+    def shape(self) -> RootShape:
+        """The form of each root."""
+        return RootShape(self.groups, self.parts, self.pair)
 
 
 @cache

@@ -17,19 +17,46 @@ from tpdet.kernels.inputs.gated import GROUP
 
 _BARRIER_BYTES = 2048  # beside the stages of a kernel that loads by descriptors
 
-Chain = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, Tile, int, int],
-    None,
-]
-"""x [M, L * K], w [L, N, K] contiguous, bias [N] or None, y [L, M, N], tile, programs at most;
-and the number of its activation (`inputs/activations.py`): above 0, w and bias are interleaved and
-y is [L, M, N / 2]."""
 
-Folding = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, RootForm, Tile, int], None]
-"""x [M, L * K], w [L, N, K] contiguous, y [form.roots or more, M, N] fp32, form, tile, programs."""
+class Operands(NamedTuple):
+    """What a product reads and fills: y[l] = round(x_l w_l^T + bias).
+
+    x [M, L * K] with contiguous rows, w [L, N, K] contiguous, bias [N] or None, y [L, M, N].
+    gated: the number of an activation (`inputs/activations.py`); above 0, w and bias are
+    interleaved and y is [L, M, N / 2]. widths: of leaves of unequal K, whose w is [1, N, their
+    sum]; else empty.
+
+    Of experts, expert_ids int32 [1 + B] says how many blocks of rows there are and the expert of
+    each (`experts/sorted_tokens.py`): w [E, N, K], bias [E, N], x [B * rows, K], y [B * rows, N].
+    shared: every block reads the same rows, those of the step: x [M, K], M at most a tile's rows.
+    """
+
+    x: torch.Tensor
+    w: torch.Tensor
+    bias: torch.Tensor | None
+    y: torch.Tensor
+    gated: int = 0
+    widths: tuple[int, ...] = ()
+    expert_ids: torch.Tensor | None = None
+    shared: bool = False
+
+    @property
+    def leaves(self) -> int:
+        """Products side by side: leaves of a row product, else 1."""
+        return len(self.widths) or self.w.shape[0]
+
+    @property
+    def pair(self) -> int:
+        """Weight rows that give one value."""
+        return 2 if self.gated else 1
+
+    def expert_tiles(self, tile: Tile) -> int:
+        """Tiles of all blocks that there could be."""
+        assert self.expert_ids is not None
+        return (self.expert_ids.shape[0] - 1) * -(-self.w.shape[1] // tile.columns)
 
 
-class Shape(NamedTuple):
+class ProductShape(NamedTuple):
     """x [m, leaves * k] times weight [leaves, n, k], to values of `out_bytes` bytes.
 
     gated: pairs of weight rows give one value.
@@ -60,20 +87,26 @@ def stages_alone(tile: Tile, size: int) -> int:
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel that adds up one chain a leaf: y[l] = round(x_l w_l^T + bias).
+    """A kernel that adds up one chain for each value of a product.
 
-    stored: the words that stand for it behind a tile in the shape table. descriptors: whether it
-    loads by tensor descriptors. takes: which shapes and tiles it was written for.
+    stored: the words that stand for it behind a tile in the shape table. run: fills the operands'
+    y by a tile, on so many multiprocessors. descriptors: whether it loads by tensor descriptors.
+    shared_bytes: of a tile and the bytes of a value. takes: which shapes and tiles it was written
+    for. unequal: whether leaves may have unequal widths. dense, experts: whether it computes
+    products without blocks of experts, and with them.
     """
 
     name: str
     stored: str
-    run: Chain
+    run: Callable[[Operands, Tile, int], None]
     descriptors: bool = False
     shared_bytes: Callable[[Tile, int], int] = stages_and_output
-    takes: Callable[[Shape, Tile], bool] = lambda shape, tile: True
+    takes: Callable[[ProductShape, Tile], bool] = lambda shape, tile: True
+    unequal: bool = False
+    dense: bool = True
+    experts: bool = False
 
-    def fits(self, shape: Shape, tile: Tile) -> bool:
+    def fits(self, shape: ProductShape, tile: Tile) -> bool:
         """Whether it can compute the shape by the tile in the shared memory of a program."""
         room = self.shared_bytes(tile, shape.column_bytes) <= H200.shared_bytes
         pairs = not shape.gated or tile.columns % (2 * GROUP) == 0
@@ -84,14 +117,15 @@ class Variant:
 class Fold:
     """A kernel that folds subtrees of one form over its leaves: y[r] = fold of x_l w_l^T.
 
-    name: as in the shape table. fits: whether it folds leaves of width k of a form by a tile.
-    step_cost: time of a step of K over that of a chain alone; leaf_cost: microseconds at the end of
-    a leaf of the largest tile. static_rows: fewer rows take it from the shape table only. wgmma:
-    whether it calls the matrix instruction of a warpgroup by name.
+    name: as in the shape table. run: fills y [form.roots or more, M, N] fp32. fits: whether it
+    folds leaves of width k of a form by a tile. step_cost: time of a step of K over that of a chain
+    alone; leaf_cost: microseconds at the end of a leaf of the largest tile. static_rows: fewer rows
+    take it from the shape table only. wgmma: whether it calls the matrix instruction of a warpgroup
+    by name.
     """
 
     name: str
-    run: Folding
+    run: Callable[[Operands, RootForm, Tile, int], None]
     fits: Callable[[RootForm, int, Tile], bool]
     step_cost: float
     leaf_cost: float

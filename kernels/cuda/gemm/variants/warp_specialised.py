@@ -6,7 +6,7 @@
 
     M, N    rows of x and y, columns of y
     L, R    leaves, roots (1 of a column product)
-    K       width of a leaf: `steps` steps of BK
+    K       width of a leaf: `steps` steps of DEPTH
     x_tiles [M, L * K], w_tiles [L * N, K], bias [N]: 2-byte values
     y_tiles, y [R, M, N]: fp32 of row products, 2-byte values of columns
 
@@ -28,12 +28,21 @@ would reach into each other, threads store what they hold. Hopper only.
 
 from typing import Any, NamedTuple
 
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from tpdet.kernels.cuda.gemm.variants.chain import chain
+from tpdet.kernels.cuda.gemm.variants.chain import (
+    CONSUMER_REGISTERS,
+    PRODUCER_REGISTERS,
+    WIDE_ROWS,
+    ChainPipeline,
+    chain,
+    fill,
+    keep,
+    send,
+)
+from tpdet.kernels.cuda.gemm.variants.gated import join
 from tpdet.kernels.cuda.gemm.variants.leaf_fold import MINUS_ZERO
 from tpdet.kernels.cuda.gemm.variants.pointer import tile_origin
 from tpdet.kernels.cuda.launch.dependent import await_earlier
@@ -42,35 +51,16 @@ from tpdet.kernels.cuda.launch.warp_pipeline import (
     CONSUMERS,
     accumulator_layout,
     allocate_barriers,
-    copy_tile,
-    expect,
     init_barriers,
     run_warps,
-    slot_of,
-    wait_free,
 )
-from tpdet.kernels.cuda.pointwise.activation import activate
 from tpdet.kernels.inputs.gated import GROUP
 
-send_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global  # Triton 3.6
-TILE_ROWS = gl.constexpr(CONSUMERS.value * CONSUMER_ROWS.value)
-PRODUCER_REGISTERS = gl.constexpr(24)
-CONSUMER_REGISTERS = gl.constexpr(240)
 _GROUP = gl.constexpr(GROUP)
-_VALUE_BYTES = gl.constexpr(2)  # of x and w
 
 
-class Pipeline(NamedTuple):
-    """What the producer fills and the consumers read; each slot of x holds one consumer's rows."""
-
-    x: Any  # [CONSUMERS * STAGES, CONSUMER_ROWS, BK]
-    w: Any  # [STAGES, COLUMNS, BK]
-    full: Any
-    free: Any
-
-
-class Problem(NamedTuple):
-    """Sizes of a launch; a leaf has `steps` steps of BK."""
+class Sizes(NamedTuple):
+    """Sizes of a launch; a leaf has `steps` steps of DEPTH."""
 
     m: Any
     n: Any
@@ -78,44 +68,41 @@ class Problem(NamedTuple):
     steps: Any
 
 
-class Form(NamedTuple):
-    """What a consumer's code is made for: columns of a tile and the form of a root."""
+class WarpForm(NamedTuple):
+    """What a warp-specialised product is compiled for: its tile's columns, depth and stages; the
+    groups of a root, parts of a group, leaves of a part; and what follows the chains.
 
-    COLUMNS: Any
-    GROUPS: Any
-    PARTS: Any
-    PAIR: Any
+    EVEN: no tile reaches past N. SENT: tiles leave by the accelerator. BIAS: there is one. GATED:
+    the number of an activation, 0 without gates.
+    """
+
+    COLUMNS: int
+    DEPTH: int
+    STAGES: int
+    GROUPS: int = 1
+    PARTS: int = 1
+    PAIR: int = 1
+    EVEN: bool = True
+    SENT: bool = True
+    BIAS: bool = False
+    GATED: int = 0
 
 
 @gluon.jit
-def _produce(
-    x_tiles,
-    w_tiles,
-    pipeline,
-    problem,
-    COLUMNS: gl.constexpr,
-    BK: gl.constexpr,
-    LEAVES: gl.constexpr,
-):
+def produce(x_tiles, w_tiles, w_rest, pipeline, sizes, FORM: gl.constexpr):
     """The producer warp: all steps of all leaves of all tiles of this program."""
-    m, n, roots, steps = problem
-    blocks = gl.cdiv(m, TILE_ROWS) * gl.cdiv(n, COLUMNS)
+    m, n, roots, steps = sizes
+    LEAVES: gl.constexpr = FORM.GROUPS * FORM.PARTS * FORM.PAIR
+    blocks = gl.cdiv(m, WIDE_ROWS) * gl.cdiv(n, FORM.COLUMNS)
     at = 0
     for tile in range(gl.program_id(0), blocks * roots, gl.num_programs(0)):
-        row, column = tile_origin(tile % blocks, m, n, TILE_ROWS, COLUMNS)
+        row, column = tile_origin(tile % blocks, m, n, WIDE_ROWS, FORM.COLUMNS)
         first = tile // blocks * LEAVES
         for leaf in range(first, first + LEAVES):
             for step in range(steps):
-                slot = slot_of(pipeline.free, at)
-                depth = (leaf * steps + step) * BK
-                wait_free(pipeline.free, at)
-                expect(pipeline.full, slot, (TILE_ROWS + COLUMNS) * BK * _VALUE_BYTES)
-                full = pipeline.full.index(slot)
-                copy_tile(x_tiles, [row, depth], full, pipeline.x.index(2 * slot))
-                copy_tile(
-                    x_tiles, [row + CONSUMER_ROWS, depth], full, pipeline.x.index(2 * slot + 1)
-                )
-                copy_tile(w_tiles, [leaf * n + column, step * BK], full, pipeline.w.index(slot))
+                in_x = (leaf * steps + step) * FORM.DEPTH
+                in_w = step * FORM.DEPTH
+                fill(pipeline, at, x_tiles, row, in_x, w_tiles, w_rest, leaf * n + column, in_w)
                 at += 1
 
 
@@ -142,14 +129,6 @@ def _store_clipped(y, root, row, column, value, m, n, EVEN: gl.constexpr):
 
 
 @gluon.jit
-def _keep(slot, value):
-    """slot = value, once what was there has been sent and read by every warp of this consumer."""
-    tma.store_wait(0)
-    tl.debug_barrier()
-    slot.store(value.to(slot.dtype))
-
-
-@gluon.jit
 def add_bias(value, bias, column, n):
     """value [CONSUMER_ROWS, COLUMNS] + bias from `column` on, in fp32."""
     COLUMNS: gl.constexpr = value.shape[1]
@@ -164,85 +143,69 @@ def gate_tile(total, ACTIVATION: gl.constexpr):
     WIDTH: gl.constexpr = total.shape[1] // 2
     apart = total.reshape([CONSUMER_ROWS, WIDTH // _GROUP, 2, _GROUP]).permute([0, 1, 3, 2])
     gate, up = apart.split()
-    mixed = (activate(gate, ACTIVATION) * up).reshape([CONSUMER_ROWS, WIDTH])
-    return gl.convert_layout(mixed, accumulator_layout(WIDTH), assert_trivial=True)
+    joined = join(gate, up, ACTIVATION).reshape([CONSUMER_ROWS, WIDTH])
+    return gl.convert_layout(joined, accumulator_layout(WIDTH), assert_trivial=True)
 
 
 @gluon.jit
-def _fold_groups(pipeline, consumer, at, steps, form, CHAINED: gl.constexpr):
+def _fold_groups(pipeline, consumer, at, steps, FORM: gl.constexpr, CHAINED: gl.constexpr):
     """A chain of CHAINED terms, of PAIR leaves each, from the pipeline's step `at` on."""
-    COLUMNS: gl.constexpr = form.COLUMNS
-    if CHAINED * form.PAIR == 1:
-        total = chain(pipeline.x, pipeline.w, pipeline, consumer, at, steps, COLUMNS)
+    COLUMNS: gl.constexpr = FORM.COLUMNS
+    if CHAINED * FORM.PAIR == 1:
+        total = chain(pipeline, consumer, at, steps, COLUMNS)
     else:
         total = _minus_zeros(COLUMNS)
         for _ in range(CHAINED):
-            term = chain(pipeline.x, pipeline.w, pipeline, consumer, at, steps, COLUMNS)
+            term = chain(pipeline, consumer, at, steps, COLUMNS)
             at += steps
-            if form.PAIR == 2:
-                term += chain(pipeline.x, pipeline.w, pipeline, consumer, at, steps, COLUMNS)
+            if FORM.PAIR == 2:
+                term += chain(pipeline, consumer, at, steps, COLUMNS)
                 at += steps
             total += term
     return total
 
 
 @gluon.jit
-def _fold_tile(pipeline, consumer, slot, at, steps, form):
+def _fold_tile(pipeline, consumer, slot, at, steps, FORM: gl.constexpr):
     """A consumer's rows of one tile of one root. Of `tree`, the first terms rest in `slot`."""
-    BY_LANE: gl.constexpr = accumulator_layout(form.COLUMNS)
-    TURNS: gl.constexpr = 1 if form.PARTS == 1 else form.GROUPS
-    CHAINED: gl.constexpr = form.GROUPS if form.PARTS == 1 else form.PARTS
-    total = _fold_groups(pipeline, consumer, at, steps, form, CHAINED)
+    BY_LANE: gl.constexpr = accumulator_layout(FORM.COLUMNS)
+    TURNS: gl.constexpr = 1 if FORM.PARTS == 1 else FORM.GROUPS
+    CHAINED: gl.constexpr = FORM.GROUPS if FORM.PARTS == 1 else FORM.PARTS
+    total = _fold_groups(pipeline, consumer, at, steps, FORM, CHAINED)
     if TURNS > 1:
         for turn in range(1, TURNS):
-            _keep(slot, total)
-            begin = at + turn * CHAINED * form.PAIR * steps
-            later = _fold_groups(pipeline, consumer, begin, steps, form, CHAINED)
+            keep(slot, total, 0)
+            begin = at + turn * CHAINED * FORM.PAIR * steps
+            later = _fold_groups(pipeline, consumer, begin, steps, FORM, CHAINED)
             total = slot.load(BY_LANE) + later
     return total
 
 
 @gluon.jit
-def _consume(
-    consumer,
-    pipeline,
-    slot,
-    y_tiles,
-    y,
-    bias,
-    problem,
-    form,
-    EVEN: gl.constexpr,
-    SENT: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    GATED: gl.constexpr,
-):
+def _consume(consumer, pipeline, slot, y_tiles, y, bias, sizes, FORM: gl.constexpr):
     """A consumer warpgroup, 0 or 1: its 64 rows of all tiles of this program."""
-    m, n, roots, steps = problem
-    blocks = gl.cdiv(m, TILE_ROWS) * gl.cdiv(n, form.COLUMNS)
+    m, n, roots, steps = sizes
+    blocks = gl.cdiv(m, WIDE_ROWS) * gl.cdiv(n, FORM.COLUMNS)
     at = 0
     for tile in range(gl.program_id(0), blocks * roots, gl.num_programs(0)):
-        row, column = tile_origin(tile % blocks, m, n, TILE_ROWS, form.COLUMNS)
+        row, column = tile_origin(tile % blocks, m, n, WIDE_ROWS, FORM.COLUMNS)
         row += consumer * CONSUMER_ROWS
         root = tile // blocks
         # 1. fold the leaves of the root
-        total = _fold_tile(pipeline, consumer, slot, at, steps, form)
-        at += form.GROUPS * form.PARTS * form.PAIR * steps
-        if HAS_BIAS:
+        total = _fold_tile(pipeline, consumer, slot, at, steps, FORM)
+        at += FORM.GROUPS * FORM.PARTS * FORM.PAIR * steps
+        if FORM.BIAS:
             total = add_bias(total, bias, column, n)
-        if GATED:
-            total = gate_tile(total, GATED)
+        if FORM.GATED:
+            total = gate_tile(total, FORM.GATED)
             column = column // 2
         # 2. store the tile: by the accelerator, while the next one is computed, or by threads
-        if SENT:
-            _keep(slot, total)
-            fence_async_shared()
-            tl.debug_barrier()
-            if row < m:
-                send_tile(y_tiles, [root * m + row, column], slot)
+        if FORM.SENT:
+            keep(slot, total, 0)
+            send(slot, y_tiles, [root * m + row, column], row < m)
         else:
-            _store_clipped(y, root, row, column, total, m, n, EVEN)
-    if SENT:
+            _store_clipped(y, root, row, column, total, m, n, FORM.EVEN)
+    if FORM.SENT:
         tma.store_wait(0)
 
 
@@ -257,60 +220,42 @@ def warp_specialised_fold(
     n,
     roots,
     steps,
-    COLUMNS: gl.constexpr,
-    BK: gl.constexpr,
-    GROUPS: gl.constexpr,
-    PARTS: gl.constexpr,
-    PAIR: gl.constexpr,
-    EVEN: gl.constexpr,
-    SENT: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    GATED: gl.constexpr,
-    STAGES: gl.constexpr,
+    FORM: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):
-    """Tiles [128, COLUMNS] of all roots of y [roots, m, n], a leaf `steps` = k / BK steps.
+    """Tiles [128, COLUMNS] of all roots of y [roots, m, n], a leaf `steps` = k / DEPTH steps.
 
-    x_tiles: x [m, L * k] in blocks [64, BK]; w_tiles: the weight [L * n, k] in blocks [COLUMNS,
-    BK]; L = roots * GROUPS * PARTS * PAIR. SENT: tiles leave by y_tiles, y [roots * m, n] in blocks
-    [64, COLUMNS], and m is a multiple of 64 if there are several roots. GATED: one leaf, SENT,
-    weight rows interleaved, and y [m, n / 2] in blocks [64, COLUMNS / 2]. num_warps=4.
+    x_tiles: x [m, L * k] in blocks [64, DEPTH]; w_tiles: the weight [L * n, k] in blocks [COLUMNS,
+    DEPTH]; L = roots * GROUPS * PARTS * PAIR. SENT: tiles leave by y_tiles, y [roots * m, n] in
+    blocks [64, COLUMNS], and m is a multiple of 64 if there are several roots. GATED: one leaf,
+    SENT, weight rows interleaved, and y [m, n / 2] in blocks [64, COLUMNS / 2]. num_warps=4.
     """
     # 1. everything earlier in the stream is done
     await_earlier(DEPENDENT)
     # 2. the pipeline, and a slot for each consumer's finished tile
-    LEAVES: gl.constexpr = GROUPS * PARTS * PAIR
-    RESTS: gl.constexpr = PARTS == 2 and GROUPS > 1
+    RESTS: gl.constexpr = FORM.PARTS == 2 and FORM.GROUPS > 1
     LAYOUT: gl.constexpr = x_tiles.layout
     dtype: gl.constexpr = x_tiles.dtype
-    x = gl.allocate_shared_memory(dtype, [CONSUMERS * STAGES, CONSUMER_ROWS, BK], LAYOUT)
-    w = gl.allocate_shared_memory(dtype, [STAGES, COLUMNS, BK], LAYOUT)
-    HELD: gl.constexpr = CONSUMER_ROWS if SENT or RESTS else 8  # else a slot that nobody uses
-    WIDTH: gl.constexpr = COLUMNS // 2 if GATED else COLUMNS
+    STAGES: gl.constexpr = FORM.STAGES
+    x_shape: gl.constexpr = [CONSUMERS * STAGES, CONSUMER_ROWS, FORM.DEPTH]
+    x = gl.allocate_shared_memory(dtype, x_shape, LAYOUT)
+    w = gl.allocate_shared_memory(dtype, [STAGES, FORM.COLUMNS, FORM.DEPTH], LAYOUT)
+    HELD: gl.constexpr = CONSUMER_ROWS if FORM.SENT or RESTS else 8  # else nobody uses the slot
+    WIDTH: gl.constexpr = FORM.COLUMNS // 2 if FORM.GATED else FORM.COLUMNS
     slots = gl.allocate_shared_memory(y_tiles.dtype, [CONSUMERS, HELD, WIDTH], y_tiles.layout)
     full = allocate_barriers(STAGES)
     free = allocate_barriers(STAGES)
     init_barriers((full,), free)
     # 3. two consumers and their producer
-    pipeline = Pipeline(x, w, full, free)
-    problem = Problem(m, n, roots, steps)
+    pipeline = ChainPipeline(x, w, None, full, free)
+    sizes = Sizes(m, n, roots, steps)
     run_warps(
         _consume,
         pipeline,
         slots,
-        (
-            y_tiles,
-            y,
-            bias,
-            problem,
-            Form(COLUMNS, GROUPS, PARTS, PAIR),
-            EVEN,
-            SENT,
-            HAS_BIAS,
-            GATED,
-        ),
+        (y_tiles, y, bias, sizes, FORM),
         CONSUMER_REGISTERS,
-        _produce,
-        (x_tiles, w_tiles, pipeline, problem, COLUMNS, BK, LEAVES),
+        produce,
+        (x_tiles, w_tiles, None, pipeline, sizes, FORM),
         PRODUCER_REGISTERS,
     )

@@ -1,13 +1,12 @@
 """The launches of the warp-specialised GEMM: row products folded inside a program, and columns."""
 
-import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tpdet.kernels.cuda.gemm.variants.leaf_fold import MIN_FOLD_STEPS
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.cuda.gemm.variants.variant import Fold, Shape, Variant
-from tpdet.kernels.cuda.gemm.variants.warp_specialised import warp_specialised_fold
+from tpdet.kernels.cuda.gemm.variants.variant import Fold, Operands, ProductShape, Variant
+from tpdet.kernels.cuda.gemm.variants.warp_specialised import WarpForm, warp_specialised_fold
 from tpdet.kernels.cuda.gemm.variants.warp_specialised_parts import (
     COLUMNS,
     REST,
@@ -22,44 +21,34 @@ from tpdet.kernels.cuda.launch.warp_pipeline import CONSUMER_ROWS, tile_layout
 _DEPTH = 64  # of a step: a row of a stage is then one swizzled line of 128 bytes
 _BARRIERS = 1024  # bytes
 _SUM_BYTES = 4  # of an fp32 sum
+_ONE_LEAF = RootForm(1, 1, 1, 1)
 
 
-def run_gluon_fold(
-    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, form: RootForm, tile: Tile, sms: int
-) -> None:
-    """x [M, L * K], w [L, N, K], both of 2 bytes -> y [at least form.roots, M, N] fp32, filled.
+def run_gluon_fold(operands: Operands, form: RootForm, tile: Tile, sms: int) -> None:
+    """Values of 2 bytes; the roots of y [at least form.roots, M, N] fp32 are filled.
 
     Of the tile, its size (128 x 128 by 64) and the stages count. sms: programs at most. Raises
     ValueError where it does not fit (leaves of one step, for one).
     """
-    k = w.shape[2]
+    x, k = operands.x, operands.w.shape[2]
     if not folds(form, k, tile):
         raise ValueError(f"leaves of {k} by {tile} do not fit 'gluon': fold them otherwise")
     if sms < 1 or x.element_size() != 2:
         raise ValueError(f"'gluon' takes 2-byte values by descriptors: {x.dtype}, {sms} programs")
-    sent = slots_bytes(tile, y.element_size()) <= H200.shared_bytes
-    apart = (
-        form.roots == 1 or x.shape[0] % CONSUMER_ROWS.value == 0
-    )  # no tile reaches into the next root
-    _launch(x, w, None, y, form, tile, sms, sent and apart, 0)
+    room = slots_bytes(tile, operands.y.element_size()) <= H200.shared_bytes
+    # No tile reaches into the next root.
+    apart = form.roots == 1 or x.shape[0] % CONSUMER_ROWS.value == 0
+    _launch(operands, form, tile, sms, room and apart)
 
 
-def run_gluon_column(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    bias: torch.Tensor | None,
-    y: torch.Tensor,
-    tile: Tile,
-    sms: int,
-    gated: int = 0,
-) -> None:
-    """x [M, K], w [1, N, K], bias [N] or None -> y [1, M, N], filled; all values of 2 bytes.
+def run_gluon_column(operands: Operands, tile: Tile, sms: int) -> None:
+    """One leaf and values of 2 bytes; y is filled.
 
-    gated: above 0, w and bias are interleaved, and y is [1, M, N / 2].
     Raises ValueError for several leaves, another type, and a tile that does not fit.
     """
+    x, w, _, y = operands[:4]
     (leaves, n, k), sizes = w.shape, {t.element_size() for t in (x, w, y)}
-    shape = Shape(x.shape[0], n, k, leaves, 2, gated > 0)
+    shape = ProductShape(x.shape[0], n, k, leaves, 2, operands.gated > 0)
     if sizes != {2} or sms < 1 or not takes(shape, tile):
         raise ValueError(
             f"{tile} takes one leaf of 2-byte values, columns by eights and steps of {_DEPTH}: "
@@ -69,21 +58,14 @@ def run_gluon_column(
     if slots_bytes(tile, shape.column_bytes) > H200.shared_bytes:
         raise ValueError(f"{tile} takes more shared memory than there is: take another tile")
     if tile.columns == COLUMNS.value:
-        _launch_parts(x, w, bias, y, tile, sms, gated)
+        _launch_parts(operands, tile, sms)
     else:
-        _launch(x, w, bias, y, RootForm(1, 1, 1, 1), tile, sms, True, gated)
+        _launch(operands, _ONE_LEAF, tile, sms, True)
 
 
-def _launch_parts(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    bias: torch.Tensor | None,
-    y: torch.Tensor,
-    tile: Tile,
-    sms: int,
-    gated: int,
-) -> None:
-    (_, n, k), m, pair = w.shape, x.shape[0], 2 if gated else 1
+def _launch_parts(operands: Operands, tile: Tile, sms: int) -> None:
+    x, w, bias, y = operands[:4]
+    (_, n, k), m, pair = w.shape, x.shape[0], operands.pair
     rows, depth, size = CONSUMER_ROWS.value, tile.depth, x.element_size()
     stage = tile_layout(depth * size, 8 * size)
     w_tiles, y_tiles = [], []
@@ -92,8 +74,7 @@ def _launch_parts(
         slot = tile_layout(min(width * size, depth * size), 8 * size)
         w_tiles.append(TensorDescriptor.from_tensor(w.view(n, k), [columns, depth], stage))
         y_tiles.append(TensorDescriptor.from_tensor(y.view(m, n // pair), [rows, width], slot))
-    blocks = cdiv(m, tile.rows) * cdiv(n, tile.columns)
-    warp_specialised_parts[(min(sms, blocks),)](
+    warp_specialised_parts[(min(sms, cdiv(m, tile.rows) * cdiv(n, tile.columns)),)](
         TensorDescriptor.from_tensor(x, [rows, depth], stage),
         *w_tiles,
         *y_tiles,
@@ -101,60 +82,44 @@ def _launch_parts(
         m,
         n,
         k // depth,
-        BK=depth,
-        HAS_BIAS=bias is not None,
-        GATED=gated,
-        STAGES=tile.stages,
+        FORM=_form(operands, _ONE_LEAF, tile),
         num_warps=4,
         enable_fp_fusion=False,
         **dependent_launch(x.device),
     )
 
 
-def _launch(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    bias: torch.Tensor | None,
-    y: torch.Tensor,
-    form: RootForm,
-    tile: Tile,
-    sms: int,
-    sent: bool,
-    gated: int,
-) -> None:
-    (leaves, n, k), m, pair = w.shape, x.shape[0], 2 if gated else 1
-    rows, columns, depth = CONSUMER_ROWS.value, tile.columns, tile.depth
+def _launch(operands: Operands, form: RootForm, tile: Tile, sms: int, sent: bool) -> None:
+    """sent: tiles leave by the accelerator."""
+    x, w, bias, y = operands[:4]
+    (leaves, n, k), m, width = w.shape, x.shape[0], tile.columns // operands.pair
+    rows, depth = CONSUMER_ROWS.value, tile.depth
     line = depth * x.element_size()  # bytes that are swizzled together
     stage = tile_layout(line, 8 * x.element_size())
     slot = tile_layout(line, 8 * y.element_size())
-    x_tiles = TensorDescriptor.from_tensor(x, [rows, depth], stage)
-    w_tiles = TensorDescriptor.from_tensor(w.view(leaves * n, k), [columns, depth], stage)
-    y_tiles = TensorDescriptor.from_tensor(y.view(-1, n // pair), [rows, columns // pair], slot)
-    blocks = form.roots * cdiv(m, tile.rows) * cdiv(n, columns)
+    blocks = form.roots * cdiv(m, tile.rows) * cdiv(n, tile.columns)
     warp_specialised_fold[(min(sms, blocks),)](
-        x_tiles,
-        w_tiles,
-        y_tiles,
+        TensorDescriptor.from_tensor(x, [rows, depth], stage),
+        TensorDescriptor.from_tensor(w.view(leaves * n, k), [tile.columns, depth], stage),
+        TensorDescriptor.from_tensor(y.view(-1, n // operands.pair), [rows, width], slot),
         y,
         w if bias is None else bias,
         m,
         n,
         form.roots,
         k // depth,
-        COLUMNS=columns,
-        BK=depth,
-        GROUPS=form.groups,
-        PARTS=form.parts,
-        PAIR=form.pair,
-        EVEN=n % columns == 0,
-        SENT=sent,
-        HAS_BIAS=bias is not None,
-        GATED=gated,
-        STAGES=tile.stages,
+        FORM=_form(operands, form, tile, n % tile.columns == 0, sent),
         num_warps=4,
         enable_fp_fusion=False,
         **dependent_launch(x.device),
     )
+
+
+def _form(
+    operands: Operands, form: RootForm, tile: Tile, even: bool = True, sent: bool = True
+) -> WarpForm:
+    bias, gated = operands.bias is not None, operands.gated
+    return WarpForm(tile.columns, tile.depth, tile.stages, *form.shape, even, sent, bias, gated)
 
 
 def folds(form: RootForm, k: int, tile: Tile) -> bool:
@@ -165,7 +130,7 @@ def folds(form: RootForm, k: int, tile: Tile) -> bool:
     return several and tile.columns == 128 and cut_for_it(k, tile) and room <= H200.shared_bytes
 
 
-def takes(shape: Shape, tile: Tile) -> bool:
+def takes(shape: ProductShape, tile: Tile) -> bool:
     """Whether it computes a column product of this shape by this tile."""
     one = shape.leaves == 1 and shape.out_bytes == 2 and shape.n % (16 if shape.gated else 8) == 0
     return one and cut_for_it(shape.k, tile)

@@ -135,9 +135,9 @@ def _layer(partition: Partition) -> Callable[[Step, PagedBatch], object]:
         lanes = Lanes(experts, total, len(partition.mine), roots)
 
         def whole(step: Step, batch: PagedBatch) -> object:
-            ids, weights, places = ops.choose_experts(step.logits, bias, batch, routing, experts)
+            ids, weights, found = ops.choose_experts(step.logits, bias, batch, routing, experts)
             of = step.x, ids, weights, gate_up, down, shifts, lanes
-            return ops.expert_sums(*of, activation=mixture.activation, places=places)
+            return ops.expert_sums(*of, activation=mixture.activation, sorted_tokens=found)
 
         return whole
     root = fold_tree(partition.fold_order, partition.leaves)

@@ -1,4 +1,4 @@
-"""Choice of experts: a row's best scores, and the weights of what it chose.
+"""The router, top-k gating: which experts a row chooses by its best scores, and their weights.
 
     score_i = l_i, or s_i + b_i with s_i = 1 / (1 + exp(-l_i))         fp32
     order:  larger score first, then the lower id; NaN last
@@ -27,9 +27,9 @@ def route(
     routing: Routing,
     held: range | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """logits [M, E] fp32, bias [E] fp32 or None -> ids, weights [M, k], and no places.
+    """logits [M, E] fp32, bias [E] fp32 or None -> ids, weights [M, k]; no token is sorted.
 
-    spans, held: as the GPU's; a step on the CPU has no padding rows, and nothing is placed.
+    spans, held: as the GPU's; a step on the CPU has no padding rows.
     """
     logits = logits.contiguous()
     score = 1.0 / (1.0 + torch.exp(-logits)) if routing.sigmoid else logits
@@ -43,9 +43,9 @@ def route(
         masses = _of_scores(score, score.gather(1, ids) if routing.over_chosen else score)
     else:
         masses = _of_logits(logits)
-    mine = masses.gather(1, ids)
-    total = (mine if routing.over_chosen else masses).sum(1, keepdim=True)
-    weights = (mine.double() / total.clamp(min=1).double()).float() * routing.scale
+    own = masses.gather(1, ids)
+    total = (own if routing.over_chosen else masses).sum(1, keepdim=True)
+    weights = (own.double() / total.clamp(min=1).double()).float() * routing.scale
     return ids.to(torch.int32), weights, None
 
 

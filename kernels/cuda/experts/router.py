@@ -1,4 +1,4 @@
-"""Choice of experts: a row's best scores, and the weights of what it chose.
+"""The router, top-k gating: which experts a row chooses by its best scores, and their weights.
 
     score_i = l_i, or s_i + b_i with s_i = 1 / (1 + exp2(-l_i * log2 e))   fp32
     order:  larger score first, then the lower id; NaN last
@@ -10,7 +10,7 @@ A NaN is no maximum, and its p is 0. Where the sum is 0, w is +0.
 
     M, E, k  rows, experts, chosen of a row
     logits [M, E] fp32; ids int32 and weights fp32 [M, k], ids ascending
-    slots, blocks   as in `places.py`: where very few rows choose, the choice places them too
+    positions, expert_ids  as in `sorted_tokens.py`: very few rows are sorted by expert here too
 
 Sums are of integers, so no layout reaches a bit. Padding rows, which come after the rows of all
 sequences, have ids -1 and weights +0, whatever their logits are: how many rows are real is read on
@@ -23,7 +23,11 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.experts.places import Places, empty_places, spread_height
+from tpdet.kernels.cuda.experts.sorted_tokens import (
+    SortedTokens,
+    by_token_rows,
+    room_for_tokens,
+)
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 from tpdet.kernels.cuda.sampling.log_softmax import (
@@ -43,7 +47,20 @@ _MASS_BITS = tl.constexpr(MASS_BITS)
 _BIAS, _FRACTION = tl.constexpr(1023), tl.constexpr(52)  # of fp64
 _SPANS = tl.constexpr(128)  # read at once
 _LANES = 32  # least experts that a row is padded to; Triton 3.6 fails to compile a few of less
-_JOINED = 4  # rows that a choice places too; of more, another launch does it sooner
+_JOINED = 4  # rows that are sorted here too; of more, another launch does it sooner
+
+
+class Gating(NamedTuple):
+    """What the kernel is compiled for: rows of a program, experts that a row chooses, and of all
+    (`padded_experts`); the rule, as `Routing` has it; rows of a block, 0 if nothing is sorted."""
+
+    ROWS: int
+    CHOSEN: int
+    EXPERTS: int
+    SIGMOID: bool
+    BIAS: bool
+    OVER_CHOSEN: bool
+    BLOCK_ROWS: int
 
 
 @triton.jit
@@ -88,49 +105,38 @@ def real_rows(spans, sequences):
 
 
 @triton.jit
-def _choice(
-    logit,
-    bias,
-    at,
-    here,
-    scale,
-    CHOSEN: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    OVER_CHOSEN: tl.constexpr,
-):
+def _gate(logit, bias, at, here, scale, FORM: tl.constexpr):
     """Rows of logits [R, EXPERTS] -> who is chosen, and weights, which count where one is."""
     # 1. the best, one after another: the last one's key tells who is chosen
     score = logit
-    if SIGMOID:
+    if FORM.SIGMOID:
         score = tl.div_rn(1.0, 1.0 + tl.exp2((0.0 - logit) * LOG2_E))
     score_alone = score
-    if HAS_BIAS:
+    if FORM.BIAS:
         score = score + tl.load(bias + at, mask=here, other=0.0)
-    key = order_keys(score, at, here, EXPERTS)
+    key = order_keys(score, at, here, FORM.EXPERTS)
     left = key
     best = tl.max(left, 1, keep_dims=True)
-    for _ in tl.static_range(CHOSEN - 1):
+    for _ in tl.static_range(FORM.CHOSEN - 1):
         left = tl.where(left == best, _NO_KEY, left)
         best = tl.max(left, 1, keep_dims=True)
     chosen = here & (key >= best)
     # 2. their weights
-    counted = chosen if OVER_CHOSEN else here
-    mass = fixed_scores(score_alone, counted) if SIGMOID else fixed_logits(logit)
+    counted = chosen if FORM.OVER_CHOSEN else here
+    mass = fixed_scores(score_alone, counted) if FORM.SIGMOID else fixed_logits(logit)
     total = tl.maximum(tl.sum(tl.where(counted, mass, 0), 1, keep_dims=True), 1)
     return chosen, (mass.to(tl.float64) / total.to(tl.float64)).to(tl.float32) * scale
 
 
 @triton.jit(do_not_specialize=["rows", "sequences", "first"])
-def choose_rows(
+def gate_rows(
     logits,
     bias,
     spans,
     ids,
     weights,
-    slots,
-    blocks,
+    positions,
+    expert_ids,
     rows,
     sequences,
     experts,
@@ -138,45 +144,34 @@ def choose_rows(
     held,
     stride,
     scale,
-    ROWS: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    OVER_CHOSEN: tl.constexpr,
-    HEIGHT: tl.constexpr,
+    FORM: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """ROWS rows. EXPERTS: `padded_experts`.
-
-    HEIGHT above 0: these are all rows; they are placed in blocks of so many slots, spread, of the
-    `held` experts from `first` on.
-    """
+    """ROWS rows. BLOCK_ROWS above 0: these are all rows; they are sorted, by token, into blocks of
+    the `held` experts from `first` on."""
     await_earlier(DEPENDENT)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    at = tl.arange(0, EXPERTS)[None, :]
+    row = tl.program_id(0) * FORM.ROWS + tl.arange(0, FORM.ROWS)[:, None]
+    at = tl.arange(0, FORM.EXPERTS)[None, :]
     real = row < real_rows(spans, sequences)
     here = (row < rows) & (at < experts)
     from_row = logits + row.to(tl.int64) * stride
     logit = tl.load(from_row + at, mask=here, other=float("-inf"))
-    chosen, weight = _choice(
-        logit, bias, at, here, scale, CHOSEN, EXPERTS, SIGMOID, HAS_BIAS, OVER_CHOSEN
-    )
+    chosen, weight = _gate(logit, bias, at, here, scale, FORM)
     # 3. ascending by id
-    to = row * CHOSEN + tl.cumsum(chosen.to(tl.int32), 1) - 1
+    to = row * FORM.CHOSEN + tl.cumsum(chosen.to(tl.int32), 1) - 1
     tl.store(ids + to, tl.where(real, at, -1), mask=chosen)
     tl.store(weights + to, tl.where(real, weight, 0.0), mask=chosen)
     # 4. a block for each of this rank's experts that somebody chose
-    if HEIGHT > 0:
+    if FORM.BLOCK_ROWS > 0:
         local = at - first
-        mine = chosen & real & (local >= 0) & (local < held)
-        touched = tl.max(mine.to(tl.int32), 0)
+        own = chosen & real & (local >= 0) & (local < held)
+        touched = tl.max(own.to(tl.int32), 0)
         end = tl.cumsum(touched, 0)
         block = end - touched
-        slot = block[None, :] * HEIGHT + row
-        tl.store(slots + to, tl.where(mine, slot, -1), mask=chosen)
-        tl.store(blocks + 1 + block, tl.arange(0, EXPERTS) - first, mask=touched > 0)
-        tl.store(blocks, tl.sum(touched, 0))
+        position = block[None, :] * FORM.BLOCK_ROWS + row
+        tl.store(positions + to, tl.where(own, position, -1), mask=chosen)
+        tl.store(expert_ids + 1 + block, tl.arange(0, FORM.EXPERTS) - first, mask=touched > 0)
+        tl.store(expert_ids, tl.sum(touched, 0))
 
 
 def padded_experts(experts: int) -> int:
@@ -184,12 +179,12 @@ def padded_experts(experts: int) -> int:
     return max(_LANES, next_power_of_2(experts))
 
 
-class Routes(NamedTuple):
-    """ids int32 and weights fp32 [M, k]; where the rows stand, if the choice has placed them."""
+class Routed(NamedTuple):
+    """ids int32 and weights fp32 [M, k]; the tokens sorted by expert, if the router did that."""
 
     ids: torch.Tensor
     weights: torch.Tensor
-    places: Places | None = None
+    sorted_tokens: SortedTokens | None = None
 
 
 def route(
@@ -198,45 +193,46 @@ def route(
     spans: torch.Tensor,
     routing: Routing,
     held: range | None = None,
-) -> Routes:
-    """logits [M, E] fp32, bias [E] fp32 or None -> routes of all rows.
+) -> Routed:
+    """logits [M, E] fp32, bias [E] fp32 or None -> what all rows chose.
 
     spans int32 [B, 3]: `rows` of the step's `PagedBatch`, by which padding is known. held: this
-    rank's experts; given these, very few rows are placed at once.
+    rank's experts; given these, very few rows are sorted at once.
     """
     rows, experts = logits.shape
     ids = torch.empty(rows, routing.chosen, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, routing.chosen, dtype=torch.float32, device=logits.device)
-    height, places = spread_height(rows), None
+    found = None
     if held is not None and 0 < rows <= _JOINED:
-        places = empty_places(ids, held, height, True)
-    mine = range(0) if held is None else held
+        found = room_for_tokens(ids, held, by_token_rows(rows), True)
+    own = range(0) if held is None else held
     if rows:
-        each = 1 if places is None else next_power_of_2(rows)
-        choose_rows[(cdiv(rows, each),)](
+        each = 1 if found is None else next_power_of_2(rows)
+        gate_rows[(cdiv(rows, each),)](
             logits,
             logits if bias is None else bias,
             spans,
             ids,
             weights,
-            ids if places is None else places.slots,
-            ids if places is None else places.blocks,
+            *((ids, ids) if found is None else found[:2]),
             rows,
             spans.shape[0],
             experts,
-            mine.start,
-            len(mine),
+            own.start,
+            len(own),
             logits.stride(0),
             routing.scale,
-            ROWS=each,
-            CHOSEN=routing.chosen,
-            EXPERTS=padded_experts(experts),
-            SIGMOID=routing.sigmoid,
-            HAS_BIAS=bias is not None,
-            OVER_CHOSEN=routing.over_chosen,
-            HEIGHT=0 if places is None else height,
+            FORM=Gating(
+                each,
+                routing.chosen,
+                padded_experts(experts),
+                routing.sigmoid,
+                bias is not None,
+                routing.over_chosen,
+                0 if found is None else found.block_rows,
+            ),
             num_warps=each,  # a row lies in one warp: the best are found by its lanes alone
             enable_fp_fusion=False,
             **dependent_launch(logits.device),
         )
-    return Routes(ids, weights, places)
+    return Routed(ids, weights, found)
