@@ -44,6 +44,20 @@ def store_tile(y, root, row, column, tile, HALVES: tl.constexpr):
         y.store([root, row, column], tl.reshape(tile.to(y.dtype), (1, ROWS, COLUMNS)))
 
 
+@triton.jit
+def add_step(x, w, row, column, leaf, n, k, at, total, SWAP: tl.constexpr):
+    """total + a step of a leaf's K, from `at` on: x[row:] w[leaf, column:]^T; SWAP: turned."""
+    if SWAP:
+        b = w.load([leaf * n + column, at])
+        a = x.load([row, leaf * k + at])
+        total = tl.dot(b, a.T, total)
+    else:
+        a = x.load([row, leaf * k + at])
+        b = w.load([leaf * n + column, at])
+        total = tl.dot(a, b.T, total)
+    return total
+
+
 @triton.jit(do_not_specialize=["m"])
 def descriptor_chain(x, w, bias, y, m, n, k, leaves, FORM: tl.constexpr, DEPENDENT: tl.constexpr):
     """Tiles of all leaves, a program taking every num_programs-th."""
@@ -52,29 +66,21 @@ def descriptor_chain(x, w, bias, y, m, n, k, leaves, FORM: tl.constexpr, DEPENDE
     blocks = tl.cdiv(m, FORM.ROWS) * tl.cdiv(n, FORM.COLUMNS)
     tiles = blocks * leaves
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=not UNEQUAL):
-        # 1. where the tile's operands lie
+        # 1. where the tile lies
         leaf = tile // blocks
         row, column = tile_origin(tile % blocks, m, n, FORM.ROWS, FORM.COLUMNS)
-        if UNEQUAL:
-            begin, end = leaf_bounds(leaf, FORM.EDGES, FORM.DEPTH)
-            in_x, in_w = 0, column
-        else:
-            begin, end = 0, k
-            in_x, in_w = leaf * k, leaf * n + column
-        # 2. the chain over K
         if FORM.SWAP:
             total = tl.zeros((FORM.COLUMNS, FORM.ROWS), tl.float32)
         else:
             total = tl.zeros((FORM.ROWS, FORM.COLUMNS), tl.float32)
-        for at in range(begin, end, FORM.DEPTH):
-            if FORM.SWAP:
-                b = w.load([in_w, at])
-                a = x.load([row, in_x + at])
-                total = tl.dot(b, a.T, total)
-            else:
-                a = x.load([row, in_x + at])
-                b = w.load([in_w, at])
-                total = tl.dot(a, b.T, total)
+        # 2. the chain over K
+        if UNEQUAL:
+            begin, end = leaf_bounds(leaf, FORM.EDGES, FORM.DEPTH)
+            for at in range(begin, end, FORM.DEPTH):
+                total = add_step(x, w, row, column, 0, n, k, at, total, FORM.SWAP)
+        else:
+            for at in range(0, k, FORM.DEPTH):
+                total = add_step(x, w, row, column, leaf, n, k, at, total, FORM.SWAP)
         # 3. bias, gates, and the store clipped at M and N
         if FORM.SWAP:
             total = tl.trans(total)
@@ -120,4 +126,6 @@ def run_descriptor(operands: Operands, tile: Tile, sms: int) -> None:
 
 
 DESCRIPTOR = Variant("descriptor", "tma", run_descriptor, descriptors=True, unequal=True)
-DESCRIPTOR_SWAPPED = replace(DESCRIPTOR, name="descriptor_swapped", stored="swap tma")
+DESCRIPTOR_SWAPPED = replace(
+    DESCRIPTOR, name="descriptor_swapped", stored="swap tma", unequal=False
+)

@@ -21,6 +21,7 @@ import triton.language as tl
 
 from tpdet.kernels.cuda.gemm.variants.descriptor import (
     DESCRIPTOR_SWAPPED,
+    add_step,
     describe_operands,
     store_tile,
 )
@@ -49,7 +50,7 @@ def leaf_chain(x, w, row, column, leaf, n, k, TILE: tl.constexpr):
     """The sum of one leaf for one tile."""
     total = tl.zeros((TILE.ROWS, TILE.COLUMNS), tl.float32)
     for at in range(0, k, TILE.DEPTH):
-        total = tl.dot(x.load([row, leaf * k + at]), w.load([leaf * n + column, at]).T, total)
+        total = add_step(x, w, row, column, leaf, n, k, at, total, False)
     return total
 
 

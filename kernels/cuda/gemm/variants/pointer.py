@@ -116,7 +116,7 @@ def pointer_chain(
             read = in_tile if FORM.SHARED else rows
             weight, column = w + expert * n * k, tile % wide * FORM.COLUMNS
             shift = bias + expert * n
-            pointer_tile(x, weight, shift, y, read, rows, column, m, n, k, 0, k, stride_x, FORM)
+            pointer_tile(x, weight, shift, y, read, rows, column, m, n, k, 0, k, k, FORM)
     else:
         row, column = tile_origin(tl.program_id(0), m, n, FORM.ROWS, FORM.COLUMNS)
         leaf = tl.program_id(1).to(tl.int64)
