@@ -21,7 +21,7 @@ from tpdet.kernels.cuda.gemm.choice import shape_table, tile_text
 from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, Admitted, ProductChoice, ShapeTable
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.cuda.gemm.variants.variant import Shape
+from tpdet.kernels.cuda.gemm.variants.variant import ProductShape
 from tpdet.kernels.cuda.pointwise import activation
 from tpdet.kernels.inputs.product import Product
 
@@ -243,7 +243,7 @@ def test_the_static_choice_of_gated_products_fits_them():
         for m in BUCKETS:
             for sms in (0, 132):
                 tile = column_tile(m, n, k, float32=False, wide_out=False, sms=sms)
-                assert variant_of(tile).fits(Shape(m, n, k, 1, 2, True), tile), (m, n, tile)
+                assert variant_of(tile).fits(ProductShape(m, n, k, 1, 2, True), tile), (m, n, tile)
                 float_tile = column_tile(m, n, k, float32=True, wide_out=True, sms=0)
                 assert float_tile.columns % 16 == 0 and not variant_of(float_tile).descriptors
 
