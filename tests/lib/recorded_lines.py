@@ -8,12 +8,12 @@ from typing import Any
 
 from tpdet.audit.replay import VERSION, replay_digest
 from tpdet.llm.llm import LLM
+from tpdet.requests.answer.json_pieces import json_pieces
+from tpdet.requests.answer.prompt_scores import PromptScores, parts_of
+from tpdet.requests.answer.whole_answer import WholeAnswer, origin, receipt
 from tpdet.requests.body.prepare import Preparer
+from tpdet.requests.body.work import prepare_call
 from tpdet.requests.request import with_seed
-from tpdet.server.body.work import prepare_call
-from tpdet.server.front.whole_answer import WholeAnswer, origin, receipt
-from tpdet.server.wire.json_pieces import json_pieces
-from tpdet.server.wire.prompt_scores import PromptScores, parts_of
 from tpdet.text.reasoning import ReasoningParser
 from tpdet.tools.check.by_model import ModelCheck
 from tpdet.tools.synthetic.make_model import make_model

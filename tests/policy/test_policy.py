@@ -15,7 +15,7 @@ LAYERS = {
     "tools": ("cli", "tools"),
     "doors": ("llm", "server", "client", "serve", "vllm_names"),
     "engine": ("engine",),
-    "decisions": ("scheduler", "speculative", "requests/body", "audit"),
+    "decisions": ("scheduler", "speculative", "requests/body", "requests/answer", "audit"),
     "running": ("runner",),
     "network": ("models", "layers", "sampling", "grammar", "text"),
     "arithmetic": ("kernels", "comm"),

@@ -9,9 +9,9 @@ from tests.lib.server.harness import write_tokenizer
 from tpdet.errors import CheckpointError, UsageError
 from tpdet.grammar.schema_start import SchemaStart
 from tpdet.requests.body.prepare import Preparer
+from tpdet.requests.body.work import prepare_call
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.request import SamplingParams, TokenOutput
-from tpdet.server.body.work import prepare_call
 from tpdet.text.outputs import ChoiceAssembler
 from tpdet.text.reasoning import BLOCKS, ReasoningParser, check_marks
 from tpdet.text.tokenizer import Tokenizer, read_files

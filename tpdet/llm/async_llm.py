@@ -14,10 +14,10 @@ import msgspec
 from tpdet.errors import RequestError, UsageError
 from tpdet.grammar import trial
 from tpdet.llm.engine_thread import EngineThread
-from tpdet.llm.guesses import read_drafts, read_resume
 from tpdet.llm.model import OfflineModel, open_engine
 from tpdet.llm.output_kinds import of_kind
-from tpdet.llm.prompts import Guesses, Prompt, read_params
+from tpdet.llm.predictions import read_drafts, read_resume
+from tpdet.llm.prompts import Predictions, Prompt, read_params
 from tpdet.llm.recorded import (
     CHECKED_AT_ONCE,
     ChangedPart,
@@ -115,9 +115,9 @@ class AsyncLLM(OfflineModel):
         """As `LLM.check`, beside the requests that run: the first difference of each answer."""
         self._refuse_asking()
         asked = []
-        for prompt, params, guesses in self._recorded(answers):
+        for prompt, params, expected in self._recorded(answers):
             name = f"async-{next(self._numbers)}"
-            asked.append((name, self._request(prompt, params, guesses, name)))
+            asked.append((name, self._request(prompt, params, expected, name)))
         waiting = iter(zip(answers, asked, strict=True))
         found: dict[str, Difference | ChangedPart | None] = {}
 
@@ -206,9 +206,9 @@ class AsyncLLM(OfflineModel):
         if not isinstance(name, str):
             raise RequestError(f"request_id must be text, not {name!r}", "request_id")
         read = self._reader.prompt(prompt)
-        params, guesses = self._guessed(params, drafts, prediction, resume)
+        params, expected = self._predicted(params, drafts, prediction, resume)
         # The engine gets another id: users may repeat theirs before the engine has dropped it.
-        request = self._request(read, params, guesses, f"async-{number}")
+        request = self._request(read, params, expected, f"async-{number}")
         return AsyncRequest(name, read.text, request)
 
     async def _answers(self, asked: "AsyncRequest") -> AsyncGenerator[RequestOutput, None]:
@@ -227,18 +227,18 @@ class AsyncLLM(OfflineModel):
         if self.closed:
             raise self._thread.refusal()
 
-    def _guessed(
+    def _predicted(
         self, params: SamplingParams, drafts: object, prediction: object, resume: object
-    ) -> tuple[SamplingParams, Guesses]:
-        """The parameters and guesses of a request; a resume's seed is its answer's."""
+    ) -> tuple[SamplingParams, Predictions]:
+        """The parameters and predictions of a request; a resume's seed is its answer's."""
         ids = self._reader.prediction(prediction)
         if resume is None:
-            return params, Guesses(read_drafts(drafts, params.n), ids)
+            return params, Predictions(read_drafts(drafts, params.n), ids)
         runner = self.engine.runner
         here = runner.contracts.strict, runner.model_digest
         choices, seed = read_resume(resume, params, drafts is not None, here)
         params = msgspec.structs.replace(params, seed=seed)
-        return params, Guesses(choices, ids, tuple(map(len, choices)))
+        return params, Predictions(choices, ids, tuple(map(len, choices)))
 
     async def _answer(
         self, name: str, text: str | None, request: Request

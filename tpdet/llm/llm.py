@@ -15,9 +15,9 @@ from tpdet.grammar import trial
 from tpdet.launch.host.standard_streams import error_is_terminal
 from tpdet.llm.call import Call, Progress
 from tpdet.llm.followers import close_engine
-from tpdet.llm.guesses import read_guesses
 from tpdet.llm.interrupts import Interrupts
 from tpdet.llm.model import OfflineModel, Params, open_engine, use_device
+from tpdet.llm.predictions import read_predictions
 from tpdet.llm.prompts import Asked, Message, Prompt, ReadPrompt, read_params
 from tpdet.llm.ranks import CallRequests, CallResult, agree_on_call, give_up_world, share_answers
 from tpdet.llm.recorded import (
@@ -258,8 +258,8 @@ class LLM(OfflineModel):
         """The checked requests of a call. Raises RequestError."""
         prompts = read()
         given = read_params(sampling_params, len(prompts))
-        guesses = read_guesses(self._reader, drafts, predictions, given)
-        requests = self._checked(list(zip(prompts, given, guesses, strict=True)))
+        expected = read_predictions(self._reader, drafts, predictions, given)
+        requests = self._checked(list(zip(prompts, given, expected, strict=True)))
         texts = [prompt.text for prompt in prompts]
         return CallRequests(requests, texts, self._assemblers(requests))
 
@@ -283,8 +283,8 @@ class LLM(OfflineModel):
 
     def _checked(self, asked: Sequence[Asked]) -> list[Request]:
         requests = []
-        for index, (prompt, params, guesses) in enumerate(asked):
-            requests.append(self._request(prompt, params, guesses, f"llm-{self._calls}-{index}"))
+        for index, (prompt, params, expected) in enumerate(asked):
+            requests.append(self._request(prompt, params, expected, f"llm-{self._calls}-{index}"))
             if params.form is not None:
                 trial.check(params.form)
                 self.engine.grammars.constrain(params.form)

@@ -17,7 +17,7 @@ from tpdet.launch.ranks.environment import read_environment
 from tpdet.launch.ranks.rank_environment import RankEnvironment
 from tpdet.llm.followers import Followers
 from tpdet.llm.own_arithmetic import own_arithmetic
-from tpdet.llm.prompts import Asked, Guesses, PromptReader, ReadPrompt, read_params
+from tpdet.llm.prompts import Asked, Predictions, PromptReader, ReadPrompt, read_params
 from tpdet.llm.recorded import (
     RecordedAnswer,
     check_recorded,
@@ -235,10 +235,10 @@ class OfflineModel(ABC):
         )
 
     def _request(
-        self, prompt: ReadPrompt, params: SamplingParams, guesses: Guesses, request_id: str
+        self, prompt: ReadPrompt, params: SamplingParams, expected: Predictions, request_id: str
     ) -> Request:
         """The checked request of a prompt; a schema is not tried yet. Raises RequestError."""
-        request = self._reader.request(prompt, params, request_id, guesses)
+        request = self._reader.request(prompt, params, request_id, expected)
         check_drafts(request, self.config.fixed_batch, self.engine.approximate)
         RequestAssembler(request, self.tokenizer)
         return request
@@ -267,7 +267,7 @@ class OfflineModel(ABC):
             (
                 ReadPrompt(answer.prompt_token_ids),
                 checked_params(answer),
-                Guesses(tuple(choice.token_ids for choice in answer.outputs)),
+                Predictions(tuple(choice.token_ids for choice in answer.outputs)),
             )
             for answer in answers
         ]

@@ -35,10 +35,10 @@ class TokensPrompt(TypedDict, total=False):
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 Drafts = tuple[tuple[int, ...], ...]
-"""A guess of the output of each choice of a request."""
+"""The expected output of each choice of a request."""
 
 
-class Guesses(NamedTuple):
+class Predictions(NamedTuple):
     """What is known of an answer before it is made; the fields are those of `Request`."""
 
     drafts: Drafts = ()
@@ -46,7 +46,7 @@ class Guesses(NamedTuple):
     resumed: tuple[int, ...] = ()
 
 
-NO_GUESSES = Guesses()
+NO_PREDICTIONS = Predictions()
 Message = Mapping[str, Any]
 """{"role": ..., "content": ...}, as in the chat API."""
 
@@ -60,7 +60,7 @@ class ReadPrompt:
     cache_salt: str = ""
 
 
-Asked = tuple[ReadPrompt, SamplingParams, Guesses]
+Asked = tuple[ReadPrompt, SamplingParams, Predictions]
 """What becomes a request."""
 
 
@@ -143,7 +143,7 @@ class PromptReader:
         prompt: ReadPrompt,
         params: SamplingParams,
         request_id: str,
-        guesses: Guesses = NO_GUESSES,
+        expected: Predictions = NO_PREDICTIONS,
     ) -> Request:
         """The checked request; `max_tokens` None becomes the rest of the context."""
         request = Request(
@@ -152,14 +152,14 @@ class PromptReader:
             params=self.resolved(params, len(prompt.token_ids)),
             eos_token_ids=self.eos_token_ids,
             cache_salt=prompt.cache_salt,
-            **guesses._asdict(),
+            **expected._asdict(),
         )
         check_against_model(request, self.vocab_size, self.max_model_len)
         check_resumed_counts(request, "resume")
         return request
 
     def prediction(self, given: object, place: str = "prediction") -> tuple[int, ...]:
-        """The ids of a guess of the answer, which is text or ids; `place` names it in messages."""
+        """The ids of a prediction, which is text or ids; `place` names it in messages."""
         given = listed(() if given is None else given)
         if isinstance(given, str):
             if self.tokenizer is None:

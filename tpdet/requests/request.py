@@ -22,8 +22,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `eos_token_ids` come from the model. Requests share cached prefixes only where both salts are
     equal: `tenant_salt` is the server's, `cache_salt` the client's. The seed inside `params` is
-    resolved (never None) by the time a request reaches the scheduler. `drafts[i]` is a guess of
-    choice i's output, from its first token on. `prediction` guesses the output of every choice
+    resolved (never None) by the time a request reaches the scheduler. `drafts[i]` predicts
+    choice i's output, from its first token on. `prediction` predicts the output of every choice
     without drafts: the text that it edits, for example. Neither changes a bit of the answer.
     `resumed[i]` is the number of choice i's tokens that the client has from an earlier answer.
     """

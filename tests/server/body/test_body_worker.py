@@ -9,16 +9,16 @@ import pytest
 
 from tests.lib.server.harness import MODEL, write_tokenizer
 from tpdet.requests.body import limits
+from tpdet.requests.body.json_body import parse_object
 from tpdet.requests.body.prepare import Preparer
 from tpdet.requests.body.problems import ApiError
+from tpdet.requests.body.work import prepare_call
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.server.body.job import Answered, Broken, Job, Prepared, Refused, Reply
-from tpdet.server.body.work import prepare_call
 from tpdet.server.body.worker import work
 from tpdet.server.front import large_bodies
 from tpdet.server.front.large_bodies import LargeBodies
 from tpdet.server.front.middleware import ClientGone
-from tpdet.server.wire.json_body import parse_object
 from tpdet.text.tokenizer import Tokenizer, read_files
 
 FACTS = EngineFacts("fp", "c0" * 32, "d1" * 32, 256, 512, (258,), 1, "fp2")

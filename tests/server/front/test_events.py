@@ -7,9 +7,9 @@ import os
 import pytest
 from prometheus_client import CollectorRegistry, Histogram
 
+from tpdet.requests.answer.choices import ChoiceWriter, envelope
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.request import Request, SamplingParams
-from tpdet.server.front.answers import ChoiceWriter, envelope
 from tpdet.server.front.events import Event, EventWriter
 from tpdet.server.front.tally import INTER_TOKEN_BUCKETS, Tally, new_tallies
 from tpdet.text.outputs import TextDelta

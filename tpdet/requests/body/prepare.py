@@ -15,7 +15,7 @@ from tpdet.requests.answer_form import AnswerForm
 from tpdet.requests.body import limits
 from tpdet.requests.body.answer_size import check_answer_size
 from tpdet.requests.body.problems import ApiError, bad_request, from_request_error
-from tpdet.requests.body.prompts import Prompt, PromptReader
+from tpdet.requests.body.prompts import BodyPrompt, BodyPrompts
 from tpdet.requests.body.resume import (
     FIELD,
     ResumePoint,
@@ -118,9 +118,9 @@ class Preparer:
     tenant_salt: str = ""
 
     @property
-    def prompts(self) -> PromptReader:
+    def prompts(self) -> BodyPrompts:
         """Turns text and conversations into token ids."""
-        return PromptReader(self.tokenizer, self.facts.max_model_len)
+        return BodyPrompts(self.tokenizer, self.facts.max_model_len)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -178,7 +178,7 @@ class Preparer:
         kind: Literal["completion", "chat"],
         group_id: str,
         body: CompletionBody | ChatBody,
-        prompts: list[Prompt],
+        prompts: list[BodyPrompt],
         max_tokens: int,
         shown: int | None,
         scored: int | None,
@@ -204,7 +204,7 @@ class Preparer:
         except RequestError as error:
             raise from_request_error(error) from None
         echo = isinstance(body, CompletionBody) and bool(body.echo)
-        _check_guesses(body, len(requests), echo)
+        _check_predictions(body, len(requests), echo)
         check_answer_size(
             [len(prompt.token_ids) for prompt in prompts],
             body,
@@ -244,7 +244,7 @@ class Preparer:
         self,
         request_id: str,
         body: GenerationBody,
-        prompt: Prompt,
+        prompt: BodyPrompt,
         max_tokens: int,
         shown: int | None,
         scored: int | None,
@@ -311,8 +311,8 @@ def _drafts(body: GenerationBody) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, given or ()))
 
 
-def _check_guesses(body: GenerationBody, prompts: int, echo: bool) -> None:
-    """Refuse guesses of an answer that is one of several, or begins with its prompt."""
+def _check_predictions(body: GenerationBody, prompts: int, echo: bool) -> None:
+    """Refuse predictions of an answer that is one of several, or begins with its prompt."""
     if not echo and prompts == 1:
         return
     why = "a prompt that is echoed" if echo else f"{prompts} prompts"

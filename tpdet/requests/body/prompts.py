@@ -21,7 +21,7 @@ EFFORT = "reasoning_effort"
 
 
 @dataclass(frozen=True)
-class Prompt:
+class BodyPrompt:
     """Token ids, and the text they were made from if the client sent text.
 
     `hidden`: how many ids at the beginning stand for nothing in that text, such as an added BOS.
@@ -33,13 +33,13 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class PromptReader:
+class BodyPrompts:
     """Makes prompts. Every method raises ApiError for a value that is no prompt."""
 
     tokenizer: Tokenizer | None
     max_model_len: int
 
-    def of_completion(self, body: CompletionBody) -> list[Prompt]:
+    def of_completion(self, body: CompletionBody) -> list[BodyPrompt]:
         """The prompts of `POST /v1/completions`: text, token ids, or a list of either."""
         value = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         if not isinstance(value, list) or not value:
@@ -65,15 +65,15 @@ class PromptReader:
             kept = self._fitted(ids, body.truncate_prompt_tokens)
             if kind is str and len(kept) == len(ids):
                 hidden = len(self.tokenizer.around[0]) if self.tokenizer and special else 0
-                found.append(Prompt(kept, entry, hidden))
+                found.append(BodyPrompt(kept, entry, hidden))
             else:
-                found.append(Prompt(kept))
+                found.append(BodyPrompt(kept))
         return found
 
-    def of_chat(self, body: ChatBody) -> Prompt:
+    def of_chat(self, body: ChatBody) -> BodyPrompt:
         """The prompt of `POST /v1/chat/completions`."""
         ids = self.chat_tokens(body, self._most(body.truncate_prompt_tokens))
-        return Prompt(self._fitted(ids, body.truncate_prompt_tokens))
+        return BodyPrompt(self._fitted(ids, body.truncate_prompt_tokens))
 
     def of_prediction(self, prediction: Prediction | None) -> tuple[int, ...]:
         """The token ids of a text that the answer may be; none without one."""
@@ -87,7 +87,7 @@ class PromptReader:
         except RequestError as error:
             raise bad_request(str(error), "prediction") from None
 
-    def text(self, prompt: Prompt) -> str:
+    def text(self, prompt: BodyPrompt) -> str:
         """A prompt as text, for `echo`."""
         if prompt.text is not None or self.tokenizer is None:
             return prompt.text or ""

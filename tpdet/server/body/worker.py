@@ -18,9 +18,12 @@ import msgspec
 
 from tpdet.launch.host.processes import die_with_parent
 from tpdet.launch.life.signals import STOP_SIGNALS
+from tpdet.requests.answer.json_pieces import to_json
+from tpdet.requests.body.json_body import parse_object
 from tpdet.requests.body.limits import BODY_MEMORY_BYTES
 from tpdet.requests.body.prepare import Preparer
 from tpdet.requests.body.problems import ApiError
+from tpdet.requests.body.work import answer_of, needs_engine, prepare_call
 from tpdet.server.body.job import (
     LENGTH,
     Answered,
@@ -33,9 +36,6 @@ from tpdet.server.body.job import (
     frame,
     too_costly,
 )
-from tpdet.server.body.work import answer_of, needs_engine, prepare_call
-from tpdet.server.wire.json_body import parse_object
-from tpdet.server.wire.json_pieces import to_json
 from tpdet.text.tokenizer import Tokenizer
 
 _NICE = 5  # streaming goes first

@@ -11,14 +11,15 @@ from starlette.types import Receive, Scope, Send
 
 import tpdet
 from tpdet.config import APPROXIMATE
+from tpdet.requests.answer.json_pieces import to_json
 from tpdet.requests.body import limits
 from tpdet.requests.body.prepare import Call, Preparer
 from tpdet.requests.body.problems import ApiError, bad_request, from_code, internal_error
 from tpdet.requests.body.resume import FIELD, HEADER, resumed_by_cursor
+from tpdet.requests.body.work import Route, answer_of, needs_engine, prepare_call
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.server.about.page import Page
 from tpdet.server.body.job import Job
-from tpdet.server.body.work import Route, answer_of, needs_engine, prepare_call
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.generation import GenerationResponse
 from tpdet.server.front.large_bodies import LargeBodies
@@ -26,7 +27,6 @@ from tpdet.server.front.middleware import ClientGone, Exchange, send_problem
 from tpdet.server.front.openapi import describe
 from tpdet.server.front.pace import Pace
 from tpdet.server.front.schema_trials import SchemaTrials
-from tpdet.server.wire.json_pieces import to_json
 from tpdet.server.wire.protocol import REFUSALS
 from tpdet.text.reasoning import ReasoningParser
 from tpdet.text.template_meter import BeyondCount

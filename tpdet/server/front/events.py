@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from tpdet.requests.answer.choices import ChoiceWriter, Json, usage
+from tpdet.requests.answer.json_pieces import json_pieces, json_text
+from tpdet.requests.answer.prompt_scores import PromptScores
 from tpdet.requests.body.prepare import Call
-from tpdet.server.front.answers import ChoiceWriter, Json, usage
-from tpdet.server.wire.json_pieces import json_pieces, json_text
-from tpdet.server.wire.prompt_scores import PromptScores
 from tpdet.text.outputs import TextDelta
 
 ChoiceKey = tuple[str, int]  # request id, choice

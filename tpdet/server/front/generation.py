@@ -8,22 +8,22 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tpdet.audit.replay import replay_digest_steps
+from tpdet.requests.answer.choices import Json, envelope, usage
+from tpdet.requests.answer.json_pieces import json_pieces, json_text
+from tpdet.requests.answer.prompt_scores import PromptPart, PromptScores
+from tpdet.requests.answer.whole_answer import WholeAnswer, origin, receipt
 from tpdet.requests.body.cursor import MOST_CHOICES, Progress, cursor_head
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.body.problems import ApiError, internal_error
 from tpdet.requests.body.resume import check_origin
 from tpdet.requests.body.resumption import Resumption
 from tpdet.requests.engine_facts import EngineFacts
-from tpdet.server.front.answers import Json, envelope, usage
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.events import Event, EventWriter
 from tpdet.server.front.middleware import ClientGone
 from tpdet.server.front.pace import Pace
 from tpdet.server.front.response_handle import Output, ResponseHandle
-from tpdet.server.front.whole_answer import WholeAnswer, origin, receipt
 from tpdet.server.http1.part_writer import PartWriter
-from tpdet.server.wire.json_pieces import json_pieces, json_text
-from tpdet.server.wire.prompt_scores import PromptPart, PromptScores
 from tpdet.text.outputs import TextDelta
 from tpdet.text.reasoning import ReasoningParser
 from tpdet.text.tokenizer import Tokenizer

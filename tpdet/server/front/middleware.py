@@ -16,12 +16,12 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tpdet.requests.body import limits
+from tpdet.requests.body.json_body import parse_object
 from tpdet.requests.body.problems import ApiError, internal_error
 from tpdet.server.about.operations import not_found
 from tpdet.server.front.log import CLIENT_GONE, log_access
 from tpdet.server.http1.held_bytes import Hold
 from tpdet.server.settings.keys import KeyRing
-from tpdet.server.wire.json_body import parse_object
 from tpdet.server.wire.request_ids import new_request_id
 
 PUBLIC_PATHS = ("/health", "/ready", "/metrics", "/version")

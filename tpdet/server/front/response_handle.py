@@ -10,11 +10,11 @@ import time
 from types import TracebackType
 from typing import Protocol
 
+from tpdet.requests.answer.prompt_scores import PromptPart
 from tpdet.requests.body.problems import internal_error
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.request import Request, TokenOutput
 from tpdet.server.front.metrics import Clock
-from tpdet.server.wire.prompt_scores import PromptPart
 
 Output = PromptPart | TokenOutput
 

@@ -24,12 +24,12 @@ from tpdet.errors import (
     TpdetError,
     UsageError,
 )
+from tpdet.requests.answer.prompt_scores import messages_of
 from tpdet.requests.body.limits import MAX_MESSAGE_BYTES, MAX_ROUTED_BYTES
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.request import PromptOutput, RequestFailed, TokenOutput, with_seed
 from tpdet.server.leader.http_child import HttpProcess
 from tpdet.server.wire import load_bounds, protocol
-from tpdet.server.wire.prompt_scores import messages_of
 from tpdet.server.wire.request_ids import process_of
 
 if TYPE_CHECKING:

@@ -69,10 +69,10 @@ def read_variables(
         if name is None:
             if not variable.startswith("TPDET_TEST"):
                 names = [other.removeprefix(PREFIX) for other in (*known, *OTHER_VARIABLES)]
-                guess = nearest(variable.removeprefix(PREFIX), names)
+                near = nearest(variable.removeprefix(PREFIX), names)
                 found.notes.append(
                     f"{variable} in the environment is no setting"
-                    + (f": did you mean {PREFIX}{guess}?" if guess else ": unset it")
+                    + (f": did you mean {PREFIX}{near}?" if near else ": unset it")
                 )
         elif name in not_read:
             raise UsageError(f"{variable} does not count: give --{name.replace('_', '-')}")

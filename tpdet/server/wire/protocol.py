@@ -15,10 +15,10 @@ import msgspec
 
 from tpdet.control.seal import OVERHEAD_BYTES, Opener, Sealer, derive
 from tpdet.errors import IntegrityError, UsageError
+from tpdet.requests.answer.prompt_scores import PromptPart
 from tpdet.requests.body.limits import MAX_MESSAGE_BYTES
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.request import Request, RequestFailed, TokenOutput
-from tpdet.server.wire.prompt_scores import PromptPart
 
 # sockaddr_un holds 108 bytes with the terminating zero.
 MAX_SOCKET_PATH_BYTES = 107

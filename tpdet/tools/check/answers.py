@@ -9,7 +9,7 @@ from tpdet.checkpoint.model_config.json_file import parse_json_object
 from tpdet.client.input_file import numbered_lines, read_by_each_rank, text_of
 from tpdet.errors import CheckpointError, RequestError
 from tpdet.llm.recorded import RecordedAnswer, RecordedChoice, check_version
-from tpdet.server.body.work import Route
+from tpdet.requests.body.work import Route
 
 ROUTES: dict[str, Route] = {"/v1/completions": "completion", "/v1/chat/completions": "chat"}
 CHANGED = "or the record was changed"

@@ -23,14 +23,14 @@ from tpdet.llm.recorded import (
     refuse_unverified,
 )
 from tpdet.llm.results import RequestOutput
+from tpdet.requests.answer.json_pieces import json_pieces
+from tpdet.requests.answer.prompt_scores import PromptScores, parts_of
+from tpdet.requests.answer.whole_answer import WholeAnswer, origin, receipt
 from tpdet.requests.body.prepare import Call, Preparer
 from tpdet.requests.body.problems import ApiError
+from tpdet.requests.body.work import prepare_call
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.request import Request, check_against_model, with_seed
-from tpdet.server.body.work import prepare_call
-from tpdet.server.front.whole_answer import WholeAnswer, origin, receipt
-from tpdet.server.wire.json_pieces import json_pieces
-from tpdet.server.wire.prompt_scores import PromptScores, parts_of
 from tpdet.text.outputs import RequestAssembler
 from tpdet.text.reasoning import ReasoningParser
 from tpdet.tools.check.answers import (

@@ -11,10 +11,10 @@ from itertools import chain
 from typing import Any
 
 from tpdet.control.row_messages import SampledToken
+from tpdet.requests.answer.json_pieces import Each
+from tpdet.requests.answer.prompt_scores import PromptScores
 from tpdet.requests.body.prepare import Call, Echo
 from tpdet.requests.request import Candidate
-from tpdet.server.wire.json_pieces import Each
-from tpdet.server.wire.prompt_scores import PromptScores
 from tpdet.text.detokenizer import IncrementalDetokenizer
 from tpdet.text.outputs import ChoiceAnswer, TextDelta, logprob_bits, shortest_float32
 from tpdet.text.token_bytes import TokenPlace

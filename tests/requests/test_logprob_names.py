@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.lib.text.made_tokenizers import sentencepiece_like
 from tpdet.control.row_messages import SampledToken
+from tpdet.requests.answer.choices import LogprobWriter
 from tpdet.requests.request import Candidate, SamplingParams, TokenOutput
-from tpdet.server.front.answers import LogprobWriter
 from tpdet.text.outputs import ChoiceAssembler
 from tpdet.text.tokenizer import Tokenizer
 

@@ -8,14 +8,14 @@ import time
 import pytest
 
 from tpdet.control.row_messages import SampledToken
+from tpdet.requests.answer.json_pieces import Each, json_pieces, to_json
+from tpdet.requests.answer.prompt_scores import PromptScores, messages_of
 from tpdet.requests.body.answer_size import check_answer_size
 from tpdet.requests.body.limits import MAX_PART_LOGPROBS
 from tpdet.requests.body.problems import ApiError
 from tpdet.requests.body.schema import CompletionBody
 from tpdet.requests.request import Candidate, PromptOutput
 from tpdet.server.front.pace import CHUNK_CHARACTERS, SLICE_SECONDS, Pace
-from tpdet.server.wire.json_pieces import Each, json_pieces, to_json
-from tpdet.server.wire.prompt_scores import PromptScores, messages_of
 
 VALUE = {
     "a": [], "b": {}, "c": [1, None, 2.5], "d": "x\u20ac\n\"\\" * 9000,

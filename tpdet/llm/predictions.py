@@ -3,7 +3,15 @@
 from collections.abc import Mapping, Sequence
 
 from tpdet.errors import RequestError
-from tpdet.llm.prompts import Drafts, Guesses, PromptReader, are_ids, listed, shown, token_ids_of
+from tpdet.llm.prompts import (
+    Drafts,
+    Predictions,
+    PromptReader,
+    are_ids,
+    listed,
+    shown,
+    token_ids_of,
+)
 from tpdet.llm.results import RequestOutput
 from tpdet.requests.body.parse import parse_body
 from tpdet.requests.body.problems import ApiError
@@ -15,10 +23,10 @@ _DRAFTS = "None, a list of token ids, or such a list for each choice"
 _RESUME = "the last RequestOutput, or {contract, weights, seed, choices} as over HTTP"
 
 
-def read_guesses(
+def read_predictions(
     reader: PromptReader, drafts: object, predictions: object, params: Sequence[SamplingParams]
-) -> list[Guesses]:
-    """The guesses of each prompt of a call; `params` are the parameters of each. None: no guesses.
+) -> list[Predictions]:
+    """The predictions of each prompt; `params` are the parameters of each. None: no predictions.
 
     Raises RequestError for other types, and if there are not as many as prompts.
     """
@@ -27,7 +35,7 @@ def read_guesses(
     found = []
     for index, (draft, prediction) in enumerate(zip(each_draft, each_prediction, strict=True)):
         choices = read_drafts(draft, params[index].n, f"drafts[{index}]")
-        found.append(Guesses(choices, reader.prediction(prediction, f"predictions[{index}]")))
+        found.append(Predictions(choices, reader.prediction(prediction, f"predictions[{index}]")))
     return found
 
 
@@ -37,11 +45,11 @@ def read_drafts(given: object, choices: int, place: str = "drafts") -> Drafts:
     Raises RequestError, in which `place` names them.
     """
     given = listed(() if given is None else given)
-    guesses = [given] * choices if are_ids(given) else given
-    if isinstance(guesses, list | tuple):
-        guesses = [listed(each) for each in guesses]
-        if all(isinstance(each, list | tuple) for each in guesses):
-            return tuple(token_ids_of(each, place, _DRAFTS, "drafts") for each in guesses)
+    expected = [given] * choices if are_ids(given) else given
+    if isinstance(expected, list | tuple):
+        expected = [listed(each) for each in expected]
+        if all(isinstance(each, list | tuple) for each in expected):
+            return tuple(token_ids_of(each, place, _DRAFTS, "drafts") for each in expected)
     raise RequestError(f"{place} is {shown(given)}: give {_DRAFTS}", "drafts")
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from tpdet.control.row_messages import SampledToken
+from tpdet.requests.answer.choices import ChoiceWriter, Json, envelope, prediction_details, usage
+from tpdet.requests.answer.prompt_scores import PromptScores
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.request import Request
-from tpdet.server.front.answers import ChoiceWriter, Json, envelope, prediction_details, usage
-from tpdet.server.wire.prompt_scores import PromptScores
 from tpdet.text.outputs import RequestAssembler
 from tpdet.text.reasoning import ReasoningParser, ReasoningSplitter
 from tpdet.text.tokenizer import Tokenizer
