@@ -180,17 +180,6 @@ class PeerExchange:
         run = peer_spread.run_two_shot_spread if spread else peer_two_shot.run_two_shot
         run(sums, finish, out, plan, two, (layout.roots, layout.finished))
 
-    def owned_rows(self, rows: int) -> list[range]:
-        """The rows of h that this rank gets in a step of `rows` rows."""
-        owned = []
-        for piece in self.layout.pieces(rows):
-            if self.takes_one_shot(len(piece)):
-                owned.append(piece)
-            else:
-                share = -(-len(piece) // self._world.size)
-                owned.append(piece[self._world.rank * share : (self._world.rank + 1) * share])
-        return owned
-
     def takes_direct(self, rows: int) -> bool:
         """Whether a step goes whole, its finished rows to where they are read."""
         layout = self.layout

@@ -672,7 +672,7 @@ def test_the_examples_of_the_page_run(tiny_model, capsys):
 
 def test_a_conversation_can_be_seen_as_text(llm):
     tokenizer = llm.get_tokenizer()
-    text = tokenizer.render_chat(HELLO)
+    text = tokenizer.apply_chat_template(HELLO, tokenize=False, add_generation_prompt=True)
     assert "Be brief." in text
     ids = tokenizer.apply_chat_template(HELLO, add_generation_prompt=True, return_dict=False)
     assert tokenizer.encode(text, add_special_tokens=False) == ids

@@ -209,10 +209,6 @@ class HuggingFaceTokenizer(NamedTokens):
             found = Encoding({name: values[0] for name, values in found.items()})
         return found if return_dict else found["input_ids"]
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
-        """A conversation as text, with the start of an answer; see `Tokenizer.render_chat`."""
-        return self._tokenizer.render_chat(messages, **more)
-
     def _batch(
         self, rows: list[list[int]], padding: bool | str, side: str, tensors: str | None
     ) -> Encoding:

@@ -13,6 +13,7 @@ import torch
 from tests.gpu.exchange.peer_times import print_times
 from tests.gpu.lib.checks import Differences, draw, same
 from tests.gpu.lib.ranks import attempt, check_armed, check_lost, end
+from tests.lib.comm.owned_rows import owned_rows
 from tpdet.comm.device import open_world
 from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.comm.exchange.peer import PeerExchange
@@ -61,7 +62,7 @@ class Case:
         return sums, draw(rows, self.hidden, dtype=torch.float32, seed=seed + 7)
 
     def compare(self, rows, found, wanted, what, wrong):
-        for mine in self.exchange.owned_rows(rows):
+        for mine in owned_rows(self.exchange, rows):
             part = slice(mine.start, mine.stop)
             wrong.keep(same, found[0][part], wanted[0][part], f"h, {what}")
         wrong.keep(same, found[1], wanted[1], f"y, {what}")

@@ -38,7 +38,6 @@ def test_a_run_directory_in_use_is_71(start_server, tmp_path):
         (["--port", "70000"], 2),
         (["--max-num-seqs", "x"], 2),
         (["--host", "0.0.0.0"], 2),
-        (["--audit-dir", "x"], 2),
         (["--config", "/nonexistent.toml"], 66),
         (["--api-key-file", "/nonexistent"], 66),
         (["--run-secret-file", "/nonexistent"], 66),

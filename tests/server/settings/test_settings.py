@@ -81,7 +81,6 @@ def test_the_command_line_wins_over_the_file(tmp_path):
         (("a", "--dtype", "bfloat61"), "did you mean 'bfloat16'"),
         (("a", "--drain-timeout", "-1"), "--drain-timeout"),
         (("a", "--host", "0.0.0.0"), "--host 0.0.0.0 .* --api-key-file, or set TPDET_API_KEY"),
-        (("a", "--audit-dir", "x"), "--audit-dir"),
         (("a", "--max-modle-len", "2k"), "did you mean --max-model-len[?] See test --help"),
         (
             ("a", "--fixed-batch", "9", "--max-num-seqs", "8"),

@@ -14,7 +14,7 @@ from tpdet.requests.body.limits import MAX_ERROR_BYTES, RETRY_AFTER_SECONDS
 MESSAGE_CHARACTERS = 560
 PARAM_CHARACTERS = 64
 
-RETRYABLE = ("engine_overloaded", "draining", "engine_dead", "audit_unavailable")
+RETRYABLE = ("engine_overloaded", "draining", "engine_dead")
 SERVER_FAULTS = ("numerical_error", "integrity_error", "internal_error")
 CODES = (
     RequestError.code, "authentication_error", "invalid_api_key", "method_not_allowed", "not_found",

@@ -34,7 +34,7 @@ GROUPS = {
         "start_timeout", "step_timeout", "run_secret_file",
     ),
     "operation": (
-        "run_dir", "audit_dir", "http_processes", "drain_timeout", "canary_interval",
+        "run_dir", "http_processes", "drain_timeout", "canary_interval",
         "batch_swing_alarm", "disable_log_stats", "disable_uvicorn_access_log", "print_limits",
         "allow_faults",
     ),
@@ -44,7 +44,7 @@ _WORDS = {
     "model": "DIR_OR_NAME", "tokenizer": "DIR_OR_NAME", "host": "ADDRESS", "port": "PORT",
     "served_model_name": "NAME", "api_key_file": "FILE", "run_secret_file": "FILE",
     "chat_template": "FILE", "chat_template_date": "YYYY-MM-DD",
-    "kernel_cache": "DIR", "draft_model": "DIR", "run_dir": "DIR", "audit_dir": "DIR",
+    "kernel_cache": "DIR", "draft_model": "DIR", "run_dir": "DIR",
     "max_model_len": "TOKENS",
     "max_num_batched_tokens": "TOKENS", "gpu_memory_utilization": "SHARE", "max_slowdown": "SHARE",
     "batch_swing_alarm": "SHARE", "step_timeout": "SECONDS", "start_timeout": "SECONDS",
@@ -58,7 +58,6 @@ Each setting may also stand in the environment (--max-model-len as TPDET_MAX_MOD
 true or false; the API key itself as TPDET_API_KEY) and in the file of --config. The command line
 wins, then the environment, then the file. docs/server.md has them all.
 """
-_HIDDEN = ("audit_dir",)  # refused with a reason: no flag that anybody should find
 HABIT = "habit "
 """Before the destination of an argument of vLLM that is no setting here."""
 
@@ -113,7 +112,7 @@ def add_field(group: Any, name: str, field: FieldInfo, default: Any = None) -> A
         usual = field.default
         shown = ("on" if usual else "off") if kind is bool else usual
         text += f" (default {shown:g})" if kind is float else f" (default {shown})"
-    text = argparse.SUPPRESS if name in _HIDDEN else text.replace("%", "%%")
+    text = text.replace("%", "%%")
     if kind is bool:
         kind = argparse.BooleanOptionalAction
         return group.add_argument(flag, action=kind, default=default, help=text)

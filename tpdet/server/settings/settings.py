@@ -71,7 +71,6 @@ class ServerConfig(BaseModel):
         "hosts: one host makes its own",
     )
     run_dir: str | None = Field(None, description="directory for ready.json, exit.json and sockets")
-    audit_dir: str | None = Field(None, description="directory for audit logs")
     drain_timeout: float = Field(
         20.0, ge=0.0, le=86400.0, description="seconds running requests get after a stop signal"
     )
@@ -98,15 +97,6 @@ class ServerConfig(BaseModel):
 
     disable_log_stats: bool = Field(False, description="no line of statistics every 10 seconds")
     disable_uvicorn_access_log: bool = Field(False, description="no log line for each request")
-
-    @model_validator(mode="after")
-    def _refuse_what_is_missing(self) -> "ServerConfig":
-        if self.audit_dir is not None:
-            raise ValueError(
-                "{audit_dir} is not supported yet: leave it out, and keep records that tpdet check "
-                "reads, by tpdet run-batch --record"
-            )
-        return self
 
 
 class WorldConfig(BaseModel):
