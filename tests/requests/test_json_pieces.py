@@ -15,7 +15,7 @@ from tpdet.requests.body.limits import MAX_PART_LOGPROBS
 from tpdet.requests.body.problems import ApiError
 from tpdet.requests.body.schema import CompletionBody
 from tpdet.requests.request import Candidate, PromptOutput
-from tpdet.server.front.pace import CHUNK_CHARACTERS, SLICE_SECONDS, Pace
+from tpdet.server.front.pace import CHUNK_CHARACTERS, SLICE_SECONDS, Turns
 
 VALUE = {
     "a": [], "b": {}, "c": [1, None, 2.5], "d": "x\u20ac\n\"\\" * 9000,
@@ -84,7 +84,7 @@ def test_many_long_pieces_of_work_delay_others_no_more_than_one_does():
             yield "x" * 3000
 
     async def run() -> tuple[list[float], list[bytes]]:
-        pace, pauses = Pace(), []
+        pace, pauses = Turns(), []
 
         async def bystander() -> None:
             while True:

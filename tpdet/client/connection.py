@@ -52,7 +52,7 @@ class BusyError(HttpError, ResourceError):
     seconds = 1.0
 
 
-class _Place:
+class _StreamPosition:
     """Where a stream is: behind the event of `cursor`, if one has come."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Connection:
         Where a server is lost in the middle, the answer goes on behind the last event if one takes
         the request again within RESUME_SECONDS, be it another one at the same address.
         """
-        place = _Place()
+        place = _StreamPosition()
         while True:
             try:
                 yield from self._events(path, {**body, "stream": True}, place)
@@ -123,7 +123,7 @@ class Connection:
             time.sleep(PAUSE_SECONDS)
 
     def _events(
-        self, path: str, body: Mapping[str, Any], place: "_Place"
+        self, path: str, body: Mapping[str, Any], place: "_StreamPosition"
     ) -> Iterator[dict[str, Any]]:
         """The events behind a place, which moves with them."""
         headers = {"Accept": "text/event-stream", "Last-Event-ID": place.cursor or ""}

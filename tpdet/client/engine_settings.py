@@ -11,7 +11,7 @@ from tpdet.errors import UsageError
 from tpdet.launch.ranks.environment import read_environment
 from tpdet.server.settings.flags import add_field
 from tpdet.server.settings.settings import SETTINGS
-from tpdet.server.settings.sources import Source, parse_text, read_toml, read_variables
+from tpdet.server.settings.sources import SettingsSource, parse_text, read_toml, read_variables
 
 GROUPS = {
     "everyday": ("max_model_len", "dtype", "device"),
@@ -82,7 +82,7 @@ def engine_config(options: argparse.Namespace, environ: Mapping[str, str]) -> En
     fields = EngineConfig.model_fields
     variables = read_variables(environ, {**SETTINGS})
     path = options.config or environ.get("TPDET_CONFIG", "").strip()
-    file = read_toml(path) if path else Source()
+    file = read_toml(path) if path else SettingsSource()
     values: dict[str, Any] = {}
     spelled: dict[str, str] = {}
     for source in (file, variables):

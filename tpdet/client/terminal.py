@@ -21,7 +21,7 @@ _LIMIT = "length"
 
 
 @dataclass
-class Answered:
+class ShownAnswer:
     """An answer so far: its text, why it ended, and whether Ctrl-C ended it."""
 
     pieces: list[str] = field(default_factory=list)
@@ -34,12 +34,12 @@ class Answered:
         return "".join(self.pieces)
 
 
-def show(events: Iterable[dict[str, Any]]) -> Answered:
+def show(events: Iterable[dict[str, Any]]) -> ShownAnswer:
     """Write an answer to standard output as it comes; Ctrl-C ends it. Raises as the events do.
 
     Reasoning that the server splits off goes to standard error: it is no part of the answer.
     """
-    found, line = Answered(), "\n"
+    found, line = ShownAnswer(), "\n"
     try:
         for event in events:
             for choice in event.get("choices") or []:

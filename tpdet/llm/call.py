@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tpdet.engine import Engine
 
 
-class Progress(Protocol):
+class ProgressBar(Protocol):
     """A progress bar with the interface of tqdm."""
 
     def __enter__(self) -> Self: ...
@@ -32,7 +32,7 @@ class Progress(Protocol):
         ...
 
 
-class Call:
+class LlmCall:
     """The requests of a call and their answers so far.
 
     `inside_engine` is True while the engine works: an error that is raised then may have left it
@@ -47,12 +47,12 @@ class Call:
         self._seeds: dict[str, int] = {}
         self._finished = 0
 
-    def run(self, bar: Progress, interrupts: Interrupts) -> None:
+    def run(self, bar: ProgressBar, interrupts: Interrupts) -> None:
         """Step until every request has ended. Raises KeyboardInterrupt between two steps."""
         with own_arithmetic():
             self._run(bar, interrupts)
 
-    def _run(self, bar: Progress, interrupts: Interrupts) -> None:
+    def _run(self, bar: ProgressBar, interrupts: Interrupts) -> None:
         waiting = list(reversed(self._requests))
         room = self._engine.config.max_queue
         while waiting or self._engine.has_work:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from tpdet.errors import RequestError, UsageError
 from tpdet.grammar import trial
 from tpdet.launch.host.standard_streams import error_is_terminal
-from tpdet.llm.call import Call, Progress
+from tpdet.llm.call import LlmCall, ProgressBar
 from tpdet.llm.followers import close_engine
 from tpdet.llm.interrupts import Interrupts
 from tpdet.llm.model import OfflineModel, Params, open_engine, use_device
@@ -66,7 +66,7 @@ class LLM(OfflineModel):
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: Params = None,
-        use_tqdm: bool | Callable[..., Progress] = True,
+        use_tqdm: bool | Callable[..., ProgressBar] = True,
         *,
         prompt_token_ids: Sequence[Any] | None = None,
         drafts: Sequence[Any] | None = None,
@@ -99,7 +99,7 @@ class LLM(OfflineModel):
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,
-        use_tqdm: bool | Callable[..., Progress] = True,
+        use_tqdm: bool | Callable[..., ProgressBar] = True,
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
@@ -138,7 +138,7 @@ class LLM(OfflineModel):
     def check(
         self,
         answers: Sequence[RecordedAnswer],
-        use_tqdm: bool | Callable[..., Progress] = True,
+        use_tqdm: bool | Callable[..., ProgressBar] = True,
     ) -> list[Difference | ChangedPart | None]:
         """Compute recorded answers again: the first difference of each, or None where all is equal.
 
@@ -158,7 +158,7 @@ class LLM(OfflineModel):
     def recompute(
         self,
         assemblers: Sequence[RequestAssembler],
-        use_tqdm: bool | Callable[..., Progress] = True,
+        use_tqdm: bool | Callable[..., ProgressBar] = True,
     ) -> list[RequestOutput]:
         """Answer checked requests, whose drafts are recorded answers, into their assemblers.
 
@@ -195,7 +195,7 @@ class LLM(OfflineModel):
         self.close()
 
     def _answer(
-        self, make: Callable[[], CallRequests], use_tqdm: bool | Callable[..., Progress]
+        self, make: Callable[[], CallRequests], use_tqdm: bool | Callable[..., ProgressBar]
     ) -> list[RequestOutput]:
         with self._one_call(), Interrupts() as interrupts:
             try:
@@ -215,7 +215,7 @@ class LLM(OfflineModel):
     def _run_call(
         self,
         make: Callable[[], CallRequests],
-        use_tqdm: bool | Callable[..., Progress],
+        use_tqdm: bool | Callable[..., ProgressBar],
         interrupts: Interrupts,
     ) -> CallResult:
         """The answers, or the error that ended the call and left the engine usable.
@@ -235,7 +235,7 @@ class LLM(OfflineModel):
             self.engine.worker_loop()
             return share_answers(self.engine, None)
         result: CallResult
-        call = Call(self.engine, given)
+        call = LlmCall(self.engine, given)
         try:
             with _progress(use_tqdm, len(given.requests)) as bar:
                 call.run(bar, interrupts)
@@ -329,7 +329,7 @@ class LLM(OfflineModel):
                 self._followers.kill()
 
 
-def _progress(use_tqdm: bool | Callable[..., Progress], total: int) -> Progress:
+def _progress(use_tqdm: bool | Callable[..., ProgressBar], total: int) -> ProgressBar:
     if callable(use_tqdm):
         return use_tqdm(total=total, desc="prompts")
     return tqdm(total=total, desc="prompts", disable=not (use_tqdm and error_is_terminal()))

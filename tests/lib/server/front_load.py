@@ -33,7 +33,7 @@ from tpdet.launch.life.run_secret import new_secret
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.request import Candidate, Request, TokenOutput
 from tpdet.server.front.tally import new_tallies
-from tpdet.server.leader.bridge import Bridge, EngineSocket, Link
+from tpdet.server.leader.bridge import Bridge, EngineSocket, HttpLink
 from tpdet.server.leader.http_child import bind_port, listen
 from tpdet.server.wire.process_config import ProcessConfig, encode_config
 from tpdet.server.wire.request_ids import process_of
@@ -128,7 +128,9 @@ def _front(config: ProcessConfig, profile: str | None) -> subprocess.Popen[bytes
     return process
 
 
-def _link(options: argparse.Namespace, folder: Path, port: int, tallies: int, index: int) -> Link:
+def _link(
+    options: argparse.Namespace, folder: Path, port: int, tallies: int, index: int
+) -> HttpLink:
     """One HTTP process, started."""
     key = new_secret()
     channel = EngineSocket(str(folder), key, index)
@@ -156,7 +158,7 @@ def _link(options: argparse.Namespace, folder: Path, port: int, tallies: int, in
     handle = SimpleNamespace(
         pid=process.pid, exit_code=None, wait=lambda s: process.wait(s) == 0, kill=process.kill
     )
-    return Link(channel, handle)
+    return HttpLink(channel, handle)
 
 
 def _seconds(processes: list[psutil.Process]) -> float:

@@ -14,7 +14,7 @@ from tpdet.requests.body.prepare import Preparer
 from tpdet.requests.body.problems import ApiError
 from tpdet.requests.body.work import prepare_call
 from tpdet.requests.engine_facts import EngineFacts
-from tpdet.server.body.job import Answered, Broken, Job, Prepared, Refused, Reply
+from tpdet.server.body.job import Answered, Broken, Job, JobRefused, Prepared, Reply
 from tpdet.server.body.worker import work
 from tpdet.server.front import large_bodies
 from tpdet.server.front.large_bodies import LargeBodies
@@ -109,7 +109,7 @@ def test_a_fault_of_ours_is_a_500_without_the_text(tokenizer, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr("tpdet.server.body.worker.prepare_call", greedy)
-    assert isinstance(work(JOB, b"{}", tokenizer), Refused)
+    assert isinstance(work(JOB, b"{}", tokenizer), JobRefused)
 
 
 def test_a_text_the_library_gives_up_on_is_refused(tokenizer, monkeypatch):
@@ -122,7 +122,7 @@ def test_a_text_the_library_gives_up_on_is_refused(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "_backend", SimpleNamespace(encode_batch_fast=encode))
     body = json.dumps({"model": MODEL, "prompt": "x"}).encode()
     reply = work(JOB, body, tokenizer)
-    assert isinstance(reply, Refused) and reply.status == 400 and "retry-limit" in reply.message
+    assert isinstance(reply, JobRefused) and reply.status == 400 and "retry-limit" in reply.message
     with pytest.raises(KeyboardInterrupt):  # negative control: nothing else is caught
         panic = KeyboardInterrupt
         work(JOB, body, tokenizer)

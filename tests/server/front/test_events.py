@@ -11,7 +11,7 @@ from tpdet.requests.answer.choices import ChoiceWriter, envelope
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.request import Request, SamplingParams
 from tpdet.server.front.events import Event, EventWriter
-from tpdet.server.front.tally import INTER_TOKEN_BUCKETS, Tally, new_tallies
+from tpdet.server.front.tally import INTER_TOKEN_BUCKETS, SharedTally, new_tallies
 from tpdet.text.outputs import TextDelta
 
 KEY = ("r", 0)
@@ -61,7 +61,7 @@ def test_usage_of_every_event_is_that_of_its_own():
 
 def test_processes_count_in_rows_and_each_knows_the_sum():
     descriptor = new_tallies(2)
-    first, second = Tally(descriptor, 0), Tally(descriptor, 1)
+    first, second = SharedTally(descriptor, 0), SharedTally(descriptor, 1)
     os.close(descriptor)
     first.add("requests completed", 3)
     second.add("requests completed")
@@ -71,7 +71,7 @@ def test_processes_count_in_rows_and_each_knows_the_sum():
 
 
 def test_a_time_on_the_end_of_a_bucket_is_in_it_as_prometheus_has_it():
-    tally, registry = Tally.alone(), CollectorRegistry()
+    tally, registry = SharedTally.alone(), CollectorRegistry()
     other = Histogram("x", "x", buckets=INTER_TOKEN_BUCKETS, registry=registry)
     for seconds in (0.0, 0.005, 0.0051, 0.1, 10.0, 11.0, 1e9):
         tally.times("inter_token_seconds").add(seconds)

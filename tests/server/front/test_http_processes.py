@@ -16,7 +16,7 @@ from tpdet.requests.body.limits import share_of
 from tpdet.requests.body.problems import ApiError
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.metrics import Metrics
-from tpdet.server.front.tally import Tally, new_tallies
+from tpdet.server.front.tally import SharedTally, new_tallies
 from tpdet.server.settings.settings import load_settings
 from tpdet.server.wire.protocol import Status
 from tpdet.server.wire.request_ids import new_request_id, process_of
@@ -119,7 +119,7 @@ def test_the_second_process_stopped_is_75_after_the_step_timeout(start_server):
 
 def test_the_queue_holds_what_all_processes_sent():
     descriptor = new_tallies(2)
-    mine, other = Tally(descriptor, 0), Tally(descriptor, 1)
+    mine, other = SharedTally(descriptor, 0), SharedTally(descriptor, 1)
     status = Status("accepting", 0, 3, {})
     metrics = Metrics("m", lambda: status, mine)
 

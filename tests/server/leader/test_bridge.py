@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tpdet.errors import PeerLostError
-from tpdet.server.leader.bridge import Bridge, Link
+from tpdet.server.leader.bridge import Bridge, HttpLink
 from tpdet.server.wire import protocol
 
 PATIENCE = 0.1
@@ -30,7 +30,7 @@ class Running:
 
 def test_what_came_while_a_step_waited_for_a_peer_is_no_silence():
     inbox = Inbox()
-    bridge = Bridge([Link(inbox, Running())], PATIENCE)
+    bridge = Bridge([HttpLink(inbox, Running())], PATIENCE)
     inbox.messages = [protocol.Ping()]
     time.sleep(PATIENCE * 2)  # the step
     assert not bridge.receive(None, 0.0)

@@ -55,7 +55,7 @@ def cursor_head(contract: str, weights: str, seed: int) -> bytes:
     return f"{VERSION}.{contract[:DIGITS]}.{weights[:DIGITS]}.{seed}".encode()
 
 
-class Progress:
+class StreamProgress:
     """The tokens of an answer so far: their number in each choice, and a checksum of them all.
 
     The checksum is a sum, so it does not depend on which choice is ahead.

@@ -1,6 +1,6 @@
 """What of an answer its client already has: it is computed again and compared, not sent again."""
 
-from tpdet.requests.body.cursor import Progress
+from tpdet.requests.body.cursor import StreamProgress
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.body.problems import ApiError, bad_request
 from tpdet.requests.body.resume import FIELD, mismatch
@@ -26,7 +26,7 @@ class Resumption:
                 if count:
                     keys.add((request.request_id, choice))
         self._tokens = ResumedTokens(counts, call.requests[0].drafts if by_ids else ())
-        self._progress = Progress(len(counts))
+        self._progress = StreamProgress(len(counts))
         self.pending = self._tokens.pending
         self.choices = frozenset(keys)
         """The choices of which the client has tokens."""

@@ -77,7 +77,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
         return self.content
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class JobRefused(msgspec.Struct, frozen=True, tag="refused"):
     """An ApiError, field by field."""
 
     status: int
@@ -88,7 +88,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     headers: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, error: ApiError) -> "Refused":
+    def of(cls, error: ApiError) -> "JobRefused":
         """The frame of an error."""
         return cls(error.status, error.message, error.kind, error.param, error.code, error.headers)
 
@@ -126,7 +126,7 @@ def too_costly(cpu_seconds: int = BODY_CPU_SECONDS) -> ApiError:
     return bad_request(f"the body took more than {bounds} to work on: send less text")
 
 
-Reply = Prepared | Answered | Refused | Broken
+Reply = Prepared | Answered | JobRefused | Broken
 
 
 def frame(data: bytes) -> bytes:

@@ -29,8 +29,8 @@ from tpdet.server.body.job import (
     Answered,
     Broken,
     Job,
+    JobRefused,
     Prepared,
-    Refused,
     Reply,
     WorkerStart,
     frame,
@@ -71,9 +71,9 @@ def work(job: Job, body: bytes, tokenizer: Tokenizer | None) -> Reply:
             return Prepared.of(prepare_call(job.route, preparer, fields, job.request_id))
         return Answered(to_json(answer_of(job.route, preparer, fields)))
     except ApiError as error:
-        return Refused.of(error)
+        return JobRefused.of(error)
     except MemoryError:
-        return Refused.of(too_costly(job.cpu_seconds))
+        return JobRefused.of(too_costly(job.cpu_seconds))
     except Exception as error:  # its message may hold the client's text
         places = traceback.format_tb(error.__traceback__)
         return Broken("\n".join([type(error).__name__, *places]))

@@ -8,7 +8,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from tpdet.server.front.tally import Tally
+from tpdet.server.front.tally import SharedTally
 
 PAUSE_SECONDS = 0.002
 FULL_SECONDS = 1.0  # after which it is tried again where no file can be opened
@@ -18,7 +18,7 @@ class Acceptor:
     """One process's end of a listening socket; `tally` says how many connections each has."""
 
     def __init__(
-        self, listener: socket.socket, make: Callable[[], asyncio.Protocol], tally: Tally
+        self, listener: socket.socket, make: Callable[[], asyncio.Protocol], tally: SharedTally
     ) -> None:
         self._listener, self._make, self._tally = listener, make, tally
         self._loop = asyncio.get_running_loop()

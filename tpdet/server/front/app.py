@@ -23,9 +23,9 @@ from tpdet.server.body.job import Job
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.generation import GenerationResponse
 from tpdet.server.front.large_bodies import LargeBodies
-from tpdet.server.front.middleware import ClientGone, Exchange, send_problem
+from tpdet.server.front.middleware import ClientGone, HttpExchange, send_problem
 from tpdet.server.front.openapi import describe
-from tpdet.server.front.pace import Pace
+from tpdet.server.front.pace import Turns
 from tpdet.server.front.schema_trials import SchemaTrials
 from tpdet.server.wire.protocol import REFUSALS
 from tpdet.text.reasoning import ReasoningParser
@@ -198,10 +198,10 @@ def _add_models(app: FastAPI, services: Services) -> None:
 
 
 def _add_generation(app: FastAPI, services: Services) -> None:
-    pace = Pace()
+    pace = Turns()
 
     async def generate(request: Request, route: Route) -> Response:
-        exchange: Exchange = request.scope["tpdet"]
+        exchange: HttpExchange = request.scope["tpdet"]
         services.client.check_open()
         call = await _worked_on(services, exchange, route)
         exchange.release()
@@ -276,7 +276,7 @@ def _arithmetic(client: EngineClient) -> str:
     return APPROXIMATE if client.approximate else "strict"
 
 
-async def _worked_on(services: Services, exchange: Exchange, route: Route) -> Call | bytes:
+async def _worked_on(services: Services, exchange: HttpExchange, route: Route) -> Call | bytes:
     """Work on the body, here, in a thread, or in another process, by its size.
 
     A chat template that does more than a little work goes on in the other process too.

@@ -12,7 +12,7 @@ from tpdet.requests.answer.choices import Json, envelope, usage
 from tpdet.requests.answer.json_pieces import json_pieces, json_text
 from tpdet.requests.answer.prompt_scores import PromptPart, PromptScores
 from tpdet.requests.answer.whole_answer import WholeAnswer, origin, receipt
-from tpdet.requests.body.cursor import MOST_CHOICES, Progress, cursor_head
+from tpdet.requests.body.cursor import MOST_CHOICES, StreamProgress, cursor_head
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.body.problems import ApiError, internal_error
 from tpdet.requests.body.resume import check_origin
@@ -21,7 +21,7 @@ from tpdet.requests.engine_facts import EngineFacts
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.events import Event, EventWriter
 from tpdet.server.front.middleware import ClientGone
-from tpdet.server.front.pace import Pace
+from tpdet.server.front.pace import Turns
 from tpdet.server.front.response_handle import Output, ResponseHandle
 from tpdet.server.http1.part_writer import PartWriter
 from tpdet.text.outputs import TextDelta
@@ -54,7 +54,7 @@ class GenerationResponse(Response):
         tokenizer: Tokenizer | None,
         facts: EngineFacts,
         gone: asyncio.Future[None],
-        pace: Pace,
+        pace: Turns,
         cursors: bool = False,
         reasoning: ReasoningParser | None = None,
     ) -> None:
@@ -275,10 +275,10 @@ class GenerationResponse(Response):
         return receipt(self._origin if call.token_ids else {}, seed, digest, call.replay_version)
 
 
-def _progress_of(call: Call) -> Progress | None:
+def _progress_of(call: Call) -> StreamProgress | None:
     """Counts the tokens of a stream for its cursors; None where these would be too long."""
     choices = len(call.requests) * call.choices
-    return Progress(choices) if call.stream and choices <= MOST_CHOICES else None
+    return StreamProgress(choices) if call.stream and choices <= MOST_CHOICES else None
 
 
 async def _together(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -1,6 +1,6 @@
 """Prometheus metrics: ours under `tpdet_`, and beside them the `vllm:` names dashboards know.
 
-What the HTTP processes see themselves (times, tokens, refusals) they count in a `Tally`; the
+What the HTTP processes see themselves (times, tokens, refusals) they count in a `SharedTally`; the
 engine's counters come with its status messages. A metric nobody can fill truthfully yet is not
 exported. No label holds a key, prompt, tenant or request id.
 """
@@ -19,7 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 from tpdet.requests.request import TokenOutput
 from tpdet.server.front.engine_metrics import EngineCollector
-from tpdet.server.front.tally import HISTOGRAMS, LABELS, TOTALS, Tally
+from tpdet.server.front.tally import HISTOGRAMS, LABELS, TOTALS, SharedTally
 from tpdet.server.wire.protocol import Status
 
 # Names of vLLM's for histograms of ours.
@@ -78,16 +78,16 @@ class Metrics:
     """All metrics of a server, as one of its HTTP processes shows them."""
 
     def __init__(
-        self, model_name: str, status: Callable[[], Status], tally: Tally | None = None
+        self, model_name: str, status: Callable[[], Status], tally: SharedTally | None = None
     ) -> None:
         """tally: that of this process; without one it is the only process."""
-        self.tally = tally or Tally.alone()
+        self.tally = tally or SharedTally.alone()
         self.first_token = self.tally.times("time_to_first_token_seconds")
         self.inter_token = self.tally.times("inter_token_seconds")
         self._whole = self.tally.times("request_seconds")
         self._step = self.tally.times("step_seconds")
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(TallyCollector(self.tally, model_name))
+        self._registry.register(HttpCollector(self.tally, model_name))
         self._registry.register(EngineCollector(status, model_name))
 
     def clock(self, started: float) -> Clock:
@@ -130,10 +130,10 @@ class Metrics:
             yield metric.name + suffix, metric.type, labels, metric.documentation
 
 
-class TallyCollector(Collector):
+class HttpCollector(Collector):
     """Reads the tallies of all processes when Prometheus asks."""
 
-    def __init__(self, tally: Tally, model_name: str) -> None:
+    def __init__(self, tally: SharedTally, model_name: str) -> None:
         self._tally, self._model = tally, model_name
 
     def collect(self) -> Iterator[Metric]:

@@ -34,7 +34,7 @@ class ClientGone(Exception):
 
 
 @dataclass
-class Exchange:
+class HttpExchange:
     """One HTTP request, as the middleware hands it to a handler.
 
     `body` is the parsed object; of a large body (see limits) it is empty, and another
@@ -91,7 +91,7 @@ class RequestMiddleware:
                 data = await reader.read(self._body_timeout)
                 body = await _parsed(data)
             gone = asyncio.ensure_future(_until_gone(receive))
-            scope["tpdet"] = Exchange(
+            scope["tpdet"] = HttpExchange(
                 answer.request_id, salt, body, data, gone, hold=scope.get("tpdet_hold")
             )
             del body, data

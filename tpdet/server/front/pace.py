@@ -15,7 +15,7 @@ CHUNK_CHARACTERS = 64 << 10  # of an answer that is sent at once
 Item = TypeVar("Item")
 
 
-class Pace:
+class Turns:
     """The turns of one event loop."""
 
     def __init__(self) -> None:

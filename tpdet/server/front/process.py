@@ -40,7 +40,7 @@ from tpdet.server.front.metrics import Metrics
 from tpdet.server.front.middleware import RequestMiddleware
 from tpdet.server.front.schema_trials import SchemaTrials
 from tpdet.server.front.statistics_line import StatisticsLine
-from tpdet.server.front.tally import Tally
+from tpdet.server.front.tally import SharedTally
 from tpdet.server.http1.held_bytes import HeldBytes
 from tpdet.server.http1.protocol import GuardedProtocol
 from tpdet.server.settings.keys import KeyRing
@@ -69,7 +69,7 @@ class HttpServer(uvicorn.Server):
     Of several processes each accepts about as many connections as another.
     """
 
-    def __init__(self, config: uvicorn.Config, tally: Tally, processes: int) -> None:
+    def __init__(self, config: uvicorn.Config, tally: SharedTally, processes: int) -> None:
         super().__init__(config)
         self._tally, self._alone = tally, processes == 1
         self._acceptors: list[Acceptor] = []
@@ -180,7 +180,7 @@ async def _serve(
     tokenizer: Tokenizer | None,
     reasoning: ReasoningParser | None,
 ) -> int:
-    tally = Tally(config.tallies, config.index)
+    tally = SharedTally(config.tallies, config.index)
     metrics = Metrics(config.served_name, lambda: client.status, tally)
     client = EngineClient(
         config.engine_address, bytes.fromhex(config.channel_key), metrics, config.max_queue

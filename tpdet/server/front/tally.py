@@ -71,7 +71,7 @@ class Times:
         self._row[self._sum] += seconds
 
 
-class Tally:
+class SharedTally:
     """One process's row, and the sums of all."""
 
     def __init__(self, descriptor: int, index: int = 0) -> None:
@@ -81,7 +81,7 @@ class Tally:
         self._mine = self._rows[index]
 
     @classmethod
-    def alone(cls) -> "Tally":
+    def alone(cls) -> "SharedTally":
         """That of a single process."""
         descriptor = new_tallies(1)
         try:

@@ -88,7 +88,7 @@ class EngineSocket:
         self._context.destroy(linger=0)
 
 
-class Link:
+class HttpLink:
     """One HTTP process and the socket to it; `heard` is when it last said something."""
 
     def __init__(self, socket: EngineSocket, process: HttpProcess) -> None:
@@ -135,7 +135,7 @@ class Bridge:
     `wake`: a descriptor that ends a wait when it becomes readable.
     """
 
-    def __init__(self, links: Sequence[Link], patience: float, wake: int | None = None) -> None:
+    def __init__(self, links: Sequence[HttpLink], patience: float, wake: int | None = None) -> None:
         self._links, self._patience = tuple(links), patience
         self._first = self._links[0]
         for link in self._links[1:]:
@@ -253,7 +253,7 @@ class Bridge:
         for link in self._links:
             link.socket.send(message)
 
-    def _submit(self, engine: "Engine", link: Link, message: protocol.Submit) -> None:
+    def _submit(self, engine: "Engine", link: HttpLink, message: protocol.Submit) -> None:
         if self.state != "accepting":
             _refuse(link, message, *protocol.REFUSALS[self.state])
             return
@@ -278,12 +278,12 @@ class Bridge:
 
 
 def _refuse(
-    link: Link, message: protocol.Submit, code: str, text: str, param: str | None = None
+    link: HttpLink, message: protocol.Submit, code: str, text: str, param: str | None = None
 ) -> None:
     link.socket.send(protocol.Refused(message.group_id, code, text, param))
 
 
-def send_step(link: Link, outputs: Sequence[Output], step_seconds: float | None) -> None:
+def send_step(link: HttpLink, outputs: Sequence[Output], step_seconds: float | None) -> None:
     """One step's outputs, as one message; more where prompts have scores or experts are many."""
     tokens = tuple([output for output in outputs if type(output) is TokenOutput])
     failed: tuple[RequestFailed, ...] = ()

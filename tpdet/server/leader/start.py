@@ -18,7 +18,7 @@ from tpdet.launch.ranks.environment import RankEnvironment
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.server.front.tally import new_tallies
 from tpdet.server.leader import http_child
-from tpdet.server.leader.bridge import Bridge, EngineSocket, Link
+from tpdet.server.leader.bridge import Bridge, EngineSocket, HttpLink
 from tpdet.server.leader.http_child import HttpProcess
 from tpdet.server.settings.keys import read_key_file
 from tpdet.server.settings.settings import ServerConfig, Settings
@@ -83,14 +83,14 @@ def open_bridge(settings: Settings, run: RunDirectory, port: Port, signals: Stop
     """
     count = settings.server.http_processes
     tallies = new_tallies(count)
-    links: list[Link] = []
+    links: list[HttpLink] = []
     for index in range(count):
         channel_key = new_secret()
         engine_socket = EngineSocket(str(run.path), channel_key, index)
         config = _process_config(
             settings, run, port, engine_socket.address, channel_key, tallies, index
         )
-        links.append(Link(engine_socket, HttpProcess(config)))
+        links.append(HttpLink(engine_socket, HttpProcess(config)))
     os.close(tallies)
     return Bridge(links, settings.engine.step_timeout, signals.fileno())
 

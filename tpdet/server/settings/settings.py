@@ -22,7 +22,7 @@ from tpdet.requests.body.limits import limits_json
 from tpdet.server.settings import flags
 from tpdet.server.settings.sources import (
     PREFIX,
-    Source,
+    SettingsSource,
     key_digest,
     parse_text,
     read_key,
@@ -190,7 +190,7 @@ def load_settings(
     named = {name: field for name, field in SETTINGS.items() if name not in FILE_ONLY}
     variables = read_variables(environ, named, FLAG_ONLY)
     path = flags.values.pop("config", None) or environ.get("TPDET_CONFIG", "").strip()
-    file = _read_file(path) if path else Source()
+    file = _read_file(path) if path else SettingsSource()
     key = _key_that_counts(flags, variables, file, environ)
     sources = (file, variables, flags)
     values = {name: value for source in sources for name, value in source.values.items()}
@@ -222,13 +222,13 @@ def make_parser(program: str) -> Parser:
     return flags.make_parser(program, *MODELS, leave_out=FILE_ONLY)
 
 
-def _read_flags(arguments: Sequence[str], program: str) -> Source:
+def _read_flags(arguments: Sequence[str], program: str) -> SettingsSource:
     """The flags on the command line; `--print-limits` prints the limits and ends the process."""
     given = vars(make_parser(program).parse_args(arguments))
     if given.pop("print_limits", False):
         print(limits_json())
         sys.exit(0)
-    found = Source()
+    found = SettingsSource()
     positional = given.pop("positional_model", None)
     if positional is not None and given.setdefault("model", positional) != positional:
         raise UsageError(f"two models are given, {positional} and {given['model']}: give one")
@@ -244,7 +244,7 @@ def _read_flags(arguments: Sequence[str], program: str) -> Source:
     return found
 
 
-def _read_file(path: str) -> Source:
+def _read_file(path: str) -> SettingsSource:
     """The file's settings; arguments of vLLM in it are noted. Raises UsageError for other keys."""
     found = read_toml(path)
     for name in [name for name in found.values if name not in SETTINGS]:
@@ -256,7 +256,10 @@ def _read_file(path: str) -> Source:
 
 
 def _key_that_counts(
-    flags: Source, variables: Source, file: Source, environ: Mapping[str, str]
+    flags: SettingsSource,
+    variables: SettingsSource,
+    file: SettingsSource,
+    environ: Mapping[str, str],
 ) -> str | None:
     """The API key of the environment, unless the command line names a file of keys."""
     found = read_key(environ)

@@ -42,7 +42,7 @@ _MAX_TOML_BYTES = 1 << 20
 
 
 @dataclass
-class Source:
+class SettingsSource:
     """Values by setting, how each name is spelled there, and sentences for the log."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -52,13 +52,13 @@ class Source:
 
 def read_variables(
     environ: Mapping[str, str], fields: Mapping[str, FieldInfo], not_read: Iterable[str] = ()
-) -> Source:
+) -> SettingsSource:
     """The settings among `environ`; an empty variable counts as unset.
 
     Unknown TPDET_ names are noted with the nearest known one. Raises UsageError for a setting that
     may only stand on the command line (`not_read`).
     """
-    found = Source()
+    found = SettingsSource()
     known = {PREFIX + name.upper(): name for name in fields}
     known |= {PREFIX + other.upper(): name for other, name in ALIASES.items() if name in fields}
     for variable in sorted(name for name in environ if name.startswith(PREFIX)):
@@ -84,7 +84,7 @@ def read_variables(
     return found
 
 
-def read_toml(path: str) -> Source:
+def read_toml(path: str) -> SettingsSource:
     """The file's keys, `-` as `_`. Raises NotFoundError, or UsageError for what is no TOML."""
     try:
         with open_regular(path) as file:
@@ -95,7 +95,7 @@ def read_toml(path: str) -> Source:
         raise UsageError(f"--config {path}: {error.strerror}: name a TOML file") from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"--config {path} cannot be read: {error}") from error
-    found = Source()
+    found = SettingsSource()
     for key, value in content.items():
         name = key.replace("-", "_")
         name = ALIASES.get(name, name)

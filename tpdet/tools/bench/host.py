@@ -22,7 +22,7 @@ from tpdet.engine import Engine
 from tpdet.errors import UsageError
 from tpdet.llm import LLM
 from tpdet.requests.request import SamplingParams
-from tpdet.server.leader.bridge import Bridge, EngineSocket, Link
+from tpdet.server.leader.bridge import Bridge, EngineSocket, HttpLink
 from tpdet.server.leader.canary import Canary
 from tpdet.server.leader.http_child import HttpProcess
 from tpdet.tools.bench.host_model import plan_only
@@ -187,7 +187,7 @@ def _run_loop(engine: Engine, prompts: Sequence[tuple[int, ...]], spec: HostSpec
         socket = EngineSocket(folder, bytes(32))
         reader: Any = zmq.Context.instance().socket(zmq.PAIR)
         reader.connect(socket.address)
-        bridge = Bridge([Link(socket, _NoProcess())], 3600.0)
+        bridge = Bridge([HttpLink(socket, _NoProcess())], 3600.0)
         canary = Canary(engine, 0.0)
         submit(engine, prompts, spec.tokens, "loop", spec.temperature, spec.top_p)
         while engine.has_work:
