@@ -62,7 +62,7 @@ class Case:
         return sums, draw(rows, self.hidden, dtype=torch.float32, seed=seed + 7)
 
     def compare(self, rows, found, wanted, what, wrong):
-        for mine in owned_rows(self.exchange, rows):
+        for mine in owned_rows(self.exchange, rows, self.world.rank, self.world.size):
             part = slice(mine.start, mine.stop)
             wrong.keep(same, found[0][part], wanted[0][part], f"h, {what}")
         wrong.keep(same, found[1], wanted[1], f"y, {what}")

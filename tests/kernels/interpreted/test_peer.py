@@ -250,8 +250,8 @@ def test_an_exchange_cuts_a_step_into_pieces():
                 for run, arguments in piece:
                     if phase != "take" or run in (run_two_shot, run_two_shot_spread):
                         run(*arguments, phases=only(phase))
-        for exchange, (mine, normed) in zip(made, found, strict=True):
-            for owned in owned_rows(exchange, rows):
+        for rank, (exchange, (mine, normed)) in enumerate(zip(made, found, strict=True)):
+            for owned in owned_rows(exchange, rows, rank, len(made)):
                 part = slice(owned.start, owned.stop)
                 assert_same_bits(mine[part], h[part], f"h of {rows} rows")
             assert_same_bits(normed, y, f"y of {rows} rows")
