@@ -76,24 +76,19 @@ def command_parser() -> Parser:
     from tpdet.client.arguments import add_chat, add_complete, add_run_batch
     from tpdet.client.generate import add_generate
     from tpdet.server.commands.stop_and_reload import add_reload, add_stop
+    from tpdet.tools.bench.arguments import add_bench
+    from tpdet.tools.check.arguments import add_check
+    from tpdet.tools.compile.arguments import add_compile
+    from tpdet.tools.plan.arguments import add_plan
+    from tpdet.tools.score.arguments import add_score
+    from tpdet.tools.tune.arguments import add_tune
+    from tpdet.tools.verify.arguments import add_verify
 
     for add in (
-        add_chat,
-        add_complete,
-        add_run_batch,
-        add_generate,
-        add_stop,
-        add_reload,
-        _add_score,
-        _add_check,
-        _add_verify,
-        _add_bench,
-        _add_plan,
-        _add_tune,
-        _add_compile,
-        _add_make_model,
+        add_chat, add_complete, add_run_batch, add_generate, add_stop, add_reload, add_score,
+        add_check, add_verify, add_bench, add_plan, add_tune, add_compile, _add_make_model,
         _add_env,
-    ):
+    ):  # fmt: skip
         add(commands)
     for listed in commands._choices_actions:
         command = commands.choices[listed.dest]
@@ -122,48 +117,6 @@ def _launch(arguments: list[str]) -> int:
     from tpdet.server.commands.launch import launch_command
 
     return launch_command(arguments)
-
-
-def _add_score(commands: argparse._SubParsersAction) -> None:
-    from tpdet.tools.score.arguments import add_score
-
-    add_score(commands)
-
-
-def _add_check(commands: argparse._SubParsersAction) -> None:
-    from tpdet.tools.check.arguments import add_check
-
-    add_check(commands)
-
-
-def _add_verify(commands: argparse._SubParsersAction) -> None:
-    from tpdet.tools.verify.arguments import add_verify
-
-    add_verify(commands)
-
-
-def _add_bench(commands: argparse._SubParsersAction) -> None:
-    from tpdet.tools.bench.arguments import add_bench
-
-    add_bench(commands)
-
-
-def _add_tune(commands: argparse._SubParsersAction) -> None:
-    from tpdet.tools.tune.arguments import add_tune
-
-    add_tune(commands)
-
-
-def _add_compile(commands: argparse._SubParsersAction) -> None:
-    from tpdet.tools.compile.arguments import add_compile
-
-    add_compile(commands)
-
-
-def _add_plan(commands: argparse._SubParsersAction) -> None:
-    from tpdet.tools.plan.arguments import add_plan
-
-    add_plan(commands)
 
 
 def _add_make_model(commands: argparse._SubParsersAction) -> None:

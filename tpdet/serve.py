@@ -285,13 +285,13 @@ def _enter_run_directory(
     return run
 
 
-def _device_name(wanted: str, environment: RankEnvironment) -> str:
+def _device_name(device: str, environment: RankEnvironment) -> str:
     """The name of this rank's device in ready.json."""
-    if wanted == "cpu" or (wanted == "auto" and not _NVIDIA.exists()):
+    if device == "cpu" or (device == "auto" and not _NVIDIA.exists()):
         return "cpu"  # known without torch, which takes seconds to import
     with no_garbage():
         from tpdet.comm.device import resolve_device
-    return f"cuda:{environment.local_rank}" if resolve_device(wanted) == "cuda" else "cpu"
+    return f"cuda:{environment.local_rank}" if resolve_device(device) == "cuda" else "cpu"
 
 
 def _tell_clients(bridges: list[Bridge], error: BaseException) -> None:

@@ -49,6 +49,14 @@ def dtype(text: str) -> str:
     return DTYPES.get(text, text)
 
 
+def check_counts(options: object, *names: str) -> None:
+    """Raise UsageError for the first of these fields below 1; None, a flag not given, passes."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} {value}: use 1 or more")
+
+
 _WORDS = {whole_number: "N", int: "N", number: "NUMBER", float: "NUMBER", Path: "PATH",
           results_file: "PATH"}  # fmt: skip
 
@@ -88,7 +96,7 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """As argparse does; raises UsageError for what is unknown."""
-        args = None if args is None else [_hyphenated(argument) for argument in args]
+        args = None if args is None else [hyphenated(argument) for argument in args]
         options, rest = super().parse_known_args(args, namespace)
         if rest:
             self._refuse(rest)
@@ -119,7 +127,7 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(choices)}{nearby}")
 
 
-def _hyphenated(argument: str) -> str:
+def hyphenated(argument: str) -> str:
     """`--max_model_len=2k` as `--max-model-len=2k`."""
     if not argument.startswith("--"):
         return argument

@@ -19,7 +19,7 @@ VERSION = 2
 """The version of new digests; an answer names it as `replay_version`."""
 
 VERSIONS = (1, VERSION)
-"""Those that can be computed. A record that names none is of the first."""
+"""The versions that can be computed. A record that names none is of the first."""
 
 COVERED = (
     "n", "temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "stop",

@@ -18,11 +18,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-from tpdet.arguments.counts import check_counts
+from tpdet.arguments.command_line import check_counts
 from tpdet.client.commands import connect
 from tpdet.client.connection import Connection, HttpError
 from tpdet.client.input_file import STDIN, numbered_lines, read_input, text_of
-from tpdet.client.retries import ask
 from tpdet.errors import NotFoundError, NotPermittedError, TpdetError, UsageError
 
 CHATS = "/v1/chat/completions"
@@ -84,7 +83,7 @@ def _answer(
     """One line of the output. Raises NotFoundError and NotPermittedError: no other would do."""
     found: dict[str, Any] = {"id": f"batch_req_{index}", "custom_id": request["custom_id"]}
     try:
-        body = ask(connection, request["url"], {"model": model, **request["body"]})
+        body = connection.post_patiently(request["url"], {"model": model, **request["body"]})
     except (NotFoundError, NotPermittedError):
         raise
     except TpdetError as error:

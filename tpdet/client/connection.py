@@ -6,7 +6,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ _BUSY = (429, 503)
 _LOST = ("engine_dead", "draining")  # codes of answers that another server may finish
 RESUME_SECONDS = 10.0
 PAUSE_SECONDS = 0.5
+TRIES = 10  # of a request that a busy server is asked again
 
 
 class HttpError(TpdetError):
@@ -98,12 +99,21 @@ class Connection:
     def get(self, path: str) -> Any:
         """The JSON at a path."""
         with self._answer("GET", path, None) as answer:
-            return _json(_read(answer))
+            return _json(_received(answer.read))
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """The JSON that answers a body."""
         with self._answer("POST", path, body) as answer:
-            return _json(_read(answer))
+            return _json(_received(answer.read))
+
+    def post_patiently(self, path: str, body: Mapping[str, Any]) -> Any:
+        """What `post` gives; a busy server is asked again when it says, TRIES times in all."""
+        for _ in range(TRIES - 1):
+            try:
+                return self.post(path, body)
+            except BusyError as error:
+                time.sleep(error.seconds)
+        return self.post(path, body)
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The events that answer a body, until the last; closing the iterator stops the answer.
@@ -129,7 +139,7 @@ class Connection:
         headers = {"Accept": "text/event-stream", "Last-Event-ID": place.cursor or ""}
         with self._answer("POST", path, body, headers) as answer:
             cursor = place.cursor
-            while line := _line(answer):
+            while line := _received(answer.readline):
                 if line.startswith(b"id:"):
                     cursor = line.removeprefix(b"id:").strip().decode("ascii", "replace") or None
                 if not line.startswith(b"data:"):
@@ -200,7 +210,7 @@ class Connection:
 
     def _refuse(self, answer: http.client.HTTPResponse) -> None:
         """Raise the error that the status stands for."""
-        status, text = answer.status, _read(answer)
+        status, text = answer.status, _received(answer.read)
         try:
             body = json.loads(text)
             message = _message(body)
@@ -249,16 +259,9 @@ def client_key(
     raise UsageError(f"{flag} {key_file} holds no key: one key a line")
 
 
-def _read(answer: http.client.HTTPResponse) -> bytes:
+def _received(read: Callable[[], bytes]) -> bytes:
     try:
-        return answer.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise PeerLostError("the server was lost in the middle of the answer") from error
-
-
-def _line(answer: http.client.HTTPResponse) -> bytes:
-    try:
-        return answer.readline()
+        return read()
     except (OSError, http.client.HTTPException) as error:
         raise PeerLostError("the server was lost in the middle of the answer") from error
 

@@ -9,33 +9,26 @@ from tpdet.arguments.command_line import whole_number
 from tpdet.config import EngineConfig, validated
 from tpdet.errors import UsageError
 from tpdet.launch.ranks.environment import read_environment
-from tpdet.server.settings.flags import add_field
+from tpdet.server.settings.flags import GROUPS, add_field
 from tpdet.server.settings.settings import SETTINGS
 from tpdet.server.settings.sources import SettingsSource, parse_text, read_toml, read_variables
 
-GROUPS = {
-    "everyday": ("max_model_len", "dtype", "device"),
-    "model and tokenizer": (
-        "revision", "load_format", "tokenizer", "skip_tokenizer_init", "chat_template",
-        "chat_template_date",
-    ),
-    "memory and batches": (
-        "gpu_memory_utilization", "kv_pages", "enable_prefix_caching", "max_num_seqs",
-        "max_num_batched_tokens", "fixed_batch", "drafts", "draft_model",
-    ),
-    "arithmetic (what may change bits)": ("fold_order", "row_layers", "leaves", "approximate"),
-    "ranks and kernels": (
-        "transport", "experts", "share_draws", "enforce_eager", "compile_ahead",
-        "kernel_cache",
-    ),
-}  # fmt: skip
+_SERVERS_ALONE = (
+    "model", "enable_return_routed_experts", "max_queue", "on_slowdown", "max_slowdown", "seed",
+    "start_timeout", "step_timeout",
+)  # fmt: skip
+OFFLINE_GROUPS = {
+    title: [n for n in names if n in EngineConfig.model_fields and n not in _SERVERS_ALONE]
+    for title, names in GROUPS.items()
+    if title != "operation"
+}
 """The engine's settings that are flags of an offline command; the others keep their defaults."""
 
 
 def add_engine_settings(command: argparse.ArgumentParser, leave_out: Collection[str] = ()) -> None:
     """Add `--config` and a flag for each of the settings, but for those in `leave_out`."""
     command.add_argument("--config", metavar="FILE.toml", help="settings; only the engine's count")
-    for title, names in GROUPS.items():
+    for title, names in OFFLINE_GROUPS.items():
         group = command.add_argument_group(title)
         for name in names:
             if name not in leave_out:
@@ -89,7 +82,7 @@ def engine_config(options: argparse.Namespace, environ: Mapping[str, str]) -> En
         for name in source.values:
             if name in fields and name != "on_slowdown":
                 values[name], spelled[name] = source.values[name], source.spelled[name]
-    for names in GROUPS.values():
+    for names in OFFLINE_GROUPS.values():
         for name in names:
             value = getattr(options, name, None)
             if value is not None:

@@ -120,10 +120,10 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
             tokens = int(self.count.sum()) if whole else 0
             pages = int(self.held.sum()) if whole else 0
             lengths = len(self.token_ids), len(self.pages), len(self.versions)
-            wanted = tokens * _INT64.itemsize, pages * _INT32.itemsize, pages * _INT64.itemsize
+            expected = tokens * _INT64.itemsize, pages * _INT32.itemsize, pages * _INT64.itemsize
             sound = not whole or min(self.count.min(), self.held.min(), self.samples.min()) >= 0
             ordered = (self.samples <= self.logits) & (self.logits <= self.count)
-            if lengths == wanted and sound and ordered.all():
+            if lengths == expected and sound and ordered.all():
                 self._check_drafts()
                 return
         raise IntegrityError(f"step plan does not fit its schema: columns of {whole} rows")
@@ -171,7 +171,7 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @property
     def logits(self) -> np.ndarray:
-        """Of how many of its last tokens logits are wanted: int64 [n]."""
+        """How many of its last tokens have logits: int64 [n]."""
         return self._columns[6]
 
     @property

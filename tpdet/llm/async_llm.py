@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -174,12 +173,7 @@ class AsyncLLM(OfflineModel):
     async def __aenter__(self) -> "AsyncLLM":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     def shutdown(self) -> None:
@@ -216,9 +210,9 @@ class AsyncLLM(OfflineModel):
         kind = asked.request.params.output_kind
         async with (
             aclosing(self._answer(*asked)) as outputs,
-            aclosing(of_kind(kind, outputs)) as wanted,
+            aclosing(of_kind(kind, outputs)) as shown,
         ):
-            async for output in wanted:
+            async for output in shown:
                 yield output
 
     def _refuse_asking(self) -> None:

@@ -1,7 +1,6 @@
 """One call of `LLM` on rank 0: fills the engine's queue, runs steps, and collects the answers."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from tpdet.errors import OverloadedError, RequestError
@@ -20,12 +19,7 @@ class ProgressBar(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> Any: ...
+    def __exit__(self, *exception: Any) -> Any: ...
 
     def update(self) -> Any:
         """One more prompt is answered."""

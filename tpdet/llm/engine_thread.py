@@ -172,17 +172,17 @@ class EngineThread:
         for output in outputs:
             found.setdefault(output.request_id, []).append(output)
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, list[EngineOutput]]]] = {}
-        for name, mine in found.items():
+        for name, own in found.items():
             stream = self._streams.get(name)
             if stream is not None:
-                by_loop.setdefault(stream.loop, []).append((stream, mine))
+                by_loop.setdefault(stream.loop, []).append((stream, own))
         for loop, step in by_loop.items():
             if not Stream.deliver_step(loop, step):
                 for stream, _ in step:
                     self.engine.abort(stream.request.request_id)
                     self._forget(stream, None)
-            for stream, mine in step:
-                for output in mine:
+            for stream, own in step:
+                for output in own:
                     if isinstance(output, RequestFailed):
                         self._forget(stream, None)
                     elif isinstance(output, TokenOutput) and output.finish_reason is not None:

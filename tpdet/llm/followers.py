@@ -93,7 +93,7 @@ class Followers:
             raise
 
     @property
-    def mine(self) -> bool:
+    def ours(self) -> bool:
         """Whether this process started them; a fork of that process leaves them alone."""
         return os.getpid() == self._owner
 
@@ -123,7 +123,7 @@ class Followers:
 
     def explained(self, error: BaseException) -> BaseException:
         """`error`, or how a follower was ended if that is what rank 0 noticed."""
-        if not isinstance(error, PeerLostError) or not self.mine:
+        if not isinstance(error, PeerLostError) or not self.ours:
             return error
         deadline = time.monotonic() + _NOTICE_SECONDS
         while time.monotonic() < deadline:
@@ -154,7 +154,7 @@ class Followers:
 
     def kill(self) -> None:
         """End them at once, and tidy up; a second time is harmless."""
-        if not self.mine:
+        if not self.ours:
             return
         for process in self._processes:
             process.kill()
@@ -193,7 +193,7 @@ def close_engine(engine: "Engine", followers: Followers | None) -> None:
     """Leave the world and let go of the model, on this rank and on those that follow it."""
     if followers is None:
         engine.close()
-    elif followers.mine:
+    elif followers.ours:
         followers.release()
         engine.close()
         followers.end()

@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 
 ONE_PRESS_SECONDS = 1.0
 """Two signals within this time are one press: a launcher repeats the terminal's signal."""
@@ -28,12 +28,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._press)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._holds:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if error is None:

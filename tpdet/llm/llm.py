@@ -5,7 +5,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -184,12 +183,7 @@ class LLM(OfflineModel):
     def __enter__(self) -> "LLM":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and self._shared:
             self._end(error)  # the other ranks may be elsewhere: do not wait for them
         self.close()
@@ -304,7 +298,7 @@ class LLM(OfflineModel):
                 self._busy = False
 
     def _refuse_fork(self) -> None:
-        if self._followers is not None and not self._followers.mine:
+        if self._followers is not None and not self._followers.ours:
             raise UsageError(
                 "this LLM's ranks follow the process that made it, and this one is a fork of it: "
                 "make an LLM after the fork, or start processes by spawn"

@@ -81,7 +81,7 @@ def _resume_of(given: object) -> Resume:
         raise RequestError(f"resume is {shown(given)}: give {_RESUME}", "resume")
     try:
         return parse_body(Resume, dict(given))
-    except ApiError as error:
+    except (ApiError, RequestError) as error:
         raise RequestError(f"resume: {error}", "resume") from None
 
 

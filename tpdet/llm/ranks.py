@@ -94,8 +94,8 @@ def agree_on_call(
         refusal = error
     if shared:
         digest = blake3.blake3(msgspec.msgpack.encode(given.requests)).digest()
-        mine = _CallDigest(digest, None if refusal is None else str(refusal))
-        other = _first_disagreement(engine, mine)
+        own = _CallDigest(digest, None if refusal is None else str(refusal))
+        other = _first_disagreement(engine, own)
         refusal = refusal or other
     return given if refusal is None else refusal
 
@@ -128,13 +128,13 @@ def give_up_world(engine: "Engine", error: BaseException) -> None:
         give_up(engine.world, error)
 
 
-def _first_disagreement(engine: "Engine", mine: _CallDigest) -> DisagreementError | None:
+def _first_disagreement(engine: "Engine", own: _CallDigest) -> DisagreementError | None:
     from tpdet.comm.world.exit_reasons import reporting_exit
 
     world = engine.world
     world.set_timeout(CALL_TIMEOUT)
     with reporting_exit(world, lambda: "a call"):
-        found = [_digests.decode(data) for data in world.gather_bytes(msgspec.msgpack.encode(mine))]
+        found = [_digests.decode(data) for data in world.gather_bytes(msgspec.msgpack.encode(own))]
     world.set_timeout(engine.config.step_timeout)
     for rank, other in enumerate(found):
         if other.refusal is not None:

@@ -57,19 +57,19 @@ def _default(name: str) -> Any:
     return None if field is None or field.is_required() else field.default
 
 
-def _ranks_to_start(wanted: Any, environment: RankEnvironment) -> int:
-    """How many ranks this process starts, itself among them; `wanted` None takes those there are.
+def _ranks_to_start(asked: Any, environment: RankEnvironment) -> int:
+    """How many ranks this process starts, itself among them; `asked` None takes those there are.
 
-    Raises UsageError where a launcher started another number than `wanted`.
+    Raises UsageError where a launcher started another number than `asked`.
     """
-    if wanted is None:
+    if asked is None:
         return 1
     try:
-        size = index(wanted)
+        size = index(asked)
     except TypeError:
         size = 0
-    if size < 1 or isinstance(wanted, bool):
-        raise UsageError(f"tensor_parallel_size must be a number of ranks, not {wanted!r}")
+    if size < 1 or isinstance(asked, bool):
+        raise UsageError(f"tensor_parallel_size must be a number of ranks, not {asked!r}")
     if size == environment.size:
         return 1
     if environment.size == 1 and environment.launcher != "torchrun":

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 from tpdet.errors import RequestError
@@ -46,11 +45,7 @@ class Stream:
 
     def deliver(self, outputs: list[EngineOutput], error: BaseException | None = None) -> bool:
         """Add outputs, or the error that ended the request; False if its event loop is closed."""
-        try:
-            self.loop.call_soon_threadsafe(self._take, outputs, error)
-        except RuntimeError:  # the loop is closed
-            return False
-        return True
+        return _call_in(self.loop, lambda: self._take(outputs, error))
 
     @staticmethod
     def deliver_step(
@@ -65,16 +60,11 @@ class Stream:
             for stream, outputs in step:
                 stream._take(outputs, None)
 
-        try:
-            loop.call_soon_threadsafe(take)
-        except RuntimeError:  # the loop is closed
-            return False
-        return True
+        return _call_in(loop, take)
 
     def request_abort(self) -> None:
-        """Call `abort` in the stream's event loop."""
-        with suppress(RuntimeError):  # the loop is closed: its reader is gone
-            self.loop.call_soon_threadsafe(self.abort)
+        """Call `abort` in the stream's event loop, unless that is closed: its reader is gone."""
+        _call_in(self.loop, self.abort)
 
     async def next(self) -> RequestOutput:
         """The answer so far, once it has changed. Raises the error that ended the request."""
@@ -136,3 +126,12 @@ class Stream:
         if output.approximate:
             raise RequestError("an approximate answer cannot be resumed", "resume")
         self._resumed.take(output.choice, output.token_id, ended)
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> bool:
+    """Have an event loop call `action`; False if it is closed."""
+    try:
+        loop.call_soon_threadsafe(action)
+    except RuntimeError:
+        return False
+    return True

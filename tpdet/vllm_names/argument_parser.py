@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from tpdet.arguments.command_line import hyphenated
+
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
     """argparse's parser, in whose flags `_` may be written for `-`."""
@@ -14,9 +16,4 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
     ) -> tuple[Any, list[str]]:
         """Read `args`, those of the process if None; the namespace, and what it did not know."""
         given = sys.argv[1:] if args is None else list(args)
-        return super().parse_known_args([_dashed(each) for each in given], namespace)
-
-
-def _dashed(argument: str) -> str:
-    name, equals, value = argument.partition("=")
-    return name.replace("_", "-") + equals + value if name.startswith("--") else argument
+        return super().parse_known_args([hyphenated(each) for each in given], namespace)

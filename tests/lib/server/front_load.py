@@ -35,7 +35,7 @@ from tpdet.requests.request import Candidate, Request, TokenOutput
 from tpdet.server.front.tally import new_tallies
 from tpdet.server.leader.bridge import Bridge, EngineSocket, HttpLink
 from tpdet.server.leader.http_child import bind_port, listen
-from tpdet.server.wire.process_config import ProcessConfig, encode_config
+from tpdet.server.wire.process_config import ProcessConfig
 from tpdet.server.wire.request_ids import process_of
 
 _PROFILED = """
@@ -123,7 +123,7 @@ def _front(config: ProcessConfig, profile: str | None) -> subprocess.Popen[bytes
         cwd=ROOT,
     )
     assert process.stdin is not None
-    process.stdin.write(encode_config(config))
+    process.stdin.write(msgspec.json.encode(config) + b"\n")
     process.stdin.flush()
     return process
 

@@ -5,7 +5,7 @@ import concurrent.futures
 import pytest
 
 from tests.lib.server.harness import Server, eventually
-from tpdet.server.front.batch_swing import BatchSwing
+from tpdet.server.front.load_lines import BatchSwing
 from tpdet.server.front.metrics import Metrics
 from tpdet.server.settings.settings import load_settings
 from tpdet.server.wire.protocol import Status

@@ -12,9 +12,9 @@ from tests.lib.server.harness import Server, eventually
 from tpdet.checkpoint.load_progress import LoadProgress
 from tpdet.launch.life.log_lines import LineFormatter, Log
 from tpdet.launch.life.waiting import Waiting
+from tpdet.server.front.load_lines import StatisticsLine
 from tpdet.server.front.log import log_access
 from tpdet.server.front.metrics import Metrics
-from tpdet.server.front.statistics_line import StatisticsLine
 from tpdet.server.wire.protocol import Status
 
 pytestmark = pytest.mark.long

@@ -14,7 +14,6 @@ from tpdet import SamplingParams
 from tpdet.cli import main
 from tpdet.client.connection import Connection
 from tpdet.errors import TpdetError
-from tpdet.tools.check import by_server
 from tpdet.tools.check.answers import read_lines
 from tpdet.tools.check.by_server import compare_by_server, server_facts
 
@@ -195,7 +194,9 @@ def test_a_recorded_mark_before_a_form_is_asked_for_again(
     answer = line["response"]["body"]
     answer["tpdet"] |= {"json_schema_after": mark} if mark else {}
     seen = []
-    monkeypatch.setattr(by_server, "ask", lambda _, path, body: seen.append(body) or answer)
+    monkeypatch.setattr(
+        Connection, "post_patiently", lambda _, path, body: seen.append(body) or answer
+    )
     (tmp_path / "a").write_text(json.dumps(line))
     facts = {"model": "m", **{name: answer["tpdet"][name] for name in ("contract", "weights")}}
     (found,) = compare_by_server(None, read_lines(str(tmp_path / "a")), facts)

@@ -41,7 +41,7 @@ class LogprobWriter:
         self._place = None if self.tokenizer is None else TokenPlace(self.tokenizer.decoder_rules)
 
     def name(self, token_id: int) -> str:
-        """A token's name, unlike all others; by number if wanted so or without a tokenizer."""
+        """A token's name, unlike all others; a number where the call asks, or without tokenizer."""
         if self.call.token_names or self.tokenizer is None:
             return id_name(token_id)
         return self.tokenizer.names.name(token_id)
@@ -250,8 +250,8 @@ class ChoiceWriter:
                     before = self._logprobs.prompt_offsets(self._prompt_ids, echo)
                     places = chain(before, places)
             found["text"] = text
-            wanted = call.logprobs is not None
-            found["logprobs"] = self._logprobs.completion(shown, ids, places) if wanted else None
+            scored = call.logprobs is not None
+            found["logprobs"] = self._logprobs.completion(shown, ids, places) if scored else None
         if call.token_ids:
             found["token_ids"] = [token.token_id for token in tokens]
             found["logprob_bits"] = [logprob_bits(token.logprob) for token in tokens]

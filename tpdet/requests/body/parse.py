@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from tpdet.arguments.suggestions import did_you_mean
-from tpdet.errors import RequestError
-from tpdet.requests.body.problems import ApiError, bad_request, from_request_error
+from tpdet.requests.body.problems import ApiError, bad_request
 from tpdet.requests.body.schema import (
     Body,
     CalledFunction,
@@ -60,7 +59,7 @@ Parsed = TypeVar("Parsed", bound=Body)
 
 
 def parse_body(model: type[Parsed], body: dict[str, Any]) -> Parsed:
-    """The body as its model. Raises ApiError 400 naming the first field that is wrong."""
+    """The body as its model. Raises ApiError 400, or RequestError, naming the first wrong field."""
     given = _known(model, body)
     bias = given.get("logit_bias")
     if isinstance(bias, dict) and len(bias) > MAX_LOGIT_BIAS_IDS:
@@ -131,10 +130,7 @@ def _with_text_parts(model: type[Body], place: str, value: dict[str, Any]) -> di
     """The known fields of an object at `place`; the parts of its `content` are text."""
     found = _known(model, value, place)
     if isinstance(found.get("content"), list):
-        try:
-            refuse_other_parts(f"{place}.content", found["content"])
-        except RequestError as error:
-            raise from_request_error(error) from None
+        refuse_other_parts(f"{place}.content", found["content"])
         found["content"] = [
             _known(TextPart, part, f"{place}.content[{index}]") if isinstance(part, dict) else part
             for index, part in enumerate(found["content"])
@@ -151,9 +147,9 @@ def _known_call(place: str, call: Any) -> Any:
     return call
 
 
-def _refuse_other_format(wanted: object) -> None:
+def _refuse_other_format(response_format: object) -> None:
     """Refuse types of a `response_format` that other engines have, whatever stands beside them."""
-    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    kind = response_format.get("type") if isinstance(response_format, dict) else None
     if not isinstance(kind, str) or kind in ("text", "json_object", "json_schema"):
         return
     remedy = _FORMS.get(kind, "json_schema, json_object and text are")

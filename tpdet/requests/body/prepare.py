@@ -14,7 +14,7 @@ from tpdet.errors import RequestError
 from tpdet.requests.answer_form import AnswerForm
 from tpdet.requests.body import limits
 from tpdet.requests.body.answer_size import check_answer_size
-from tpdet.requests.body.problems import ApiError, bad_request, from_request_error
+from tpdet.requests.body.problems import ApiError, bad_request
 from tpdet.requests.body.prompts import BodyPrompt, BodyPrompts
 from tpdet.requests.body.resume import (
     FIELD,
@@ -26,11 +26,11 @@ from tpdet.requests.body.schema import (
     ChatBody,
     CompletionBody,
     GenerationBody,
+    OwnFields,
     ResponseFormat,
     StreamOptions,
 )
 from tpdet.requests.engine_facts import EngineFacts
-from tpdet.requests.field_ranges import MAX_STOP_STRINGS
 from tpdet.requests.request import Request, SamplingParams, check_against_model
 from tpdet.requests.resumed import check_resumed_counts
 from tpdet.requests.structured_outputs import FIELD as FORM
@@ -129,22 +129,20 @@ class Preparer:
         return tuple(sorted({*self.facts.eos_token_ids, *more}))
 
     def completion(self, body: CompletionBody, request_id: str) -> Call:
-        """Requests of `POST /v1/completions`. Raises ApiError."""
+        """Requests of `POST /v1/completions`. Raises ApiError or RequestError."""
         self.check_model(body.model)
-        shown = body.logprobs
         scored = body.prompt_logprobs
-        if body.echo and shown is not None:
-            scored = max(shown, scored or 0)
+        if body.echo and body.logprobs is not None:
+            scored = max(body.logprobs, scored or 0)
         max_tokens = _max_tokens(body)
         if max_tokens is None:
             max_tokens = DEFAULT_COMPLETION_TOKENS
         prompts = self.prompts.of_completion(body)
-        return self._call(
-            "completion", f"cmpl-{request_id}", body, prompts, max_tokens, shown, scored
-        )
+        size = _Size(max_tokens, body.logprobs, scored)
+        return self._call(f"cmpl-{request_id}", body, prompts, size)
 
     def chat(self, body: ChatBody, request_id: str) -> Call:
-        """The request of `POST /v1/chat/completions`. Raises ApiError."""
+        """The request of `POST /v1/chat/completions`. Raises ApiError or RequestError."""
         self.check_model(body.model)
         if body.top_logprobs and not body.logprobs:
             raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
@@ -152,16 +150,9 @@ class Preparer:
         max_tokens = _max_tokens(body)
         if max_tokens is None:
             max_tokens = max(1, self.facts.max_model_len - len(prompt.token_ids))
-        call = self._call(
-            "chat",
-            f"chatcmpl-{request_id}",
-            body,
-            [prompt],
-            max_tokens,
-            (body.top_logprobs or 0) if body.logprobs else None,
-            body.prompt_logprobs,
-        )
-        return replace(call, include_reasoning=body.include_reasoning is not False)
+        shown = (body.top_logprobs or 0) if body.logprobs else None
+        size = _Size(max_tokens, shown, body.prompt_logprobs)
+        return self._call(f"chatcmpl-{request_id}", body, [prompt], size)
 
     def check_model(self, name: str | None) -> None:
         """Refuse (404) a model this server does not serve."""
@@ -175,46 +166,35 @@ class Preparer:
 
     def _call(
         self,
-        kind: Literal["completion", "chat"],
         group_id: str,
         body: CompletionBody | ChatBody,
         prompts: list[BodyPrompt],
-        max_tokens: int,
-        shown: int | None,
-        scored: int | None,
+        size: "_Size",
     ) -> Call:
-        point = self._resume_point(body)
-        if body.prompt_logprobs is not None and body.stream:
-            raise bad_request("prompt_logprobs cannot be streamed: set stream to false", "stream")
-        options = body.stream_options or StreamOptions()
-        if (options.include_usage or options.continuous_usage_stats) and not body.stream:
-            raise bad_request("stream_options needs stream to be true", "stream_options")
-        if options.continuous_usage_stats and not options.include_usage:
-            raise bad_request(
-                "stream_options: continuous_usage_stats needs include_usage to be true",
-                "stream_options",
-            )
+        resume = resume_of(body)
+        point = None
+        if resume is not None:
+            point = ResumePoint(FIELD, resume.contract, resume.weights)
+            check_origin(point, self.facts)
+        options = _stream_options(body)
         _check_size("user", body.user, limits.MAX_USER_BYTES)
         _check_size("cache_salt", body.cache_salt, limits.MAX_CACHE_SALT_BYTES)
-        try:
-            requests = tuple(
-                self._request(f"{group_id}-{i}", body, prompt, max_tokens, shown, scored)
-                for i, prompt in enumerate(prompts)
-            )
-        except RequestError as error:
-            raise from_request_error(error) from None
+        requests = tuple(
+            self._request(f"{group_id}-{i}", body, prompt, size) for i, prompt in enumerate(prompts)
+        )
+        chat = isinstance(body, ChatBody)
         echo = isinstance(body, CompletionBody) and bool(body.echo)
         _check_predictions(body, len(requests), echo)
         check_answer_size(
             [len(prompt.token_ids) for prompt in prompts],
             body,
-            repeats=(body.n or 1) if kind == "completion" else 1,
+            repeats=1 if chat else body.n or 1,
             echo=echo,
-            logprobs=shown,
-            max_tokens=max_tokens,
+            logprobs=size.logprobs,
+            max_tokens=size.max_tokens,
         )
         return Call(
-            kind=kind,
+            kind="chat" if chat else "completion",
             group_id=group_id,
             created=int(time.time()),
             model=self.served_name,
@@ -222,56 +202,40 @@ class Preparer:
             stream=bool(body.stream),
             include_usage=bool(options.include_usage),
             continuous_usage=bool(options.continuous_usage_stats),
-            logprobs=shown,
+            logprobs=size.logprobs,
             prompt_logprobs=body.prompt_logprobs,
             echo=echo,
             echoes=tuple(Echo(self.prompts.text(p), p.hidden) for p in prompts) if echo else (),
             token_names=bool(body.return_tokens_as_token_ids),
             token_ids=bool(body.return_token_ids),
             resume=point,
-            replay_version=_replay_version(body),
+            include_reasoning=not isinstance(body, ChatBody) or body.include_reasoning is not False,
+            replay_version=_own(body).replay_version or VERSION,
         )
 
-    def _resume_point(self, body: GenerationBody) -> ResumePoint | None:
-        resume = resume_of(body)
-        if resume is None:
-            return None
-        point = ResumePoint(FIELD, resume.contract, resume.weights)
-        check_origin(point, self.facts)
-        return point
-
     def _request(
-        self,
-        request_id: str,
-        body: GenerationBody,
-        prompt: BodyPrompt,
-        max_tokens: int,
-        shown: int | None,
-        scored: int | None,
+        self, request_id: str, body: GenerationBody, prompt: BodyPrompt, size: "_Size"
     ) -> Request:
         given = {name: getattr(body, name) for name in _PASSED_ON}
-        resume = resume_of(body)
+        resume, drafts, form = resume_of(body), _drafts(body), _form(body)
         if resume is not None:
             given["seed"] = resume.seed
-        form = _form(body)
+        if form is not None:
+            given[form.kind] = form.text
         params = SamplingParams(
             **{name: value for name, value in given.items() if value is not None},
-            max_tokens=max_tokens,
+            max_tokens=size.max_tokens,
             stop=_stops(body.stop),
             stop_token_ids=tuple(body.stop_token_ids or ()),
             logit_bias=_logit_bias(body.logit_bias or {}),
-            json_schema=None if form is None or form.kind != "json_schema" else form.text,
-            regex=None if form is None or form.kind != "regex" else form.text,
-            json_schema_after=None if body.tpdet is None else body.tpdet.json_schema_after,
-            logprobs=shown,
-            prompt_logprobs=scored,
+            json_schema_after=_own(body).json_schema_after,
+            logprobs=size.logprobs,
+            prompt_logprobs=size.prompt_logprobs,
         )
         if self.tokenizer is None and params.form is not None:
             raise RequestError("this server has no tokenizer", params.form.field)
         if self.tokenizer is None and params.stop:
             raise RequestError("this server has no tokenizer: use stop_token_ids", "stop")
-        drafts = _drafts(body)
-        counts = [*map(len, drafts)] if resume is not None else []
         request = Request(
             request_id=request_id,
             prompt_token_ids=tuple(prompt.token_ids),
@@ -280,12 +244,42 @@ class Preparer:
             cache_salt=body.cache_salt or "",
             tenant_salt=self.tenant_salt,
             drafts=drafts,
-            resumed=tuple(counts),
+            resumed=() if resume is None else tuple(map(len, drafts)),
             prediction=self.prompts.of_prediction(body.prediction),
         )
         check_against_model(request, self.facts.vocab_size, self.facts.max_model_len)
         check_resumed_counts(request, FIELD)
         return request
+
+
+class _Size(NamedTuple):
+    """How many tokens each choice may have, and the alternatives shown beside tokens and prompt's.
+
+    None for no log-probabilities of either.
+    """
+
+    max_tokens: int
+    logprobs: int | None
+    prompt_logprobs: int | None
+
+
+def _stream_options(body: GenerationBody) -> StreamOptions:
+    """What a stream carries. Raises ApiError for fields that a stream, or no stream, rules out."""
+    if body.prompt_logprobs is not None and body.stream:
+        raise bad_request("prompt_logprobs cannot be streamed: set stream to false", "stream")
+    options = body.stream_options or StreamOptions()
+    if (options.include_usage or options.continuous_usage_stats) and not body.stream:
+        raise bad_request("stream_options needs stream to be true", "stream_options")
+    if options.continuous_usage_stats and not options.include_usage:
+        raise bad_request(
+            "stream_options: continuous_usage_stats needs include_usage to be true",
+            "stream_options",
+        )
+    return options
+
+
+def _own(body: GenerationBody) -> OwnFields:
+    return body.tpdet or OwnFields()
 
 
 def _max_tokens(body: GenerationBody) -> int | None:
@@ -298,16 +292,9 @@ def _max_tokens(body: GenerationBody) -> int | None:
     return both[0] if both[0] is not None else both[1]
 
 
-def _replay_version(body: GenerationBody) -> int:
-    given = None if body.tpdet is None else body.tpdet.replay_version
-    return VERSION if given is None else given
-
-
 def _drafts(body: GenerationBody) -> tuple[tuple[int, ...], ...]:
-    if body.tpdet is None:
-        return ()
-    resume = body.tpdet.resume
-    given = body.tpdet.drafts if resume is None else resume.choices
+    own = _own(body)
+    given = own.drafts if own.resume is None else own.resume.choices
     return tuple(map(tuple, given or ()))
 
 
@@ -329,8 +316,6 @@ def _stops(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops[:64]):
         raise RequestError("stop must be text or a list of texts", "stop")
-    if len(stops) > MAX_STOP_STRINGS:
-        raise RequestError(f"{len(stops)} stop strings; the limit is {MAX_STOP_STRINGS}", "stop")
     return tuple(stops)
 
 
@@ -345,19 +330,19 @@ def _form(body: GenerationBody) -> AnswerForm | None:
     return AnswerForm("json_schema", schema)
 
 
-def _json_schema(wanted: ResponseFormat | None) -> str | None:
+def _json_schema(asked: ResponseFormat | None) -> str | None:
     """The schema as compact JSON text, its keys in the client's order; None for plain text."""
-    if wanted is None:
+    if asked is None:
         return None
-    if (wanted.type == "json_schema") != (wanted.json_schema is not None):
+    if (asked.type == "json_schema") != (asked.json_schema is not None):
         raise RequestError(
-            f"response_format of type {wanted.type} "
-            + ("lacks json_schema" if wanted.json_schema is None else "takes no json_schema"),
+            f"response_format of type {asked.type} "
+            + ("lacks json_schema" if asked.json_schema is None else "takes no json_schema"),
             "response_format",
         )
-    if wanted.type == "text":
+    if asked.type == "text":
         return None
-    schema = {"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema_
+    schema = {"type": "object"} if asked.json_schema is None else asked.json_schema.schema_
     return schema_text(schema)
 
 

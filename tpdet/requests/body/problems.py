@@ -5,6 +5,8 @@ tracebacks.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tpdet.errors import RequestError
 from tpdet.requests.body.limits import MAX_ERROR_BYTES, RETRY_AFTER_SECONDS
@@ -63,6 +65,15 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 def from_request_error(error: RequestError) -> ApiError:
     """The 400 that a refused sampling parameter or prompt becomes."""
     return bad_request(str(error), error.param)
+
+
+@contextmanager
+def request_errors_as_problems() -> Iterator[None]:
+    """While it is entered, a RequestError becomes the ApiError that a client gets."""
+    try:
+        yield
+    except RequestError as error:
+        raise from_request_error(error) from None
 
 
 def from_code(code: str, message: str, param: str | None = None) -> ApiError:

@@ -5,7 +5,7 @@ from typing import Any
 
 from tpdet.errors import RequestError
 from tpdet.requests.body import limits
-from tpdet.requests.body.problems import bad_request, from_request_error
+from tpdet.requests.body.problems import bad_request
 from tpdet.requests.body.schema import (
     ChatBody,
     ChatMessage,
@@ -34,7 +34,7 @@ class BodyPrompt:
 
 @dataclass(frozen=True)
 class BodyPrompts:
-    """Makes prompts. Every method raises ApiError for a value that is no prompt."""
+    """Makes prompts. Every method raises ApiError or RequestError for a value that is no prompt."""
 
     tokenizer: Tokenizer | None
     max_model_len: int
@@ -96,28 +96,22 @@ class BodyPrompts:
     def text_tokens(
         self, text: str, add_special_tokens: bool, field: str, most: int | None = None
     ) -> list[int]:
-        """Token ids of a text. Raises ApiError, at once if they must be more than `most`."""
+        """Token ids of a text. Raises RequestError, at once if they must be more than `most`."""
         tokenizer = self.need_tokenizer(field)
-        try:
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens, most=most)
-        except RequestError as error:
-            raise from_request_error(error) from None
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens, most=most)
 
     def chat_tokens(self, body: ChatBody | TokenizeBody, most: int | None = None) -> list[int]:
-        """Token ids of a body's conversation, through the chat template. Raises ApiError."""
+        """Token ids of a body's conversation, through the chat template."""
         tokenizer = self.need_tokenizer("messages")
         variables = _variables(body, tokenizer.chat_template)
-        try:
-            return tokenizer.apply_chat_template(
-                [_plain(message) for message in body.messages or ()],
-                add_generation_prompt=body.add_generation_prompt is not False,
-                add_special_tokens=bool(body.add_special_tokens),
-                most=most,
-                continue_final_message=bool(body.continue_final_message),
-                chat_template_kwargs=variables,
-            )
-        except RequestError as error:
-            raise from_request_error(error) from None
+        return tokenizer.apply_chat_template(
+            [_plain(message) for message in body.messages or ()],
+            add_generation_prompt=body.add_generation_prompt is not False,
+            add_special_tokens=bool(body.add_special_tokens),
+            most=most,
+            continue_final_message=bool(body.continue_final_message),
+            chat_template_kwargs=variables,
+        )
 
     def need_tokenizer(self, field: str) -> Tokenizer:
         """The tokenizer. Raises ApiError when the server runs without one."""

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from tpdet.errors import RequestError
 from tpdet.requests.body.cursor import read_cursor
-from tpdet.requests.body.problems import ApiError, bad_request, from_request_error
+from tpdet.requests.body.problems import ApiError, bad_request
 from tpdet.requests.body.schema import GenerationBody, Resume
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.request import Request, with_seed
@@ -38,14 +37,11 @@ class ResumePoint(NamedTuple):
 
 
 def resume_of(body: GenerationBody) -> Resume | None:
-    """A body's resume. Raises ApiError where another field contradicts it."""
-    found = None if body.tpdet is None else body.tpdet.resume
-    if found is None or body.tpdet is None:
+    """A body's resume. Raises RequestError where another field contradicts it."""
+    if body.tpdet is None or body.tpdet.resume is None:
         return None
-    try:
-        check_resume_fields(found.seed, body.seed, body.tpdet.drafts is not None, FIELD)
-    except RequestError as error:
-        raise from_request_error(error) from None
+    found = body.tpdet.resume
+    check_resume_fields(found.seed, body.seed, body.tpdet.drafts is not None, FIELD)
     return found
 
 
@@ -66,7 +62,10 @@ def mismatch(point: ResumePoint, error: ResumeMismatch) -> ApiError:
 def resumed_by_cursor(
     requests: tuple[Request, ...], text: str, facts: EngineFacts
 ) -> tuple[tuple[Request, ...], ResumePoint]:
-    """The requests of a stream that goes on behind the cursor `text`. Raises ApiError."""
+    """The requests of a stream that goes on behind the cursor `text`.
+
+    Raises ApiError, and RequestError for more tokens than an answer may have.
+    """
     try:
         cursor = read_cursor(text)
     except ValueError as error:
@@ -94,10 +93,6 @@ def resumed_by_cursor(
     for place, request in enumerate(requests):
         counts = cursor.counts[place * choices : (place + 1) * choices]
         request = msgspec.structs.replace(with_seed(request, cursor.seed), resumed=counts)
+        check_resumed_counts(request, HEADER)
         found.append(request)
-    try:
-        for request in found:
-            check_resumed_counts(request, HEADER)
-    except RequestError as error:
-        raise from_request_error(error) from None
     return tuple(found), point

@@ -34,7 +34,7 @@ class Resumption:
     def take(self, index: int, output: TokenOutput, delta: TextDelta) -> TextDelta | None:
         """What of a token's delta is to be sent; `index` is its choice's place in the answer.
 
-        None where the client has all of it. How a choice ended is told once more, without its text.
+        None where the client has all of it. How a choice ended is sent once more, without its text.
         Raises ApiError for a token that is not the client's.
         """
         if self._point is None or not self._tokens.left(index):

@@ -51,49 +51,15 @@ Penalty = Annotated[float, _within(PENALTY)]
 LogitBias = Annotated[
     dict[str, Annotated[float, _within(LOGIT_BIAS)]], Field(max_length=MAX_LOGIT_BIAS_IDS)
 ]
-StopStrings = Annotated[
-    Any,
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "null"},
-                {"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES},
-                {
-                    "type": "array",
-                    "maxItems": MAX_STOP_STRINGS,
-                    "items": {
-                        "type": "string",
-                        "minLength": 1,
-                        "maxLength": MAX_STOP_BYTES,
-                    },
-                },
-            ]
-        }
-    ),
-]
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES}
+_STOPS = {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": _STOP}
+StopStrings = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "null"}, _STOP, _STOPS]})]
+_TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_BATCH = {"type": "array", "minItems": 1, "maxItems": limits.MAX_BATCH_PROMPTS}
 Prompt = Annotated[
     Any,
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1},
-                _IDS,
-                {
-                    "type": "array",
-                    "minItems": 1,
-                    "maxItems": limits.MAX_BATCH_PROMPTS,
-                    "items": {"type": "string", "minLength": 1},
-                },
-                {
-                    "type": "array",
-                    "minItems": 1,
-                    "maxItems": limits.MAX_BATCH_PROMPTS,
-                    "items": _IDS,
-                },
-            ]
-        }
-    ),
+    WithJsonSchema({"anyOf": [_TEXT, _IDS, {**_BATCH, "items": _TEXT}, {**_BATCH, "items": _IDS}]}),
 ]
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from tpdet.requests.body.parse import parse_body
 from tpdet.requests.body.prepare import Call, Preparer
-from tpdet.requests.body.problems import bad_request
+from tpdet.requests.body.problems import bad_request, request_errors_as_problems
 from tpdet.requests.body.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 Route = Literal["completion", "chat", "tokenize", "detokenize"]
@@ -15,16 +15,17 @@ Route = Literal["completion", "chat", "tokenize", "detokenize"]
 
 def prepare_call(route: Route, preparer: Preparer, fields: dict[str, Any], request_id: str) -> Call:
     """The engine's part of a completion or a chat. Raises ApiError."""
-    if route == "completion":
-        return preparer.completion(parse_body(CompletionBody, fields), request_id)
-    return preparer.chat(parse_body(ChatBody, fields), request_id)
+    with request_errors_as_problems():
+        if route == "completion":
+            return preparer.completion(parse_body(CompletionBody, fields), request_id)
+        return preparer.chat(parse_body(ChatBody, fields), request_id)
 
 
 def answer_of(route: Route, preparer: Preparer, fields: dict[str, Any]) -> dict[str, Any]:
     """The answer of a route that needs no engine. Raises ApiError."""
-    if route == "tokenize":
-        return _tokenized(preparer, fields)
-    return _detokenized(preparer, fields)
+    answer = _tokenized if route == "tokenize" else _detokenized
+    with request_errors_as_problems():
+        return answer(preparer, fields)
 
 
 def needs_engine(route: Route) -> bool:

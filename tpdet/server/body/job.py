@@ -90,18 +90,11 @@ class JobRefused(msgspec.Struct, frozen=True, tag="refused"):
     @classmethod
     def of(cls, error: ApiError) -> "JobRefused":
         """The frame of an error."""
-        return cls(error.status, error.message, error.kind, error.param, error.code, error.headers)
+        return cls(*(getattr(error, name) for name in cls.__struct_fields__))
 
     async def outcome(self) -> Never:
         """Raises the error of the frame."""
-        raise ApiError(
-            self.status,
-            self.message,
-            kind=self.kind,
-            param=self.param,
-            code=self.code,
-            headers=self.headers,
-        )
+        raise ApiError(**msgspec.structs.asdict(self))
 
 
 class Broken(msgspec.Struct, frozen=True, tag="broken"):

@@ -152,8 +152,8 @@ def _torchrun(options: argparse.Namespace, rest: list[str], settings: Settings) 
     alone = options.nodes == 1 or options.rdzv_backend == torchrun.C10D
     if options.run:
         sys.stdout.flush()
-        mine = command(options.node_rank)
-        os.execvp(mine[0], mine)
+        words = command(options.node_rank)
+        os.execvp(words[0], words)
     if alone or options.node_rank is not None:
         print(shlex.join(command(options.node_rank)))
         return 0

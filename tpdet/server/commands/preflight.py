@@ -94,13 +94,13 @@ def check_routed(model: ModelConfig, context: int) -> None:
         )
 
 
-def check_device(wanted: str, ranks: int) -> str:
+def check_device(device: str, ranks: int) -> str:
     """The device that the ranks will find, "cpu" or "cuda". Raises UsageError for missing GPUs."""
-    if wanted == "cpu":
+    if device == "cpu":
         return "cpu"
     version, with_cuda = torch_build()
     gpus = count_gpus() if with_cuda else 0
-    if gpus == 0 and wanted == "auto":
+    if gpus == 0 and device == "auto":
         return "cpu"
     if gpus == 0:
         reason = "sees no GPU" if with_cuda else "is built without CUDA"

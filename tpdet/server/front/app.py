@@ -14,7 +14,13 @@ from tpdet.config import APPROXIMATE
 from tpdet.requests.answer.json_pieces import to_json
 from tpdet.requests.body import limits
 from tpdet.requests.body.prepare import Call, Preparer
-from tpdet.requests.body.problems import ApiError, bad_request, from_code, internal_error
+from tpdet.requests.body.problems import (
+    ApiError,
+    bad_request,
+    from_code,
+    internal_error,
+    request_errors_as_problems,
+)
 from tpdet.requests.body.resume import FIELD, HEADER, resumed_by_cursor
 from tpdet.requests.body.work import Route, answer_of, needs_engine, prepare_call
 from tpdet.requests.engine_facts import EngineFacts
@@ -268,7 +274,8 @@ def _continued(call: Call, cursor: str, facts: EngineFacts) -> Call:
         raise bad_request("Last-Event-ID is for streams: set stream to true", HEADER)
     if call.resume is not None:
         raise bad_request(f"Last-Event-ID and {FIELD} are given: send one of the two", HEADER)
-    requests, point = resumed_by_cursor(call.requests, cursor, facts)
+    with request_errors_as_problems():
+        requests, point = resumed_by_cursor(call.requests, cursor, facts)
     return replace(call, requests=requests, resume=point)
 
 

@@ -1,7 +1,7 @@
 """The HTTP process's side of the bridge: submits groups of requests, receives their outputs.
 
 A group is one HTTP request: its prompts are admitted together under one seed. Its outputs go to the
-reader of its `ResponseHandle`, and once a step's are there each reader of them is told.
+reader of its `ResponseHandle`, and once a step's are there each reader of them is flushed.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class EngineClient:
 
     @property
     def system_fingerprint(self) -> str:
-        """That of answers which begin now; empty before the engine started."""
+        """The fingerprint of answers which begin now; empty before the engine started."""
         if self.facts is None:
             return ""
         approximate = self.facts.approximate_fingerprint
@@ -125,7 +125,7 @@ class EngineClient:
             self.abort(request_id)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
-        """Tell the engine that a request, or one choice of it, is no longer wanted."""
+        """Tell the engine that a request, or one choice of it, has no reader any more."""
         self._send(protocol.Abort(request_id, choice))
 
     def die(self, code: str, message: str) -> None:

@@ -83,63 +83,55 @@ class EngineCollector(Collector):
         """Gauges and counters of the engine process."""
         status = self._status()
         counters = status.counters
-        yield from self._gauge(
-            "tpdet_requests_running",
-            "num_requests_running",
-            status.running,
-            "Requests whose choices are being computed",
-        )
-        yield from self._gauge(
-            "tpdet_requests_waiting",
-            "num_requests_waiting",
-            status.waiting,
-            "Requests that wait in the queue",
-        )
+        yield from both_names(
+            GaugeMetricFamily, "tpdet_requests_running", "vllm:num_requests_running",
+            "Requests whose choices are being computed", self._model_name, status.running,
+        )  # fmt: skip
+        yield from both_names(
+            GaugeMetricFamily, "tpdet_requests_waiting", "vllm:num_requests_waiting",
+            "Requests that wait in the queue", self._model_name, status.waiting,
+        )  # fmt: skip
         if "sequences_running" in counters:
-            yield from self._gauge(
-                "tpdet_batch_rows",
-                None,
-                counters["sequences_running"],
-                "Sequences that a step computes, one for each choice",
-            )
+            text = "Sequences that a step computes, one for each choice"
+            yield GaugeMetricFamily("tpdet_batch_rows", text, counters["sequences_running"])
         if {"pages_used", "pages_free"} <= counters.keys():
-            used, free = counters["pages_used"], counters["pages_free"]
-            cached = counters.get("pages_cached", 0.0)  # free, and kept for the prefix cache
-            pages = GaugeMetricFamily(
-                "tpdet_kv_pages",
-                "Pages of the KV cache, of 256 tokens each, by state: used, "
-                "free, or free and kept for the prefix cache (cached)",
-                labels=["state"],
-            )
-            for state, count in (("used", used), ("cached", cached), ("free", free - cached)):
-                pages.add_metric([state], count)
-            yield pages
-            share = used / (used + free) if used + free else 0.0
-            yield from self._gauge(
-                None,
-                "kv_cache_usage_perc",
-                share,
-                "Share of the KV cache's pages that sequences use, 0 to 1",
-            )
+            yield from self._pages(counters)
         for name, (ours, text) in ENGINE_GAUGES.items():
             if name in counters:
-                yield from self._gauge(ours, None, counters[name], text)
+                yield GaugeMetricFamily(ours, text, counters[name])
         for name, (ours, theirs, text) in ENGINE_COUNTERS.items():
             if name in counters:
-                yield CounterMetricFamily(ours, text, value=counters[name])
-                if theirs is not None:
-                    family = CounterMetricFamily(theirs, text, labels=["model_name"])
-                    family.add_metric([self._model_name], counters[name])
-                    yield family
+                yield from both_names(
+                    CounterMetricFamily, ours, theirs, text, self._model_name, counters[name]
+                )
         yield from self._drafts(counters)
+
+    def _pages(self, counters: Mapping[str, float]) -> Iterator[Metric]:
+        """Pages of the KV cache by state, and the share that is in use."""
+        used, free = counters["pages_used"], counters["pages_free"]
+        cached = counters.get("pages_cached", 0.0)  # free, and kept for the prefix cache
+        pages = GaugeMetricFamily(
+            "tpdet_kv_pages",
+            "Pages of the KV cache, of 256 tokens each, by state: used, "
+            "free, or free and kept for the prefix cache (cached)",
+            labels=["state"],
+        )
+        for state, count in (("used", used), ("cached", cached), ("free", free - cached)):
+            pages.add_metric([state], count)
+        yield pages
+        yield from both_names(
+            GaugeMetricFamily, None, "vllm:kv_cache_usage_perc",
+            "Share of the KV cache's pages that sequences use, 0 to 1",
+            self._model_name, used / (used + free) if used + free else 0.0,
+        )  # fmt: skip
 
     def _drafts(self, counters: Mapping[str, float]) -> Iterator[Metric]:
         """Draft tokens by drafter, and the right ones also by their place in the row."""
-        mine = [name for name in NAMES if f"{name}.drafts" in counters]
+        drafters = [name for name in NAMES if f"{name}.drafts" in counters]
         labels = ["model_name", "drafter"]
         for counter, (theirs, text) in DRAFT_COUNTERS.items():
             family = CounterMetricFamily(f"vllm:spec_decode_{theirs}", text, labels=labels)
-            for name in mine:
+            for name in drafters:
                 family.add_metric([self._model_name, name], counters[f"{name}.{counter}"])
             yield family
         family = CounterMetricFamily(
@@ -147,7 +139,7 @@ class EngineCollector(Collector):
             "Draft tokens that were right, by their place in the row: 0 to 15",
             labels=[*labels, "position"],
         )
-        for name in mine:
+        for name in drafters:
             for place in range(PLACES):
                 count = counters[f"{name}.accepted_at.{place}"]
                 family.add_metric([self._model_name, name, str(place)], count)
@@ -157,16 +149,23 @@ class EngineCollector(Collector):
             "1 once a drafter failed or took too long: it drafts no more, answers go on",
             labels=["drafter"],
         )
-        for name in mine:
+        for name in drafters:
             off.add_metric([name], counters.get(f"{name}.switched_off", 0.0))
         yield off
 
-    def _gauge(
-        self, ours: str | None, theirs: str | None, value: float, text: str
-    ) -> Iterator[Metric]:
-        if ours is not None:
-            yield GaugeMetricFamily(ours, text, value)
-        if theirs is not None:
-            family = GaugeMetricFamily(f"vllm:{theirs}", text, labels=["model_name"])
-            family.add_metric([self._model_name], value)
-            yield family
+
+def both_names(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    ours: str | None,
+    theirs: str | None,
+    text: str,
+    model_name: str,
+    value: float,
+) -> Iterator[Metric]:
+    """A metric under our name and under vLLM's, whose has the model as label; None: not there."""
+    if ours is not None:
+        yield kind(ours, text, value)
+    if theirs is not None:
+        family = kind(theirs, text, labels=["model_name"])
+        family.add_metric([model_name], value)
+        yield family

@@ -23,7 +23,7 @@ from tpdet.server.front.events import Event, EventWriter
 from tpdet.server.front.middleware import ClientGone
 from tpdet.server.front.pace import Turns
 from tpdet.server.front.response_handle import Output, ResponseHandle
-from tpdet.server.http1.part_writer import PartWriter
+from tpdet.server.http1.request_order import PartWriter
 from tpdet.text.outputs import TextDelta
 from tpdet.text.reasoning import ReasoningParser
 from tpdet.text.tokenizer import Tokenizer
@@ -224,14 +224,14 @@ class GenerationResponse(Response):
         for event in shown[: len(shown) - len(held)]:
             yield from self._events.pieces(event)
 
-    def _end(self, last: Event, told: Json) -> Iterator[str]:
-        """The last event, and the usage's where that is wanted; the receipt is in the later one."""
+    def _end(self, last: Event, own_fields: Json) -> Iterator[str]:
+        """The last event, and the usage's if it is asked for; the receipt is in the later one."""
         if not self._call.include_usage:
-            yield from self._events.pieces(last, tpdet=told)
+            yield from self._events.pieces(last, tpdet=own_fields)
             return
         yield from self._events.pieces(last)
         content = self._events.chunk | {
-            "tpdet": told,
+            "tpdet": own_fields,
             "choices": [],
             "usage": self._whole_answer.usage(),
         }

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from tpdet.requests.request import TokenOutput
-from tpdet.server.front.engine_metrics import EngineCollector
+from tpdet.server.front.engine_metrics import EngineCollector, both_names
 from tpdet.server.front.tally import HISTOGRAMS, LABELS, TOTALS, SharedTally
 from tpdet.server.wire.protocol import Status
 
@@ -149,10 +149,8 @@ class HttpCollector(Collector):
                 theirs.add_metric([self._model], named, total)
                 yield theirs
         for name in TOTALS:
-            yield CounterMetricFamily(*_named(name), self._tally.total(name))
-            other = CounterMetricFamily(f"vllm:{name}", _HELP[name], labels=["model_name"])
-            other.add_metric([self._model], self._tally.total(name))
-            yield other
+            names, total = (f"tpdet_{name}", f"vllm:{name}"), self._tally.total(name)
+            yield from both_names(CounterMetricFamily, *names, _HELP[name], self._model, total)
         yield self._labelled(*_named("requests"), "requests", ["outcome"])
         yield self._labelled(*_named("rejected"), "rejected", ["code"])
         yield self._labelled(

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
 import uvicorn
 import uvloop
 
@@ -31,21 +32,20 @@ from tpdet.launch.life.signals import STOP_SIGNALS
 from tpdet.requests.body.limits import share_of
 from tpdet.server.front.acceptor import Acceptor
 from tpdet.server.front.app import Services, make_app
-from tpdet.server.front.batch_swing import BatchSwing
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.large_bodies import LargeBodies
+from tpdet.server.front.load_lines import BatchSwing, StatisticsLine, log_every
 from tpdet.server.front.log import log_loop_problem, open_log
 from tpdet.server.front.memory import give_back, limit_arenas
 from tpdet.server.front.metrics import Metrics
 from tpdet.server.front.middleware import RequestMiddleware
 from tpdet.server.front.schema_trials import SchemaTrials
-from tpdet.server.front.statistics_line import StatisticsLine
 from tpdet.server.front.tally import SharedTally
 from tpdet.server.http1.held_bytes import HeldBytes
 from tpdet.server.http1.protocol import GuardedProtocol
 from tpdet.server.settings.keys import KeyRing
 from tpdet.server.wire.load_bounds import bounded_load
-from tpdet.server.wire.process_config import ProcessConfig, decode_config
+from tpdet.server.wire.process_config import ProcessConfig
 from tpdet.text.reasoning import ReasoningParser
 from tpdet.text.tokenizer import Tokenizer, TokenizerFiles, read_files
 
@@ -105,7 +105,7 @@ def main() -> NoReturn:
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         os._exit(LOST)  # rank 0 ended before it sent the configuration
-    config = decode_config(line)
+    config = msgspec.json.decode(line, type=ProcessConfig)
     try:
         _run(config)
     except TpdetError as error:
@@ -280,12 +280,12 @@ async def _accept_until_stopped(
 
 def _watch_load(config: ProcessConfig, client: EngineClient) -> list[asyncio.Task[None]]:
     """What one process does for all: the line of statistics, the alarm on the batch size."""
-    tasks = []
-    if config.log_statistics:
-        statistics = StatisticsLine(client.metrics, lambda: client.status)
-        tasks.append(asyncio.create_task(statistics.repeat(config.statistics_seconds)))
     swing = BatchSwing(client.metrics, lambda: client.status, config.batch_swing_alarm)
-    return [*tasks, asyncio.create_task(swing.repeat(config.statistics_seconds))]
+    lines = [(logging.WARNING, swing.line)]
+    if config.log_statistics:
+        lines.append((logging.INFO, StatisticsLine(client.metrics, lambda: client.status).line))
+    seconds = config.statistics_seconds
+    return [asyncio.create_task(log_every(seconds, *line)) for line in lines]
 
 
 async def _watch_engine(client: EngineClient, patience: float) -> None:

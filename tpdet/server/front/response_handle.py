@@ -7,14 +7,16 @@ handler's task waits for what the reader leaves to it. Closing the handle aborts
 import asyncio
 import logging
 import time
-from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tpdet.requests.answer.prompt_scores import PromptPart
 from tpdet.requests.body.problems import internal_error
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.request import Request, TokenOutput
 from tpdet.server.front.metrics import Clock
+
+if TYPE_CHECKING:
+    from tpdet.server.front.engine_client import EngineClient
 
 Output = PromptPart | TokenOutput
 
@@ -33,18 +35,6 @@ class Reader(Protocol):
         ...
 
 
-class Connection(Protocol):
-    """The part of the engine client that a handle uses."""
-
-    def close(self, handle: "ResponseHandle") -> None:
-        """Forget the group and abort its unfinished requests."""
-        ...
-
-    def abort(self, request_id: str, choice: int | None = None) -> None:
-        """Drop a request, or one choice of it."""
-        ...
-
-
 class ResponseHandle:
     """The outputs of one group. Use as a context manager: its end aborts unfinished requests.
 
@@ -57,7 +47,7 @@ class ResponseHandle:
 
     def __init__(
         self,
-        connection: Connection,
+        client: "EngineClient",
         group_id: str,
         requests: tuple[Request, ...],
         reader: Reader,
@@ -67,7 +57,7 @@ class ResponseHandle:
         self.pending = True
         self.request_ids = tuple(request.request_id for request in requests)
         self.accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._connection = connection
+        self._client = client
         self._open = {request.request_id: set(range(request.params.n)) for request in requests}
         self._reader = reader
         self._failure: Exception | None = None
@@ -77,13 +67,8 @@ class ResponseHandle:
     def __enter__(self) -> "ResponseHandle":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._connection.close(self)
+    def __exit__(self, *exception: object) -> None:
+        self._client.close(self)
 
     @property
     def open_requests(self) -> tuple[str, ...]:
@@ -137,7 +122,7 @@ class ResponseHandle:
         if choice in choices:
             choices.discard(choice)
             self._clock.finished(request_id, choice, "stop", time.monotonic())
-            self._connection.abort(request_id, choice)
+            self._client.abort(request_id, choice)
 
     async def changed(self) -> None:
         """Wait until the task is woken. Raises the error that ended the group, the time after."""

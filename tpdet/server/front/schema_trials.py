@@ -3,11 +3,10 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from tpdet.errors import RequestError
 from tpdet.grammar import trial
 from tpdet.requests.answer_form import AnswerForm
 from tpdet.requests.body.limits import MAX_WAITING_SCHEMAS, share_of
-from tpdet.requests.body.problems import from_code, from_request_error
+from tpdet.requests.body.problems import from_code, request_errors_as_problems
 
 _AT_ONCE = 2
 
@@ -27,8 +26,7 @@ class SchemaTrials:
         self._count += 1
         try:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._threads, trial.check, form)
-        except RequestError as error:
-            raise from_request_error(error) from None
+            with request_errors_as_problems():
+                await loop.run_in_executor(self._threads, trial.check, form)
         finally:
             self._count -= 1

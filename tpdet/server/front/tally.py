@@ -44,7 +44,7 @@ FIELDS = (
     *(f"{name} {label}" for name, labels in LABELS.items() for label in labels),
     *(f"{name} {i}" for name, ends in HISTOGRAMS.items() for i in range(len(ends) + 2)),
 )
-"""Of a histogram: a count for each bucket, one past the last, and the sum in seconds."""
+"""A histogram has a count for each bucket, one past the last, and the sum in seconds."""
 
 _PLACE = {field: place for place, field in enumerate(FIELDS)}
 _NUMBER_BYTES = 8
@@ -82,7 +82,7 @@ class SharedTally:
 
     @classmethod
     def alone(cls) -> "SharedTally":
-        """That of a single process."""
+        """The tally of a single process."""
         descriptor = new_tallies(1)
         try:
             return cls(descriptor)

@@ -227,7 +227,7 @@ class GuardedProtocol(OrderedProtocol):
             if self.cycle.response_started:
                 self.transport.close()
                 return
-            # The fault is in the body the application waits for: it is told that nobody listens.
+            # The fault is in the body the application waits for: to it nobody listens any more.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self._busy():

@@ -11,7 +11,24 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from tpdet.server.http1.half_close import ReaderWatch
 from tpdet.server.http1.held_bytes import Hold
-from tpdet.server.http1.part_writer import PartWriter
+
+
+class PartWriter:
+    """The connection of one answer: writes parts without a task that waits for it."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def ready(self) -> bool:
+        """Whether the answer is a running stream whose reader is there and not behind."""
+        cycle = self._cycle
+        running = cycle.chunked_encoding and not (cycle.disconnected or cycle.response_complete)
+        return bool(running) and not cycle.flow.write_paused
+
+    def write(self, data: bytes) -> None:
+        """Send a part that is not empty; only while `ready`."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class OrderedProtocol(HttpToolsProtocol):

@@ -201,11 +201,11 @@ class Bridge:
         found: list[list[Output]] = [[] for _ in self._links]
         for output in outputs:
             found[process_of(output.request_id)].append(output)
-        for link, mine in zip(self._links, found, strict=True):
+        for link, own in zip(self._links, found, strict=True):
             if link is self._first:
-                send_step(link, mine, step_seconds)
-            elif mine:
-                send_step(link, mine, None)
+                send_step(link, own, step_seconds)
+            elif own:
+                send_step(link, own, None)
 
     def report(self, engine: "Engine", unasked: bool = False, **more: float) -> None:
         """Send the engine's state: every half second, and when what clients wait for changes.
@@ -345,7 +345,7 @@ def start_failure(exit_code: int) -> TpdetError:
 
 
 def last_message(error: BaseException) -> protocol.Dead:
-    """What clients are told: of a lost rank its node and step; other details go to the log."""
+    """The last message to clients: a lost rank's node and step; other details go to the log."""
     code, detail = getattr(error, "code", TpdetError.code), getattr(error, "public", "")
     more = f": {detail}" if detail else ""
     if code == "drain_timeout":

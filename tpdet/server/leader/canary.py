@@ -99,8 +99,8 @@ class Canary:
         """Queue the request when its time has come and the engine has nothing else to do."""
         pause = max(self._interval, self._seconds / MOST_SHARE)
         due = self._interval > 0.0 and time.monotonic() - self._begun_at >= pause
-        wanted = self._reference is not None and not self._engine.approximate
-        if due and wanted and not self._engine.has_work:
+        compares = self._reference is not None and not self._engine.approximate
+        if due and compares and not self._engine.has_work:
             self._begin()
 
     def abandon(self) -> None:

@@ -6,9 +6,11 @@ import subprocess
 import time
 from contextlib import suppress
 
+import msgspec
+
 from tpdet.errors import ResourceError, UsageError
 from tpdet.launch.host.interpreter import python_command, python_environment
-from tpdet.server.wire.process_config import ProcessConfig, encode_config
+from tpdet.server.wire.process_config import ProcessConfig
 
 BACKLOG = 2048
 
@@ -70,7 +72,7 @@ class HttpProcess:
         assert self._process.stdin is not None
         # A process that ended at once is noticed by `exit_code`, not here.
         with suppress(BrokenPipeError):
-            self._process.stdin.write(encode_config(config))
+            self._process.stdin.write(msgspec.json.encode(config) + b"\n")
             self._process.stdin.flush()
 
     @property

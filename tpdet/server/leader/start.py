@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.launch.host.listeners import listeners
 from tpdet.launch.life.lifecycle import end_start
@@ -77,44 +79,22 @@ def open_port(config: ServerConfig) -> Port:
 
 
 def open_bridge(settings: Settings, run: RunDirectory, port: Port, signals: StopSignals) -> Bridge:
-    """EngineFacts the HTTP processes beside the loading of the weights.
+    """Start the HTTP processes beside the loading of the weights.
 
     Raises ResourceError and UsageError for what they cannot use.
     """
     count = settings.server.http_processes
     tallies = new_tallies(count)
-    links: list[HttpLink] = []
-    for index in range(count):
-        channel_key = new_secret()
-        engine_socket = EngineSocket(str(run.path), channel_key, index)
-        config = _process_config(
-            settings, run, port, engine_socket.address, channel_key, tallies, index
-        )
-        links.append(HttpLink(engine_socket, HttpProcess(config)))
-    os.close(tallies)
-    return Bridge(links, settings.engine.step_timeout, signals.fileno())
-
-
-def _process_config(
-    settings: Settings,
-    run: RunDirectory,
-    port: Port,
-    address: str,
-    channel_key: bytes,
-    tallies: int,
-    index: int,
-) -> ProcessConfig:
-    """The configuration of the HTTP process number `index`."""
-    return ProcessConfig(
+    common = ProcessConfig(
         parent_pid=os.getpid(),
         socket=port.listener.fileno(),
         tallies=tallies,
-        index=index,
-        processes=settings.server.http_processes,
+        index=0,
+        processes=count,
         run_dir=str(run.path),
         session=run.session,
-        engine_address=address,
-        channel_key=channel_key.hex(),
+        engine_address="",
+        channel_key="",
         tokenizer_directory=_tokenizer_directory(settings),
         chat_template=settings.engine.chat_template,
         chat_template_date=settings.engine.chat_template_date,
@@ -128,6 +108,14 @@ def _process_config(
         batch_swing_alarm=settings.batch_swing_alarm,
         reasoning_parser=settings.server.reasoning_parser,
     )
+    links: list[HttpLink] = []
+    for index in range(count):
+        key = new_secret()
+        end = EngineSocket(str(run.path), key, index)
+        named = {"index": index, "engine_address": end.address, "channel_key": key.hex()}
+        links.append(HttpLink(end, HttpProcess(msgspec.structs.replace(common, **named))))
+    os.close(tallies)
+    return Bridge(links, settings.engine.step_timeout, signals.fileno())
 
 
 def start_facts(engine: "Engine", environment: RankEnvironment) -> EngineFacts:
@@ -145,7 +133,7 @@ def start_facts(engine: "Engine", environment: RankEnvironment) -> EngineFacts:
 
 
 def _key_digests(settings: Settings) -> tuple[str, ...]:
-    """Of the keys that are accepted; none where everything is open."""
+    """The digests of the keys that are accepted; none where everything is open."""
     if settings.api_key_digest is not None:
         return (settings.api_key_digest,)
     path = settings.server.api_key_file

@@ -19,12 +19,12 @@ def bounded_load() -> Iterator[None]:
     before = [resource.getrlimit(kind) for kind in kinds]
     used = resource.getrusage(resource.RUSAGE_SELF)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    wanted = (
+    bounds = (
         int(used.ru_utime + used.ru_stime) + 1 + CPU_SECONDS,
         pages * resource.getpagesize() + MEMORY_BYTES,
         0,
     )
-    for kind, (soft, hard), most in zip(kinds, before, wanted, strict=True):
+    for kind, (soft, hard), most in zip(kinds, before, bounds, strict=True):
         lower = most if soft == resource.RLIM_INFINITY else min(soft, most)
         resource.setrlimit(kind, (lower, hard))
     try:

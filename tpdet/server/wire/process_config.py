@@ -39,13 +39,3 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     statistics_seconds: float = limits.STATISTICS_SECONDS
     batch_swing_alarm: float = 0.0
     reasoning_parser: str = "off"
-
-
-def encode_config(config: ProcessConfig) -> bytes:
-    """One line of JSON."""
-    return msgspec.json.encode(config) + b"\n"
-
-
-def decode_config(line: bytes) -> ProcessConfig:
-    """The configuration in a line."""
-    return msgspec.json.decode(line, type=ProcessConfig)

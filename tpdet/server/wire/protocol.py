@@ -11,6 +11,8 @@ port accepts) -> Submit, Abort, Ping against Accepted, Refused, Prompts, Outputs
 Dead -> the HTTP process ends.
 """
 
+from typing import Generic, TypeVar
+
 import msgspec
 
 from tpdet.control.seal import OVERHEAD_BYTES, Opener, Sealer, derive
@@ -91,7 +93,7 @@ class Prompts(msgspec.Struct, frozen=True, tag="prompts"):
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
     """Engine to HTTP: tokens and failures of one step.
 
-    Of several HTTP processes each gets those of its own requests, and the first is told of every
+    Of several HTTP processes each gets those of its own requests, and the first hears of every
     step, with its `step_seconds`.
     """
 
@@ -129,56 +131,53 @@ ToEngine = Hello | Serving | Submit | Abort | Ping
 ToHttp = EngineFacts | Accepted | Refused | Prompts | Outputs | Status | Stop | Dead
 
 _encoder = msgspec.msgpack.Encoder()
-_from_http = msgspec.msgpack.Decoder(ToEngine)
-_from_engine = msgspec.msgpack.Decoder(ToHttp)
+Sent = TypeVar("Sent")
+Heard = TypeVar("Heard")
 
 
-class EngineEnd:
-    """The engine process's end of the channel, under a key of 32 bytes."""
+class _ChannelEnd(Generic[Sent, Heard]):
+    """One process's end of the channel, under a key of 32 bytes."""
 
-    def __init__(self, key: bytes) -> None:
-        self._sealer = Sealer(derive(key, _TO_HTTP))
-        self._opener = Opener(derive(key, _TO_ENGINE))
-
-    def encode(self, message: ToHttp) -> bytes:
-        """Sealed bytes of the next message. Raises IntegrityError past the cap."""
-        return self._sealer.seal(_encode(message))
-
-    def decode(self, data: bytes) -> ToEngine:
-        """The HTTP process's next message. Raises IntegrityError for a wrong seal or schema."""
-        try:
-            return _from_http.decode(self._opener.open(data))
-        except (msgspec.DecodeError, ValueError, IntegrityError) as error:
-            raise IntegrityError(f"a message of the HTTP process is refused: {error}") from error
-
-
-class HttpEnd:
-    """The HTTP process's end of the channel, under a key of 32 bytes."""
+    _sends: str
+    _hears: str
+    _other: str
+    _decoder: msgspec.msgpack.Decoder[Heard]
 
     def __init__(self, key: bytes) -> None:
-        self._sealer = Sealer(derive(key, _TO_ENGINE))
-        self._opener = Opener(derive(key, _TO_HTTP))
+        self._sealer = Sealer(derive(key, self._sends))
+        self._opener = Opener(derive(key, self._hears))
 
-    def encode(self, message: ToEngine) -> bytes:
+    def encode(self, message: Sent) -> bytes:
         """Sealed bytes of the next message. Raises IntegrityError past the cap."""
-        return self._sealer.seal(_encode(message))
+        data = _encoder.encode(message)
+        if len(data) > MAX_MESSAGE_BYTES - OVERHEAD_BYTES:
+            raise IntegrityError(
+                f"a {type(message).__name__} message of {len(data)} bytes is over the cap of "
+                f"{MAX_MESSAGE_BYTES - OVERHEAD_BYTES}"
+            )
+        return self._sealer.seal(data)
 
-    def decode(self, data: bytes) -> ToHttp:
-        """The engine process's next message. Raises IntegrityError for a wrong seal or schema."""
+    def decode(self, data: bytes) -> Heard:
+        """The other process's next message. Raises IntegrityError for a wrong seal or schema."""
         try:
-            return _from_engine.decode(self._opener.open(data))
+            return self._decoder.decode(self._opener.open(data))
         except (msgspec.DecodeError, ValueError, IntegrityError) as error:
-            raise IntegrityError(f"a message of the engine process is refused: {error}") from error
+            message = f"a message of the {self._other} process is refused: {error}"
+            raise IntegrityError(message) from error
 
 
-def _encode(message: ToEngine | ToHttp) -> bytes:
-    data = _encoder.encode(message)
-    if len(data) > MAX_MESSAGE_BYTES - OVERHEAD_BYTES:
-        raise IntegrityError(
-            f"a {type(message).__name__} message of {len(data)} bytes is over the cap of "
-            f"{MAX_MESSAGE_BYTES - OVERHEAD_BYTES}"
-        )
-    return data
+class EngineEnd(_ChannelEnd[ToHttp, ToEngine]):
+    """The engine process's end."""
+
+    _sends, _hears, _other = _TO_HTTP, _TO_ENGINE, "HTTP"
+    _decoder = msgspec.msgpack.Decoder(ToEngine)
+
+
+class HttpEnd(_ChannelEnd[ToEngine, ToHttp]):
+    """The HTTP process's end."""
+
+    _sends, _hears, _other = _TO_ENGINE, _TO_HTTP, "engine"
+    _decoder = msgspec.msgpack.Decoder(ToHttp)
 
 
 def socket_address(run_dir: str, process: int = 0) -> str:

@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from tpdet.arguments.counts import check_counts
+from tpdet.arguments.command_line import check_counts
 from tpdet.client.connection import client_key
 from tpdet.errors import TpdetError, UsageError
 from tpdet.tools.bench.client import Address, get_json, run_load, stream

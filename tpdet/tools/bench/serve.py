@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tpdet.arguments.counts import check_counts
+from tpdet.arguments.command_line import check_counts
 from tpdet.errors import TpdetError, UsageError
 from tpdet.tools.bench.client import Address, Answer, get_json, run_load
 from tpdet.tools.bench.http_load import (

@@ -12,7 +12,6 @@ import msgspec
 from tpdet.audit.replay import COVERED
 from tpdet.client.commands import connect
 from tpdet.client.connection import Connection
-from tpdet.client.retries import ask
 from tpdet.errors import CheckpointError, DisagreementError, RequestError, TpdetError, UsageError
 from tpdet.llm.recorded import CHECKED_AT_ONCE, RecordedAnswer, RecordedChoice, tokens_of
 from tpdet.requests.structured_outputs import form_in
@@ -69,7 +68,7 @@ def compare_by_server(
     def one(line: Line) -> Compared:
         path, body = _question(line)
         try:
-            answer = ask(connection, path, {**body, "model": facts["model"]})
+            answer = connection.post_patiently(path, {**body, "model": facts["model"]})
         except RequestError as error:
             raise RequestError(f"line {line.number}: {error}", error.param) from None
         return _compared(line, answer, facts)

@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from tpdet.arguments.counts import check_counts
+from tpdet.arguments.command_line import check_counts
 from tpdet.checkpoint.model_config.fit import check_widths
 from tpdet.config import EngineConfig
 from tpdet.errors import UsageError

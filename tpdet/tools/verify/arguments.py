@@ -2,8 +2,7 @@
 
 import argparse
 
-from tpdet.arguments.command_line import results_file
-from tpdet.arguments.counts import check_counts
+from tpdet.arguments.command_line import check_counts, results_file
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.tools.verify.relations import parse_relations, relations_help
