@@ -1,11 +1,12 @@
-"""Writes the tables of docs/results/*.json into docs/results.md, README.md and docs/numerics.md.
+"""Writes the tables of docs/results/*.json into README.md and pages of docs.
 
     python scripts/result_tables.py [--check]
 
 A table shows one run and names its command and machine. A figure that a newer run of the same file
 measured again is left out. Files of many rows are summarised by case. README.md gets tpdet beside
 vLLM, docs/results.md the default fold order by size and every table, docs/numerics.md the fold
-orders end to end. With --check nothing is written: the exit code is 1 when a table is stale.
+orders end to end, docs/scaling.md what the planner predicts. With --check nothing is written: the
+exit code is 1 when a table is stale.
 """
 
 import json
@@ -16,10 +17,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for a checkout that is not installed
 
-from tpdet.tools.bench.report.fold_table import fold_table  # noqa: E402
-from tpdet.tools.bench.report.peer_table import main_rows, peer_rows, peer_table  # noqa: E402
-from tpdet.tools.bench.report.results import newest_rows  # noqa: E402
-from tpdet.tools.bench.report.size_table import size_table  # noqa: E402
+from scripts.tables.fold_table import fold_table  # noqa: E402
+from scripts.tables.peer_table import main_rows, peer_table  # noqa: E402
+from scripts.tables.planned_steps import comparison_table  # noqa: E402
+from scripts.tables.size_table import size_table  # noqa: E402
+from tpdet.tools.bench.plot_data import peer_rows  # noqa: E402
+from tpdet.tools.measurement.results_file import newest_rows  # noqa: E402
+from tpdet.tools.plan.constants import load_constants  # noqa: E402
 
 SUMMARISED = ("gemm", "attention", "allreduce", "sampler")
 NOT_SHOWN = ("kernels.h200.json", "bits.h200.json")  # many rows: docs/results.md links to them
@@ -168,11 +172,13 @@ def main() -> int:
     folds = "\n".join(fold_table(results / FOLDS))
     sizes = "\n".join(size_table([results / name for name in SIZES], MODEL))
     peer = "\n".join(peer_table(main_rows(peer_rows(results / PEER, MODEL))))
+    planned = "\n".join(comparison_table(load_constants("h200"), results))
     pages = [
         replaced(ROOT / "README.md", "peer", peer),
         replaced(ROOT / "docs" / "results.md", "sizes", sizes),
         replaced(ROOT / "docs" / "results.md", "results", render()),
         replaced(ROOT / "docs" / "numerics.md", "folds", folds),
+        replaced(ROOT / "docs" / "scaling.md", "predicted", planned),
     ]
     return 0 if all(pages) or "--check" not in sys.argv else 1
 

@@ -23,8 +23,8 @@ from tests.lib.models.transformers_smollm2 import transformers_smollm2, write_to
 from tests.lib.public_files import smollm2
 from tests.lib.server.served import Served
 from tests.lib.tree import ROOT
-from tpdet.tools.verify.report import append_record, run_record
-from tpdet.tools.worlds.spec import Machine
+from tpdet.tools.measurement.results_file import append_record, run_record
+from tpdet.tools.worlds.machine import Machine
 
 TASK = "tpdet_answers"
 MARGIN = 1e-4  # between the likeliest two endings; below it either choice is right

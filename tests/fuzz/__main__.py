@@ -21,7 +21,7 @@ from tests.fuzz.models import FAMILIES
 from tests.fuzz.planted import FAULTS
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.launch.life.signals import raising
-from tpdet.tools.verify.report import append_run
+from tpdet.tools.measurement.results_file import append_run
 from tpdet.tools.worlds.machine import machine
 
 

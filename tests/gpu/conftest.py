@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.gpu.lib.suite import side_by_side
-from tpdet.tools.verify.report import append_run
+from tpdet.tools.measurement.results_file import append_run
 from tpdet.tools.worlds.machine import machine
 
 _WORKERS = 10  # checks that run at once

@@ -24,7 +24,7 @@ from tpdet.kernels.order import fold_plan
 from tpdet.layers.experts import ExpertMlp
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import make_partition
-from tpdet.tools.bench.report.shapes import named_config
+from tpdet.tools.worlds.shapes import named_config
 
 
 def test_both_placements_have_one_digest(tiny_model):

@@ -19,7 +19,7 @@ from tpdet.kernels.inputs.gated import interleaved
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import Contract, fold_plan, fold_tree
 from tpdet.kernels.partial_sums import relative_roots
-from tpdet.tools.bench.report.shapes import named_config
+from tpdet.tools.worlds.shapes import named_config
 
 ROWS, HIDDEN, WIDTH, EXPERTS, CHOSEN, LANES = 21, 64, 48, 16, 3, 4
 ROUTING = Routing(EXPERTS, CHOSEN)

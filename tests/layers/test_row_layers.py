@@ -29,7 +29,7 @@ from tpdet.layers.linear import RowLinear
 from tpdet.layers.partition import make_partition
 from tpdet.layers.row_layers import row_rule
 from tpdet.runner import Runner
-from tpdet.tools.verify.run import parse_row_layers
+from tpdet.tools.worlds.lists import parse_row_layers
 
 PAIRS_FLOAT32 = "c833341102a7696e1beecd4b89d526202cd26fbaf87a32246e82c7e15eb5d3b6"
 TREE_FLOAT32 = "8cb72b5b54055d05a6f9078ae132e062342f1bd41d7f5be0598c15dc1edd203f"

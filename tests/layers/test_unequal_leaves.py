@@ -16,7 +16,7 @@ from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.errors import UsageError
 from tpdet.kernels import order
 from tpdet.layers.linear import ColumnPart
-from tpdet.tools.bench.report.shapes import cut_for
+from tpdet.tools.worlds.shapes import cut_for
 
 pytestmark = pytest.mark.long
 

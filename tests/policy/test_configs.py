@@ -21,9 +21,9 @@ from tpdet.requests.request import Request, SamplingParams
 from tpdet.server.commands import supervised
 from tpdet.server.commands.supervised import serve_command
 from tpdet.server.settings.settings import load_settings
-from tpdet.tools.bench.report.find_model import find_model
 from tpdet.tools.plan.command import configured
 from tpdet.tools.plan.plan import PlanRequest, plan_size
+from tpdet.tools.worlds.shapes import find_model
 
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
 NAMES = [path.name for path in CONFIGS]

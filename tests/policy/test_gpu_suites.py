@@ -28,7 +28,7 @@ from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.llm import LLM
 from tpdet.requests.request import SamplingParams
 from tpdet.tools.synthetic.make_model import make_model
-from tpdet.tools.worlds.spec import Machine
+from tpdet.tools.worlds.machine import Machine
 
 
 @pytest.fixture

@@ -103,6 +103,23 @@ def test_an_import_goes_down_only():
     assert not wrong, "\n".join(wrong)
 
 
+SHARED_BY_TOOLS = ("worlds", "measurement", "synthetic")
+BETWEEN_TOOLS: dict[tuple[str, str], str] = {}
+"""Other imports from tool to tool, with the reason."""
+
+
+def test_tools_meet_in_what_they_share_only():
+    wrong = []
+    for path in sources():
+        if part(path) == "tools":
+            mine = path.relative_to(ROOT / "tpdet" / "tools").parts[0]
+            for name in imports(path):
+                other = name.removeprefix("tpdet.tools.").split(".")[0]
+                if name.startswith("tpdet.tools.") and other not in (mine, *SHARED_BY_TOOLS):
+                    wrong += [f"{path}: {name}"] if (mine, other) not in BETWEEN_TOOLS else []
+    assert not wrong, "\n".join(wrong)
+
+
 def test_no_files_import_each_other_in_a_circle():
     """Imports in functions count; those for type checkers alone, and of package names, do not."""
     files = {
@@ -188,7 +205,7 @@ BANNED = {
 }
 ALLOWED = {
     "a library reduction": {
-        "tpdet/tools/verify/control.py", "tpdet/tools/bench/exchange_rank.py",
+        "tpdet/tools/verify/control.py", "tpdet/tools/bench/exchange.py",
         "comm/world/library_sum.py",
     },
     "approximate sums": {"comm/exchange/all_reduce.py"},

@@ -21,7 +21,7 @@ from tpdet.runner.start.step_tokens import (
     choose_step_tokens,
     step_seconds,
 )
-from tpdet.tools.bench.report.shapes import cut_for, named_config
+from tpdet.tools.worlds.shapes import cut_for, named_config
 
 MEMORY = 140 << 30
 

@@ -4,7 +4,6 @@ import http.client
 import json
 import os
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tpdet.client.address import Address, message_of
 from tpdet.errors import (
     NotFoundError,
     NotPermittedError,
@@ -83,16 +83,9 @@ class Connection:
     """
 
     def __init__(self, url: str, key: str | None = None, timeout: float = 600.0) -> None:
+        self._address = Address.parse(url, "--url", scheme="http://")
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        try:
-            self._host, self._port = parts.hostname, parts.port
-        except ValueError as error:
-            raise UsageError(f"--url {url!r}: {error}") from error
-        if parts.scheme not in ("http", "https") or not self._host:
-            raise UsageError(f"--url {url!r}: use http://HOST:PORT")
         self.url = f"{parts.scheme}://{parts.netloc}"
-        self._secure = parts.scheme == "https"
-        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._key = key
         self._timeout = timeout
 
@@ -121,24 +114,24 @@ class Connection:
         Where a server is lost in the middle, the answer goes on behind the last event if one takes
         the request again within RESUME_SECONDS, be it another one at the same address.
         """
-        place = _StreamPosition()
+        position = _StreamPosition()
         while True:
             try:
-                yield from self._events(path, {**body, "stream": True}, place)
+                yield from self._events(path, {**body, "stream": True}, position)
                 return
             except (PeerLostError, NotFoundError, BusyError) as error:
-                if place.cursor is None:
+                if position.cursor is None:
                     raise
-                place.lost(error)
+                position.lost(error)
             time.sleep(PAUSE_SECONDS)
 
     def _events(
-        self, path: str, body: Mapping[str, Any], place: "_StreamPosition"
+        self, path: str, body: Mapping[str, Any], position: _StreamPosition
     ) -> Iterator[dict[str, Any]]:
-        """The events behind a place, which moves with them."""
-        headers = {"Accept": "text/event-stream", "Last-Event-ID": place.cursor or ""}
+        """The events behind a position, which moves with them."""
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": position.cursor or ""}
         with self._answer("POST", path, body, headers) as answer:
-            cursor = place.cursor
+            cursor = position.cursor
             while line := _received(answer.readline):
                 if line.startswith(b"id:"):
                     cursor = line.removeprefix(b"id:").strip().decode("ascii", "replace") or None
@@ -150,10 +143,10 @@ class Connection:
                 event = _json(data)
                 if "error" in event:
                     if _code(event) not in _LOST:
-                        place.moved(None)  # it would end so again
-                    raise PeerLostError(f"the server ended the answer: {_message(event)}")
+                        position.moved(None)  # it would end so again
+                    raise PeerLostError(f"the server ended the answer: {message_of(event)}")
                 yield event
-                place.moved(cursor)
+                position.moved(cursor)
         raise PeerLostError("the server was lost in the middle of the answer")
 
     def model(self) -> str:
@@ -179,9 +172,9 @@ class Connection:
         if body is not None:
             data = json.dumps(body).encode()
             headers["Content-Type"] = "application/json"
-        with closing(self._connect()) as connection:
+        with closing(self._address.connect(self._timeout)) as connection:
             try:
-                connection.request(method, self._prefix + path, data, headers)
+                connection.request(method, self._address.prefix + path, data, headers)
                 answer = connection.getresponse()
             except (BrokenPipeError, ConnectionResetError, http.client.HTTPException) as error:
                 raise PeerLostError(f"{self.url} does not answer in HTTP: {error!r}") from error
@@ -191,13 +184,6 @@ class Connection:
                 if answer.status != 200:
                     self._refuse(answer)
                 yield answer
-
-    def _connect(self) -> http.client.HTTPConnection:
-        host, port = str(self._host), self._port
-        if self._secure:
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(host, port, timeout=self._timeout, context=context)
-        return http.client.HTTPConnection(host, port, timeout=self._timeout)
 
     def _unreachable(self, error: OSError) -> NotFoundError:
         why = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or error
@@ -213,7 +199,7 @@ class Connection:
         status, text = answer.status, _received(answer.read)
         try:
             body = json.loads(text)
-            message = _message(body)
+            message = message_of(body)
         except ValueError:
             body = None
             message = text[:200].decode("utf-8", "replace") or answer.reason
@@ -271,12 +257,6 @@ def _json(data: bytes) -> Any:
         return json.loads(data)
     except ValueError as error:
         raise TpdetError(f"the server's answer is no JSON: {data[:100]!r}") from error
-
-
-def _message(content: Any) -> str:
-    """The message of an error of the API."""
-    error = content.get("error", content) if isinstance(content, dict) else content
-    return str(error.get("message", error) if isinstance(error, dict) else error)
 
 
 def _code(event: Any) -> str | None:

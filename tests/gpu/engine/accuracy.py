@@ -24,7 +24,7 @@ import transformers
 from tpdet import LLM, SamplingParams
 from tpdet.checkpoint.model_config.known_shapes import write_shape
 from tpdet.tools.bench.kernels.gpu import gpu_only
-from tpdet.tools.verify.report import append_run
+from tpdet.tools.measurement.results_file import append_run
 from tpdet.tools.worlds.machine import machine
 
 LENGTHS = (200, 511, 900, 1500)

@@ -26,9 +26,9 @@ from tpdet.kernels.cuda.gemm.admission import check
 from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.kernels.partial_sums import relative_roots
 from tpdet.tools.bench.kernels.gpu import gpu_only, this_gpu
-from tpdet.tools.bench.kernels.timing import capture
-from tpdet.tools.bench.report.record import BenchRow, print_rows
-from tpdet.tools.verify.report import append_run
+from tpdet.tools.measurement.graph_times import capture
+from tpdet.tools.measurement.results_file import append_run
+from tpdet.tools.measurement.rows import BenchRow, print_rows
 
 ROWS, LEAVES, WARM, MEASURED, TURNS = 8192, 8, 0.5, 0.25, 3
 CALLS = 3  # of a graph

@@ -27,7 +27,7 @@ from tpdet.layers.partition import make_partition
 from tpdet.requests.request import Request, SamplingParams
 from tpdet.runner.start.step_tokens import CACHE_SHARE, LEAST_TOKENS, step_seconds
 from tpdet.tools.bench.load import prompt
-from tpdet.tools.verify.run import parse_sizes
+from tpdet.tools.worlds.lists import parse_sizes
 from tpdet.tools.worlds.worlds import run_world
 
 TURNS, STEPS, WARM = 5, 40, 4

@@ -18,23 +18,25 @@ from tpdet.engine import Engine
 from tpdet.errors import UsageError
 from tpdet.kernels import order
 from tpdet.models.products import model_products
-from tpdet.tools.bench import run
+from tpdet.tools.bench import exchange
 from tpdet.tools.bench.arguments import NAMES, add_bench, complete
-from tpdet.tools.bench.latency import decode_tokens, engine_row, time_latency
+from tpdet.tools.bench.engine import engine_row
+from tpdet.tools.bench.latency import decode_tokens, time_latency
 from tpdet.tools.bench.load import lengths, prompt
-from tpdet.tools.bench.report.floor import (
+from tpdet.tools.bench.spec import EngineSpec, LatencyCases, MixedCase
+from tpdet.tools.bench.throughput import time_mixed
+from tpdet.tools.measurement.floor import (
     RATES,
     decode_work,
     exchange_seconds,
     mixed_work,
     prefill_work,
 )
-from tpdet.tools.bench.report.record import BenchRow, finish, print_rows
-from tpdet.tools.bench.report.results import newest_rows
-from tpdet.tools.bench.report.shapes import named_config, shards
-from tpdet.tools.bench.spec import EngineSpec, LatencyCases, MixedCase
-from tpdet.tools.bench.throughput import time_mixed
-from tpdet.tools.worlds.spec import Machine
+from tpdet.tools.measurement.results_file import newest_rows
+from tpdet.tools.measurement.rows import BenchRow, finish, print_rows
+from tpdet.tools.worlds.lists import parse_range
+from tpdet.tools.worlds.machine import Machine
+from tpdet.tools.worlds.shapes import named_config, shards
 
 RUN_KEYS = {"bench", "gpu", "gpus", "commit", "torch", "triton", "driver", "date", "python",
             "command", "rows"}  # fmt: skip
@@ -242,16 +244,16 @@ def test_kernels_need_a_gpu(bench, capsys, monkeypatch):
 
 
 def test_an_exchange_needs_two_ranks(monkeypatch, capsys):
-    monkeypatch.setattr(run, "gpu_only", lambda bench: None)
+    monkeypatch.setattr(exchange, "gpu_only", lambda bench: None)
     assert main(["bench", "allreduce", "--tp", "1,2"]) == 2
     assert "2 ranks or more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "x", "5:2", "0:4", "1:2:3"])
 def test_ranges_of_lengths(text):
-    assert run.parse_range("64:1024") == (64, 1024) and run.parse_range("7") == (7, 7)
+    assert parse_range("64:1024") == (64, 1024) and parse_range("7") == (7, 7)
     with pytest.raises(UsageError, match="64:1024"):
-        run.parse_range(text)
+        parse_range(text)
 
 
 def test_a_model_that_is_not_there_is_refused_before_a_world_starts(capsys):
@@ -262,13 +264,11 @@ def test_a_model_that_is_not_there_is_refused_before_a_world_starts(capsys):
 def test_a_shape_by_name_has_random_weights(bench, monkeypatch, capsys):
     asked = []
 
-    def started(tps, program, spec, config):
+    def started(tps, spec, config):
         asked.append((load_model_config(config.model), spec.settings["model"]))
         raise UsageError("started")
 
-    monkeypatch.setattr("tpdet.tools.bench.run.run_worlds", started)
-    monkeypatch.setattr("tpdet.tools.bench.generate.run_worlds", started)
-    monkeypatch.setattr("tpdet.tools.bench.drafts.run_worlds", started)
+    monkeypatch.setattr(f"tpdet.tools.bench.{bench}.run_worlds", started)
     assert main(["bench", bench, "qwen3-8b", "--tp", "1"]) == 66
     assert (
         "'qwen3-8b' is a shape without weights: add --load-format dummy" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from tpdet.errors import UsageError
 from tpdet.tools.bench.draft_texts import TEXTS
 from tpdet.tools.bench.drafts import drafter_lines, parse_shares
 from tpdet.tools.bench.drafts_rank import Synthetic
-from tpdet.tools.bench.report.record import BenchRow
+from tpdet.tools.measurement.rows import BenchRow
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from tests.lib.tree import ROOT
 from tpdet.cli import main
 from tpdet.errors import UsageError
-from tpdet.tools.bench import generate, generate_rank
+from tpdet.tools.bench import generate, rank
 from tpdet.tools.bench.generate_load import Sizes, time_generate
 from tpdet.tools.bench.spec import BenchResult
 
@@ -77,12 +77,12 @@ def test_rows_stand_beside_a_peers_of_the_same_load(tiny_model, tmp_path, capsys
     """The command with its rank in this process, and with fewer tokens."""
     specs = []
 
-    def here(tps, module, spec, engine):
+    def here(tps, spec, engine):
         specs.append(spec)
         small = msgspec.structs.replace(spec, sizes=SMALL)
         (tmp_path / "spec").write_bytes(msgspec.json.encode(small))
-        assert (tps, module) == ((1,), generate_rank.__name__)
-        assert generate_rank.main([str(tmp_path / "spec"), str(tmp_path / "result")]) == 0
+        assert tps == (1,)
+        assert rank.main([str(tmp_path / "spec"), str(tmp_path / "result")]) == 0
         found = msgspec.json.decode((tmp_path / "result").read_bytes(), type=BenchResult)
         return list(found.rows), found
 
@@ -113,9 +113,9 @@ def test_rows_stand_beside_a_peers_of_the_same_load(tiny_model, tmp_path, capsys
 
 
 def test_sequences_over_the_context_are_refused():
-    assert generate_rank.sizes_for(SMALL, 100, 16).vocabulary == 100
+    assert generate.sizes_for(SMALL, 100, 16).vocabulary == 100
     with pytest.raises(UsageError, match="16 tokens are over the context of 15"):
-        generate_rank.sizes_for(SMALL, 100, 15)
+        generate.sizes_for(SMALL, 100, 15)
 
 
 def test_a_file_without_figures_is_refused_before_a_model_is_looked_for(tmp_path, capsys):

@@ -16,10 +16,10 @@ from tpdet.kernels import order
 from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.kernels.partial_sums import relative_roots
 from tpdet.layers.products import LayerProduct
-from tpdet.tools.bench import exchange_rank
+from tpdet.tools.bench import exchange as bench_exchange
 from tpdet.tools.bench.kernels import attention, experts, gemm, sampler
 from tpdet.tools.bench.spec import ExchangeSpec
-from tpdet.tools.worlds.spec import Machine
+from tpdet.tools.worlds.machine import Machine
 
 
 def drawn(*shape, seed=0, dtype=torch.bfloat16):
@@ -40,7 +40,7 @@ class Times:
 @pytest.fixture
 def times(monkeypatch):
     found = Times()
-    for module in (gemm, attention, experts, sampler, exchange_rank):
+    for module in (gemm, attention, experts, sampler, bench_exchange):
         for name, value in {
             "gpu_only": lambda bench: None,
             "this_gpu": Machine,
@@ -185,7 +185,7 @@ SPEC = ExchangeSpec(kilobytes=(1,), hidden=64, fold_order="pairs", repeats=3)
 def exchange_case(world, exchange=None):
     plan = order.fold_plan("pairs", 8, world.size)
     gather = GatherExchange(plan, world)
-    return exchange_rank.Case(world, plan, exchange or gather, SPEC, 8)
+    return bench_exchange.Case(world, plan, exchange or gather, SPEC, 8)
 
 
 class Swapped(GatherExchange):
@@ -210,7 +210,7 @@ def test_the_exchange_is_compared_before_it_is_timed(times, monkeypatch):
 
 def test_the_rows_of_an_exchange(times, monkeypatch):
     monkeypatch.setattr(torch, "zeros", cpu_zeros(torch.zeros))
-    monkeypatch.setattr(exchange_rank.Case, "_times", lambda self, calls: [2.0, 8.0, 4.0, 1.0])
+    monkeypatch.setattr(bench_exchange.Case, "_times", lambda self, calls: [2.0, 8.0, 4.0, 1.0])
     found = run_threads(2, lambda world: exchange_case(world).rows(1))[0]
     assert [(r.peer, r.ratio) for r in found] == [
         ("NCCL + norm", 0.5),

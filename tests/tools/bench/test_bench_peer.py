@@ -6,10 +6,11 @@ import threading
 
 import pytest
 
+from scripts.tables.peer_table import main_rows, peer_table
 from tpdet.cli import main
 from tpdet.tools.bench.peer import FIGURES
-from tpdet.tools.bench.report.peer_table import main_rows, peer_rows, peer_table
-from tpdet.tools.verify.report import append_record
+from tpdet.tools.bench.plot_data import peer_rows
+from tpdet.tools.measurement.results_file import append_record
 
 GENERATE = 4
 

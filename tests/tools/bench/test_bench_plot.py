@@ -1,5 +1,6 @@
 """Pictures of results: what they show, that the committed results can be drawn, refusals."""
 
+import importlib.util
 import json
 
 import pytest
@@ -7,8 +8,8 @@ import pytest
 from tests.lib.tree import ROOT
 from tpdet.cli import main
 from tpdet.errors import NotFoundError, UsageError
-from tpdet.tools.bench.report import plot
-from tpdet.tools.bench.report.plot_data import by_context, costs, curves, points
+from tpdet.tools.bench import plot
+from tpdet.tools.bench.plot_data import by_context, costs, curves, points
 
 RESULTS = ROOT / "docs" / "results"
 
@@ -118,7 +119,7 @@ def test_the_committed_results_are_drawn(tmp_path, capsys):
 
 
 def test_matplotlib_is_an_extra(monkeypatch, capsys):
-    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["bench", "plot"]) == 2
     assert "pip install 'tpdet[plot]'" in capsys.readouterr().err
 

@@ -9,8 +9,9 @@ import pytest
 
 from tests.lib.server.harness import Server
 from tpdet.cli import main
+from tpdet.client.address import Address
 from tpdet.errors import UsageError
-from tpdet.tools.bench.client import Address, Answer, get_json, stream
+from tpdet.tools.bench.client import Answer, get_json, stream
 from tpdet.tools.bench.http_load import metrics, percentile
 
 VLLM_KEYS = {
@@ -180,7 +181,7 @@ def test_no_server(capsys):
     assert main(["bench", "serve", "--base-url", "http://127.0.0.1:1"]) == 2
     assert "no server answers at 127.0.0.1:1" in capsys.readouterr().err
     with pytest.raises(UsageError, match="no server"):
-        asyncio.run(get_json(Address("127.0.0.1", 1, False, ""), "/v1/models", {}))
+        get_json(Address("127.0.0.1", 1, False, ""), "/v1/models", {})
 
 
 @pytest.mark.parametrize(

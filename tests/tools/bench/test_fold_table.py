@@ -2,7 +2,7 @@
 
 import json
 
-from tpdet.tools.bench.report.fold_table import NOTHING, fold_table
+from scripts.tables.fold_table import NOTHING, fold_table
 
 
 def row(mode, value, tp=1, batch=1, case="decode", unit="ms", context=128):

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace as change
 
+from scripts.tables.planned_steps import compare_mixed, compare_steps, comparison_table
 from tests.lib.thread_world import run_threads
 from tests.lib.tree import ROOT
 from tpdet.checkpoint.model_config.expert_load import fullest_rank
@@ -23,12 +24,9 @@ from tpdet.engine import Engine
 from tpdet.errors import NotFoundError, ResourceError, UsageError
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.speculative.draft_model import start as draft_model
-from tpdet.tools.bench.report.find_model import find_model
-from tpdet.tools.bench.report.floor import RATES, decode_work
-from tpdet.tools.bench.report.results import newest_rows
-from tpdet.tools.bench.report.shapes import cut_for, named_config
+from tpdet.tools.measurement.floor import RATES, decode_work
+from tpdet.tools.measurement.results_file import newest_rows
 from tpdet.tools.plan.command import LEGEND
-from tpdet.tools.plan.compare import compare_mixed, compare_steps, comparison_table
 from tpdet.tools.plan.constants import LayerCost, load_constants, write_constants
 from tpdet.tools.plan.draft import draft_request
 from tpdet.tools.plan.exchange_time import exchange_seconds, levels_of
@@ -38,6 +36,7 @@ from tpdet.tools.plan.kernel_time import smooth_maximum
 from tpdet.tools.plan.memory import rank_memory
 from tpdet.tools.plan.plan import PlanRequest, choose_size, plan_size, plan_world
 from tpdet.tools.plan.step import make_world
+from tpdet.tools.worlds.shapes import cut_for, find_model, named_config
 
 RESULTS = ROOT / "docs" / "results"
 WITHIN = 0.15  # of the measured figures
@@ -165,7 +164,7 @@ def test_sizes_that_were_held_back_are_predicted_too(constants):
 def test_the_page_shows_these_predictions(constants):
     text = (ROOT / "docs" / "scaling.md").read_text()
     table = "\n".join(comparison_table(constants, RESULTS))
-    assert table in text, "run: python -m tpdet.tools.plan.compare"
+    assert table in text, "run: python scripts/result_tables.py"
 
 
 def test_a_smooth_maximum_lies_over_both():

@@ -9,7 +9,8 @@ import pytest
 from tests.conftest import DATA_FAMILIES, FAMILIES
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.tools.verify.compare import compare
-from tpdet.tools.worlds.spec import Machine, Trace, WorldReport
+from tpdet.tools.verify.spec import Trace, WorldReport
+from tpdet.tools.worlds.machine import Machine
 
 pytestmark = pytest.mark.long
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from tpdet.cli import command_parser
 from tpdet.tools.verify import progress as progress_module
 from tpdet.tools.verify.arguments import SHORT, WHOLE, fill_matrix
-from tpdet.tools.verify.progress import CircumstancesDone, Progress, duration
+from tpdet.tools.verify.progress import CircumstancesDone, RunProgress, duration
 
 pytestmark = pytest.mark.long
 
@@ -41,7 +41,7 @@ def test_a_flag_narrows_and_all_widens(arguments, values, changed):
 def test_progress_says_the_plan_and_then_what_is_left():
     now = 100.0
     console = Console(record=True, width=100, file=io.StringIO())
-    progress = Progress(console, 12, guess=8.0, clock=lambda: now)
+    progress = RunProgress(console, 12, guess=8.0, clock=lambda: now)
     progress.plan()
     for name in "abc":
         number = progress.begin(name)
@@ -66,7 +66,7 @@ def test_progress_says_the_plan_and_then_what_is_left():
 def test_a_run_tells_how_far_it_is_by_a_file_in_its_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(progress_module, "QUIET_SECONDS", 0.0)
     console = Console(record=True, width=100, file=io.StringIO())
-    progress = Progress(console, 1)
+    progress = RunProgress(console, 1)
     with progress.watched("a model", tmp_path):
         done = CircumstancesDone(tmp_path, 3)
         done.one_more()

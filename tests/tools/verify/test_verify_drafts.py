@@ -28,9 +28,9 @@ from tpdet.tools.verify.drafted import (
     drafter,
     refused_logits,
 )
-from tpdet.tools.verify.logits_log import LogitsLog
-from tpdet.tools.worlds.rank_files import HEADER_BYTES
-from tpdet.tools.worlds.spec import Machine, Trace, VerifySpec, WorldReport
+from tpdet.tools.verify.logits_log import HEADER_BYTES, LogitsLog
+from tpdet.tools.verify.spec import Trace, VerifySpec, WorldReport
+from tpdet.tools.worlds.machine import Machine
 
 SPEC = VerifySpec(
     model="none",

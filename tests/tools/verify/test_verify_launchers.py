@@ -14,7 +14,7 @@ from tpdet.errors import NotFoundError, TpdetError
 from tpdet.launch.start.srun import cluster_nodes
 from tpdet.tools.worlds import launchers, worlds
 from tpdet.tools.worlds.launchers import Launchers, find_launchers
-from tpdet.tools.worlds.ways import Way
+from tpdet.tools.worlds.ways import LaunchWay
 
 
 def fake(folder, name, text):
@@ -57,12 +57,12 @@ def test_a_node_of_two_partitions_is_one_and_a_job_has_its_own(tmp_path):
 def test_only_what_is_asked_for_is_looked_for(monkeypatch):
     monkeypatch.setattr(launchers, "which_mpi", lambda: "mpich")
     monkeypatch.setattr(launchers, "cluster_nodes", lambda: 2)
-    assert find_launchers([Way("torchrun"), Way()]) == Launchers()
-    assert find_launchers([Way("slurm"), Way("mpi")]) == Launchers("mpich", 2)
+    assert find_launchers([LaunchWay("torchrun"), LaunchWay()]) == Launchers()
+    assert find_launchers([LaunchWay("slurm"), LaunchWay("mpi")]) == Launchers("mpich", 2)
     monkeypatch.setattr(launchers.importlib.util, "find_spec", lambda name: None)
-    assert find_launchers([Way("mpi", "gather")]).mpi == "mpich"
+    assert find_launchers([LaunchWay("mpi", "gather")]).mpi == "mpich"
     with pytest.raises(NotFoundError, match=r"mpi4py: pip install 'tpdet\[mpi\]'"):
-        find_launchers([Way("mpi", "mpi")])
+        find_launchers([LaunchWay("mpi", "mpi")])
 
 
 def test_each_launcher_has_its_command(monkeypatch, tmp_path):
@@ -73,17 +73,17 @@ def test_each_launcher_has_its_command(monkeypatch, tmp_path):
         return found.start(tp, way, ["-m", "x"], ["A"], tmp_path, {"CUDA_VISIBLE_DEVICES": "1"})
 
     tail = [sys.executable, "-P", "-m", "x", "A"]
-    assert start(1, Way())[0] == tail
+    assert start(1, LaunchWay())[0] == tail
     for tp in (1, 2):
-        command, environment = start(tp, Way("torchrun"))
+        command, environment = start(tp, LaunchWay("torchrun"))
         assert f"--nproc-per-node={tp}" in command and command[3] == "torch.distributed.run"
         assert environment["CUDA_VISIBLE_DEVICES"] == "1"
     own = [sys.executable, "-P", "-m", "tpdet.launch.start.local_ranks", "2", "-m", "x", "A"]
-    assert start(2, Way())[0] == own  # no store that others can reach
-    command, _ = start(4, Way("mpi", nodes=2))
+    assert start(2, LaunchWay())[0] == own  # no store that others can reach
+    command, _ = start(4, LaunchWay("mpi", nodes=2))
     assert command[:3] == ["mpirun", "-n", "4"] and command[-5:] == tail
     for nodes, real in ((1, 1), (2, 2), (4, 2), (3, 1)):  # a cluster of two nodes
-        command, environment = start(12, Way("slurm", nodes=nodes))
+        command, environment = start(12, LaunchWay("slurm", nodes=nodes))
         assert command[0] == "srun" and command[-5:] == tail
         assert {f"--nodes={real}", f"--ntasks-per-node={12 // real}", "--ntasks=12"} < {*command}
         assert "--distribution=block" in command and "--kill-on-bad-exit=1" in command

@@ -13,7 +13,7 @@ from tpdet.errors import TpdetError, UsageError
 from tpdet.tools.verify import parts
 from tpdet.tools.verify.cases import circumstances
 from tpdet.tools.verify.compare import Relation
-from tpdet.tools.verify.logits_log import LogitsLog
+from tpdet.tools.verify.logits_log import LogitsLog, position_header
 from tpdet.tools.verify.parts import Part, parts_of
 from tpdet.tools.verify.relations import (
     GROUPS,
@@ -25,11 +25,10 @@ from tpdet.tools.verify.relations import (
     that_apply,
 )
 from tpdet.tools.verify.run import sizes_without_difference
+from tpdet.tools.verify.spec import VerifySpec
 from tpdet.tools.worlds.machine import count_gpus
 from tpdet.tools.worlds.placement import Place, gpu_names, run_placed
-from tpdet.tools.worlds.rank_files import position_header
-from tpdet.tools.worlds.spec import VerifySpec
-from tpdet.tools.worlds.ways import Way
+from tpdet.tools.worlds.ways import LaunchWay
 
 SPEC = VerifySpec(
     model="none",
@@ -92,7 +91,7 @@ def test_the_first_circumstance_is_alone_and_one_holds_every_prompt_in_a_step():
 
 
 def test_the_reference_comes_first_and_one_start_serves_fresh_and_eager():
-    found = parts_of(SPEC, [(1, Way()), (2, Way())])
+    found = parts_of(SPEC, [(1, LaunchWay()), (2, LaunchWay())])
     assert found == [
         Part(1, "steps"),
         Part(2, "steps"),
@@ -175,9 +174,9 @@ def test_an_empty_kernel_cache_must_have_been_compiled_into(monkeypatch, tmp_pat
     monkeypatch.setattr(parts, "run_world", run_world)
     if not compiles:
         with pytest.raises(TpdetError, match="no kernel was compiled"):
-            parts.run_worlds(SPEC, [(1, Way())], 1, Console(quiet=True), tmp_path)
+            parts.run_worlds(SPEC, [(1, LaunchWay())], 1, Console(quiet=True), tmp_path)
         return
-    reports = parts.run_worlds(SPEC, [(1, Way())], 1, Console(quiet=True), tmp_path)
+    reports = parts.run_worlds(SPEC, [(1, LaunchWay())], 1, Console(quiet=True), tmp_path)
     assert len(reports) == 3 and ["TRITON_CACHE_DIR" in found for found in started] == [
         False,
         False,

@@ -15,13 +15,14 @@ from tpdet.errors import NotFoundError, ResourceError, TpdetError
 from tpdet.runner import Runner
 from tpdet.tools.bench import run as bench
 from tpdet.tools.bench.spec import EngineSpec
-from tpdet.tools.verify import rank, room, run
-from tpdet.tools.verify.room import check_sizes, check_worlds, needed_bytes
+from tpdet.tools.verify import rank, run
+from tpdet.tools.verify.room import check_worlds, needed_bytes
 from tpdet.tools.verify.run import verify_all
-from tpdet.tools.worlds import worlds
+from tpdet.tools.verify.spec import VerifySpec
+from tpdet.tools.worlds import room, worlds
 from tpdet.tools.worlds.placement import run_placed
-from tpdet.tools.worlds.spec import VerifySpec
-from tpdet.tools.worlds.ways import USUAL, Way
+from tpdet.tools.worlds.room import check_sizes
+from tpdet.tools.worlds.ways import USUAL, LaunchWay
 from tpdet.tools.worlds.worlds import cause_of
 
 GIB = 1 << 30
@@ -82,7 +83,7 @@ def test_ranks_that_share_a_gpu_hold_one_model_among_them(tmp_path):
     with pytest.raises(ResourceError, match=r"TP 1: .*, and the GPU has 139.8 GiB for both"):
         check_worlds(large, every, [H200, H200])
     check_worlds(large, [(2, USUAL), (4, USUAL)], [H200, H200])
-    check_worlds(large, [(4, Way("slurm"))], [H200])  # GPUs of other hosts
+    check_worlds(large, [(4, LaunchWay("slurm"))], [H200])  # GPUs of other hosts
 
 
 def test_a_verification_is_refused_before_a_world_starts(tmp_path, monkeypatch):
@@ -101,7 +102,7 @@ def test_a_benchmark_is_refused_before_a_world_starts(tmp_path, monkeypatch):
     model = str(write_shape(tmp_path / "shape", "llama-3-70b"))
     engine = EngineConfig.from_values(model=model)
     with pytest.raises(ResourceError, match=r"TP 1: .* at --gpu-memory-utilization 0.9: raise"):
-        bench.run_worlds((1,), "none", EngineSpec(settings={}), engine)
+        bench.run_worlds((1,), EngineSpec(settings={}), engine)
     check_sizes(engine.model_copy(update={"gpu_memory_utilization": 1.0}), (1,), [H200])
 
 

@@ -14,10 +14,11 @@ from tpdet.launch.ranks.node_name import check_places, node_names, this_node
 from tpdet.tools.verify.compare import Relation
 from tpdet.tools.verify.parts import Part, otherwise, parts_of
 from tpdet.tools.verify.report import print_matrix, result_rows
+from tpdet.tools.verify.spec import Seen, VerifySpec, WorldReport
 from tpdet.tools.worlds import launchers
+from tpdet.tools.worlds.machine import Machine
 from tpdet.tools.worlds.pretended_nodes import pretend_nodes
-from tpdet.tools.worlds.spec import Machine, Seen, VerifySpec, WorldReport
-from tpdet.tools.worlds.ways import Way, Ways, choose
+from tpdet.tools.worlds.ways import LaunchWay, Ways, choose
 
 SPEC = VerifySpec(
     model="none",
@@ -40,8 +41,8 @@ THREE = ("torchrun", "slurm", "mpi")
 
 def test_every_launcher_and_transport_that_fit_are_run_and_the_others_are_told():
     chosen = choose(Ways(THREE, ("gather", "mpi"), (1,)), (1, 2, 4, 8), "cpu", False)
-    gathered = [(tp, Way(name, "gather")) for name in THREE for tp in (1, 2, 4, 8)]
-    assert chosen.worlds == gathered + [(tp, Way("mpi", "mpi")) for tp in (2, 4, 8)]
+    gathered = [(tp, LaunchWay(name, "gather")) for name in THREE for tp in (1, 2, 4, 8)]
+    assert chosen.worlds == gathered + [(tp, LaunchWay("mpi", "mpi")) for tp in (2, 4, 8)]
     assert sorted(chosen.left_out.values()) == [1, 4, 4]
     assert any("launcher slurm: MPI carries" in reason for reason in chosen.left_out)
 
@@ -55,7 +56,7 @@ def test_nodes_share_out_the_ranks_and_nobody_else():
         (4, 1),
         (4, 2),
     ]
-    assert choose(Ways(), (1, 2), "cpu", False).worlds == [(1, Way()), (2, Way())]
+    assert choose(Ways(), (1, 2), "cpu", False).worlds == [(1, LaunchWay()), (2, LaunchWay())]
 
 
 @pytest.mark.parametrize(
@@ -103,11 +104,11 @@ def test_mistakes_are_refused_before_any_work(capsys, monkeypatch, flags, messag
 
 
 def test_processes_are_renewed_in_the_first_way_only():
-    found = [(1, Way("mpi")), (2, Way("mpi")), (2, Way("slurm"))]
+    found = [(1, LaunchWay("mpi")), (2, LaunchWay("mpi")), (2, LaunchWay("slurm"))]
     assert parts_of(SPEC, found) == [
         *(Part(tp, "steps", way) for tp, way in found),
-        Part(1, "fresh", Way("mpi")),
-        Part(2, "fresh", Way("mpi")),
+        Part(1, "fresh", LaunchWay("mpi")),
+        Part(2, "fresh", LaunchWay("mpi")),
     ]
     assert len({part.folder for part in parts_of(SPEC, found)}) == 5
 
@@ -209,7 +210,7 @@ def test_hosts_that_cannot_be_cut_so_are_refused(environ, nodes):
 # --- what is reported --------------------------------------------------------------------------
 
 
-WAY = Way("mpi", "mpi", 2)
+WAY = LaunchWay("mpi", "mpi", 2)
 SEEN = {"launcher": "Open MPI", "nodes": 2, "by_mpi": "mpi", "node_folds": 9}
 
 
@@ -253,7 +254,7 @@ def test_rows_and_the_matrix_carry_the_way():
         digest = ("a" if equal else "b") * 64
         return Relation("float32", "pairs", "alone", tp, equal, digest, "a" * 64, 1, None, way)
 
-    found = [relation(1, Way()), relation(4, Way()), relation(4, WAY, equal=False)]
+    found = [relation(1, LaunchWay()), relation(4, LaunchWay()), relation(4, WAY, equal=False)]
     rows = result_rows("m", found, control=False)
     assert [(row["launcher"], row["transport"], row["nodes"]) for row in rows] == [
         ("self", "auto", 1),

@@ -40,6 +40,10 @@ def _flag(*names: str, **options: Any) -> Flag:
     return Flag(names, options)
 
 
+def _text(name: str, default: str, text: str) -> Flag:
+    return Flag((name,), {"default": default, "help": text})
+
+
 def _choice(name: str, default: str, *others: str, **options: Any) -> Flag:
     return _flag(name, default=default, choices=[default, *others], **options)
 
@@ -48,289 +52,172 @@ def _count(name: str, default: int | None, text: str) -> Flag:
     return _flag(name, type=whole_number, default=default, help=text)
 
 
+def _number(name: str, default: float | None, text: str) -> Flag:
+    return _flag(name, type=number, default=default, help=text)
+
+
+def _file(name: str, text: str) -> Flag:
+    return _flag(name, type=Path, metavar="FILE", help=text)
+
+
+_JSON = "end with the run as one line of JSON (default: where standard output is no terminal)"
 _RESULTS = (
-    _flag(
-        "--output",
-        type=results_file,
-        help="results file (JSON) to append to, or a directory that holds them by GPU",
-    ),
-    _flag(
-        "--json",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="end with the run as one line of JSON (default: where standard output is no terminal)",
-    ),
-)
-_FOLD_ORDER = _flag(
-    "--fold-order",
-    default=DEFAULT_FOLD_ORDER,
-    choices=FOLD_ORDERS,
-    help="order in which leaf sums are added",
-)
-_ENGINE = (
+    _flag("--output", type=results_file,
+          help="results file (JSON) to append to, or a directory that holds them by GPU"),
+    _flag("--json", action=argparse.BooleanOptionalAction, default=None, help=_JSON),
+)  # fmt: skip
+_ADDED = "order in which leaf sums are added"
+_FOLD_ORDER = _flag("--fold-order", default=DEFAULT_FOLD_ORDER, choices=FOLD_ORDERS, help=_ADDED)
+_MODEL = (
     *_RESULTS,
     _flag("model", help="Hugging Face directory or hub name"),
-    _flag("--tp", default="1", help="tensor-parallel sizes, a list such as 1,2,4"),
-    _flag(
-        "--budget",
-        dest="max_num_batched_tokens",
-        metavar="TOKENS",
-        help="the same as --max-num-batched-tokens",
-    ),
+    _text("--tp", "1", "tensor-parallel sizes, a list such as 1,2,4"),
 )
+_ENGINE = (
+    *_MODEL,
+    _flag("--budget", dest="max_num_batched_tokens", metavar="TOKENS",
+          help="the same as --max-num-batched-tokens"),
+)  # fmt: skip
 """Besides the settings of `LLM`, each with its default there."""
-_SHAPES = _flag(
-    "--model-shape", default=_MODEL_SHAPES, help=f"a list of {', '.join(sorted(SHAPES))}"
-)
+_SHAPES = _text("--model-shape", _MODEL_SHAPES, f"a list of {', '.join(sorted(SHAPES))}")
+_URL = "http://127.0.0.1:8000"
+_OUR_KEY = "(default: the key in TPDET_API_KEY or VLLM_API_KEY)"
 
 
 def _kernel(sizes: str) -> tuple[Flag, ...]:
     """The flags of a kernel's benchmark at these tensor-parallel sizes by default."""
     return (
         *_RESULTS,
-        _flag("--tp", default=sizes, help="shards as of these tensor-parallel sizes"),
+        _text("--tp", sizes, "shards as of these tensor-parallel sizes"),
         _count("--repeats", 9, "replays; the median counts"),
     )
 
 
 BENCHMARKS = (
-    Benchmark(
-        "latency",
-        "run",
-        "ms a decode step, prompt tokens/s of prefill",
-        (
-            *_ENGINE,
-            _flag("--batch", default="1,16", help="decode batch sizes"),
-            _flag(
-                "--context",
-                "--prompt-tokens",
-                default="128",
-                help="prompt lengths before decoding",
-            ),
-            _flag("--prefill-tokens", default="1024", help="prompt lengths of prefill"),
-            _count("--prefill-prompts", 4, "prompts prefilled together"),
-            _count("--steps", 16, "decode steps timed"),
-        ),
-        engine=True,
-    ),
-    Benchmark(
-        "throughput",
-        "run",
-        "seconds for many requests submitted at once",
-        (
-            *_ENGINE,
-            _count("--requests", 256, "in all"),
-            _flag("--input", default="64:1024", help="prompt tokens, LEAST:MOST"),
-            _count("--generate", 128, "tokens of each answer"),
-            _count("--seed", 0, "of lengths and prompts"),
-        ),
-        engine=True,
-    ),
-    Benchmark(
-        "generate",
-        "generate",
-        "LLM.generate: decode, prefill, a mixed load; beside another engine's",
-        (
-            *_ENGINE,
-            _flag("--batch", default="1,16,64,256", help="decode batch sizes"),
-            _count("--prefill-prompts", 16, "prompts prefilled together"),
-            _count("--prefill-tokens", 4096, "tokens of each"),
-            _count("--requests", 256, "of the mixed load"),
-            _flag("--input", default="64:1023", help="its prompt tokens, LEAST:MOST"),
-            _count("--generate", 128, "tokens of each of its answers"),
-            _count("--seed", 0, "of lengths and prompts"),
-            _flag(
-                "--peer",
-                type=Path,
-                action="append",
-                metavar="FILE",
-                help="figures of another engine, a file a size: scripts/vllm_generate.py",
-            ),
-        ),
-        engine=True,
-    ),
-    Benchmark(
-        "drafts",
-        "drafts",
-        "steps and tokens/s with drafters, synthetic ones and on text",
-        (
-            *_ENGINE,
-            _choice("--cases", "all", "synthetic", "text", help="what is measured"),
-            _flag("--batch", default="1,16", help="batch sizes of synthetic drafts"),
-            _flag("--acceptance", default="0,0.5,0.8,1", help="shares of them that are right"),
-            _count("--context", 128, "prompt tokens of each request with them"),
-            _count("--generate", 128, "tokens of each answer"),
-            _count("--repeats", 2, "runs; the fastest counts"),
-            _count("--seed", 0, "of prompts, answers and drafts"),
-        ),
-        engine=True,
-    ),
-    Benchmark(
-        "serve",
-        "serve",
-        "load a running OpenAI-compatible server; vLLM's JSON keys",
-        (
-            *_RESULTS,
-            _flag(
-                "--base-url",
-                "--url",
-                default="http://127.0.0.1:8000",
-                metavar="URL",
-                help="its address",
-            ),
-            _flag("--model", help="served name; the server's first if unset"),
-            _flag(
-                "--api-key-file",
-                type=Path,
-                metavar="FILE",
-                help="its first key is sent (default: the key in TPDET_API_KEY or VLLM_API_KEY)",
-            ),
-            _count("--tp", None, "the server's size, for the results file only"),
-            _count("--requests", 64, "in all"),
-            _flag(
-                "--rate", type=number, help="requests a second, at random (default: all at once)"
-            ),
-            _count("--concurrency", None, "requests at a time, at most"),
-            _flag("--input", default="128", help="prompt tokens, N or LEAST:MOST"),
-            _count("--generate", 64, "tokens of each answer"),
-            _flag("--temperature", type=number, default=0.0, help="0 is greedy"),
-            _count("--vocabulary", 1000, "prompt ids are below it"),
-            _count("--seed", 0, "of prompts and arrivals"),
-            _flag("--timeout", type=number, default=600.0, help="seconds for one request"),
-        ),
-    ),
-    Benchmark(
-        "peer",
-        "peer",
-        "this server beside any OpenAI-compatible one, by the same requests in turn",
-        (
-            *_RESULTS,
-            _flag("--peer-url", required=True, metavar="URL", help="the other server's address"),
-            _flag("--url", default="http://127.0.0.1:8000", metavar="URL", help="our server's"),
-            _flag("--peer-name", help="such as 'vLLM 0.26.0'; what the server says if unset"),
-            _flag("--model", help="served name; the first of our server if unset"),
-            _flag("--peer-model", help="its name at the peer; the first there if unset"),
-            _flag(
-                "--api-key-file",
-                type=Path,
-                metavar="FILE",
-                help="its first key is sent to our server (default: the key in TPDET_API_KEY or "
-                "VLLM_API_KEY)",
-            ),
-            _flag(
-                "--peer-api-key-file",
-                type=Path,
-                metavar="FILE",
-                help="its first key is sent to the peer; no variable is read for it",
-            ),
-            _count("--tp", None, "the servers' size, for the results file only"),
-            _flag("--concurrency", default="1,16,64,256", help="requests at a time, a list"),
-            _count("--requests", None, "at each; three a reader and at least 8 if unset"),
-            _count("--turns", 2, "loads of each server at each concurrency"),
-            _flag("--input", default="512", help="prompt tokens, N or LEAST:MOST"),
-            _count("--generate", 128, "tokens of each answer"),
-            _count("--vocabulary", 1000, "prompt ids are below it"),
-            _count("--seed", 0, "of prompts"),
-            _flag("--timeout", type=number, default=600.0, help="seconds for one request"),
-        ),
-    ),
-    Benchmark(
-        "host",
-        "host",
-        "rank 0's processor time in a decode step, part by part",
-        (
-            *_RESULTS,
-            _flag("model", help="Hugging Face directory or hub name"),
-            _flag("--tp", default="1", help="tensor-parallel sizes, a list such as 1,2,4"),
-            _choice("--load-format", "auto", "dummy", help="dummy: random weights"),
-            _choice("--device", "auto", "cpu", "cuda", help="on the CPU no model is run"),
-            _count("--batch", 256, "sequences that decode"),
-            _count("--context", 512, "prompt tokens of each"),
-            _count("--steps", 64, "decode steps timed"),
-            _flag("--temperature", type=number, default=0.0, help="0 is greedy"),
-            _flag("--top-p", type=number, default=1.0, help="1 is off"),
-        ),
-    ),
-    Benchmark(
-        "gemm",
-        "kernels.gemm",
-        "matrix products beside torch's linear",
-        (
-            *_kernel("1,2,4"),
-            _SHAPES,
-            _FOLD_ORDER,
-            _flag("--rows", default="1,8,16,32,64,128,256,512,1024,4096", help="a list"),
-        ),
-    ),
-    Benchmark(
-        "experts",
-        "kernels.experts",
-        "experts of a layer, whole on ranks and cut over them",
-        (
-            *_kernel("1,2,4"),
-            _flag("--model-shape", default="qwen3-30b-a3b", help="mixtures, a list"),
-            _FOLD_ORDER,
-            _flag("--rows", default="1,16,64,256,2048,8192", help="a list"),
-            _flag("--skew", type=number, default=0.0, help="odds of expert i: (1 + i) ** -SKEW"),
-        ),
-    ),
-    Benchmark(
-        "attention",
-        "kernels.attention",
-        "prefill beside cuDNN's attention, decode",
-        (
-            *_kernel("1,4"),
-            _SHAPES,
-            _flag(
-                "--decode",
-                default="1:8192,16:8192,64:2048,256:512,1:32768",
-                help="BATCH:CONTEXT pairs",
-            ),
-            _flag("--prefill", default="1:4096,2:4096,1:16384", help="PROMPTS:LENGTH"),
-        ),
-    ),
-    Benchmark(
-        "sampler",
-        "kernels.sampler",
-        "sampling tokens beside torch's way",
-        (
-            *_kernel("1,4"),
-            _count("--vocabulary", 151_936, "its tokens"),
-            _flag("--batch", default="1,16,64,256", help="rows, a list"),
-        ),
-    ),
-    Benchmark(
-        "allreduce",
-        "run",
-        "the exchange between ranks beside NCCL's",
-        (
-            *_kernel("2"),
-            _count("--hidden", 4096, "values of a row"),
-            _FOLD_ORDER,
-            _flag(
-                "--kilobytes",
-                default="8,32,128,512,2048,8192,32768,131072",
-                help="of the bf16 output",
-            ),
-        ),
-    ),
-    Benchmark(
-        "kernels",
-        "kernels.cpu",
-        "the CPU's matrix product beside torch.mm",
-        (*_RESULTS, _count("--size", 4096, "rows and columns of it")),
-    ),
-    Benchmark(
-        "plot",
-        "report.plot",
-        "throughput against latency, and the roofline",
-        (
-            _flag("--results", type=Path, default=Path("docs/results"), help="their folder"),
-            _flag("--output", type=Path, default=Path("docs/plots"), help="folder"),
-            _flag("--gpu", help="such as h200; the one with most results if unset"),
-        ),
-    ),
-)
+    Benchmark("latency", "latency", "ms a decode step, prompt tokens/s of prefill", (
+        *_ENGINE,
+        _text("--batch", "1,16", "decode batch sizes"),
+        _flag("--context", "--prompt-tokens", default="128", help="prompt lengths before decoding"),
+        _text("--prefill-tokens", "1024", "prompt lengths of prefill"),
+        _count("--prefill-prompts", 4, "prompts prefilled together"),
+        _count("--steps", 16, "decode steps timed"),
+    ), engine=True),
+    Benchmark("throughput", "throughput", "seconds for many requests submitted at once", (
+        *_ENGINE,
+        _count("--requests", 256, "in all"),
+        _text("--input", "64:1024", "prompt tokens, LEAST:MOST"),
+        _count("--generate", 128, "tokens of each answer"),
+        _count("--seed", 0, "of lengths and prompts"),
+    ), engine=True),
+    Benchmark("generate", "generate",
+              "LLM.generate: decode, prefill, a mixed load; beside another engine's", (
+        *_ENGINE,
+        _text("--batch", "1,16,64,256", "decode batch sizes"),
+        _count("--prefill-prompts", 16, "prompts prefilled together"),
+        _count("--prefill-tokens", 4096, "tokens of each"),
+        _count("--requests", 256, "of the mixed load"),
+        _text("--input", "64:1023", "its prompt tokens, LEAST:MOST"),
+        _count("--generate", 128, "tokens of each of its answers"),
+        _count("--seed", 0, "of lengths and prompts"),
+        _flag("--peer", type=Path, action="append", metavar="FILE",
+              help="figures of another engine, a file a size: scripts/vllm_generate.py"),
+    ), engine=True),
+    Benchmark("drafts", "drafts", "steps and tokens/s with drafters, synthetic ones and on text", (
+        *_ENGINE,
+        _choice("--cases", "all", "synthetic", "text", help="what is measured"),
+        _text("--batch", "1,16", "batch sizes of synthetic drafts"),
+        _text("--acceptance", "0,0.5,0.8,1", "shares of them that are right"),
+        _count("--context", 128, "prompt tokens of each request with them"),
+        _count("--generate", 128, "tokens of each answer"),
+        _count("--repeats", 2, "runs; the fastest counts"),
+        _count("--seed", 0, "of prompts, answers and drafts"),
+    ), engine=True),
+    Benchmark("serve", "serve", "load a running OpenAI-compatible server; vLLM's JSON keys", (
+        *_RESULTS,
+        _flag("--base-url", "--url", default=_URL, metavar="URL", help="its address"),
+        _flag("--model", help="served name; the server's first if unset"),
+        _file("--api-key-file", f"its first key is sent {_OUR_KEY}"),
+        _count("--tp", None, "the server's size, for the results file only"),
+        _count("--requests", 64, "in all"),
+        _number("--rate", None, "requests a second, at random (default: all at once)"),
+        _count("--concurrency", None, "requests at a time, at most"),
+        _text("--input", "128", "prompt tokens, N or LEAST:MOST"),
+        _count("--generate", 64, "tokens of each answer"),
+        _number("--temperature", 0.0, "0 is greedy"),
+        _count("--vocabulary", 1000, "prompt ids are below it"),
+        _count("--seed", 0, "of prompts and arrivals"),
+        _number("--timeout", 600.0, "seconds for one request"),
+    )),
+    Benchmark("peer", "peer",
+              "this server beside any OpenAI-compatible one, by the same requests in turn", (
+        *_RESULTS,
+        _flag("--peer-url", required=True, metavar="URL", help="the other server's address"),
+        _flag("--url", default=_URL, metavar="URL", help="our server's"),
+        _flag("--peer-name", help="such as 'vLLM 0.26.0'; what the server says if unset"),
+        _flag("--model", help="served name; the first of our server if unset"),
+        _flag("--peer-model", help="its name at the peer; the first there if unset"),
+        _file("--api-key-file", f"its first key is sent to our server {_OUR_KEY}"),
+        _file("--peer-api-key-file",
+              "its first key is sent to the peer; no variable is read for it"),
+        _count("--tp", None, "the servers' size, for the results file only"),
+        _text("--concurrency", "1,16,64,256", "requests at a time, a list"),
+        _count("--requests", None, "at each; three a reader and at least 8 if unset"),
+        _count("--turns", 2, "loads of each server at each concurrency"),
+        _text("--input", "512", "prompt tokens, N or LEAST:MOST"),
+        _count("--generate", 128, "tokens of each answer"),
+        _count("--vocabulary", 1000, "prompt ids are below it"),
+        _count("--seed", 0, "of prompts"),
+        _number("--timeout", 600.0, "seconds for one request"),
+    )),
+    Benchmark("host", "host", "rank 0's processor time in a decode step, part by part", (
+        *_MODEL,
+        _choice("--load-format", "auto", "dummy", help="dummy: random weights"),
+        _choice("--device", "auto", "cpu", "cuda", help="on the CPU no model is run"),
+        _count("--batch", 256, "sequences that decode"),
+        _count("--context", 512, "prompt tokens of each"),
+        _count("--steps", 64, "decode steps timed"),
+        _number("--temperature", 0.0, "0 is greedy"),
+        _number("--top-p", 1.0, "1 is off"),
+    )),
+    Benchmark("gemm", "kernels.gemm", "matrix products beside torch's linear", (
+        *_kernel("1,2,4"),
+        _SHAPES,
+        _FOLD_ORDER,
+        _text("--rows", "1,8,16,32,64,128,256,512,1024,4096", "a list"),
+    )),
+    Benchmark("experts", "kernels.experts",
+              "experts of a layer, whole on ranks and cut over them", (
+        *_kernel("1,2,4"),
+        _text("--model-shape", "qwen3-30b-a3b", "mixtures, a list"),
+        _FOLD_ORDER,
+        _text("--rows", "1,16,64,256,2048,8192", "a list"),
+        _number("--skew", 0.0, "odds of expert i: (1 + i) ** -SKEW"),
+    )),
+    Benchmark("attention", "kernels.attention", "prefill beside cuDNN's attention, decode", (
+        *_kernel("1,4"),
+        _SHAPES,
+        _text("--decode", "1:8192,16:8192,64:2048,256:512,1:32768", "BATCH:CONTEXT pairs"),
+        _text("--prefill", "1:4096,2:4096,1:16384", "PROMPTS:LENGTH"),
+    )),
+    Benchmark("sampler", "kernels.sampler", "sampling tokens beside torch's way", (
+        *_kernel("1,4"),
+        _count("--vocabulary", 151_936, "its tokens"),
+        _text("--batch", "1,16,64,256", "rows, a list"),
+    )),
+    Benchmark("allreduce", "exchange", "the exchange between ranks beside NCCL's", (
+        *_kernel("2"),
+        _count("--hidden", 4096, "values of a row"),
+        _FOLD_ORDER,
+        _text("--kilobytes", "8,32,128,512,2048,8192,32768,131072", "of the bf16 output"),
+    )),
+    Benchmark("kernels", "kernels.cpu", "the CPU's matrix product beside torch.mm",
+              (*_RESULTS, _count("--size", 4096, "rows and columns of it"))),
+    Benchmark("plot", "plot", "throughput against latency, and the roofline", (
+        _flag("--results", type=Path, default=Path("docs/results"), help="their folder"),
+        _flag("--output", type=Path, default=Path("docs/plots"), help="folder"),
+        _flag("--gpu", help="such as h200; the one with most results if unset"),
+    )),
+)  # fmt: skip
 NAMES = tuple(each.name for each in BENCHMARKS)
 
 

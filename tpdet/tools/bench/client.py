@@ -1,59 +1,29 @@
-"""One streamed completion over HTTP/1.1, with the time of each piece as it arrives."""
+"""One streamed completion over HTTP/1.1, with the time of each piece as it arrives.
+
+A load has a client of its own, on one event loop: hundreds of blocking connections (`Connection`)
+would wait for each other's threads, and their pieces would have the times of those.
+"""
 
 import asyncio
 import json
 import os
-import ssl
 import time
 from collections.abc import Coroutine, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import httptools
 import msgspec
 import uvloop
 
+from tpdet.client.address import Address, said
 from tpdet.errors import NotPermittedError, UsageError
 
-_CHUNK = 1 << 16
+_TIMEOUT = 600.0  # seconds
 _DATA = b"data:"
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where a server listens; `prefix` is the path before `/v1`.
-
-    flag: the one that named it; key_flag: the one that gives its API key.
-    """
-
-    host: str
-    port: int
-    secure: bool
-    prefix: str
-    flag: str = "--base-url"
-    key_flag: str = "--api-key-file"
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-    @classmethod
-    def parse(
-        cls, url: str, flag: str = "--base-url", key_flag: str = "--api-key-file"
-    ) -> "Address":
-        """From http://host:port, with or without /v1. Raises UsageError."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"{flag} {url!r}: use http://host:port")
-        try:
-            port = parts.port
-        except ValueError as error:
-            raise UsageError(f"{flag} {url!r}: {error}") from error
-        secure = parts.scheme == "https"
-        prefix = parts.path.rstrip("/").removesuffix("/v1")
-        port = port or (443 if secure else 80)
-        return cls(parts.hostname, port, secure, prefix, flag, key_flag)
 
 
 @dataclass
@@ -92,24 +62,19 @@ class _Response:
         return [bytes(line).strip() for line in lines]
 
 
-async def get_text(address: Address, path: str, headers: Mapping[str, str]) -> str | None:
+def get_text(address: Address, path: str, headers: Mapping[str, str]) -> str | None:
     """The text at a path; None where the server has none. Raises UsageError if none answers."""
-    status, content = await _get(address, path, headers)
+    status, content = _get(address, path, headers)
     return content.decode("utf-8", "replace") if status == 200 else None
 
 
-async def _get(address: Address, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+def _get(address: Address, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
     try:
-        reader, writer = await _connect(address)
-        try:
-            writer.write(_request(address, "GET", path, headers, b""))
-            response = _Response()
-            while not response.done and (data := await reader.read(_CHUNK)):
-                response.parser.feed_data(data)
-        finally:
-            writer.close()
-        return response.parser.get_status_code(), bytes(response.body)
-    except (OSError, ValueError, httptools.HttpParserError) as error:
+        with closing(address.connect(_TIMEOUT)) as connection:
+            connection.request("GET", address.prefix + path, headers=dict(headers))
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+    except (OSError, ValueError, HTTPException) as error:
         number = error.errno if isinstance(error, OSError) else None
         why = os.strerror(number) if number is not None and number > 0 else error
         raise UsageError(
@@ -118,11 +83,11 @@ async def _get(address: Address, path: str, headers: Mapping[str, str]) -> tuple
         ) from error
 
 
-async def get_json(address: Address, path: str, headers: Mapping[str, str]) -> Any:
+def get_json(address: Address, path: str, headers: Mapping[str, str]) -> Any:
     """The JSON at a path. Raises UsageError when the server does not answer with it, and
     NotPermittedError when it wants another key.
     """
-    status, content = await _get(address, path, headers)
+    status, content = _get(address, path, headers)
     if status == 200:
         try:
             return json.loads(content)
@@ -141,16 +106,6 @@ async def get_json(address: Address, path: str, headers: Mapping[str, str]) -> A
             f"{address.key_flag}{variable}"
         )
     raise UsageError(f"{path} answers with status {status}: {said(content)}")
-
-
-def said(content: bytes) -> str:
-    """What the body of an error says, in at most 200 characters."""
-    try:
-        found = json.loads(content)
-        error = found.get("error", found) if isinstance(found, dict) else found
-        return str(error.get("message", error) if isinstance(error, dict) else error)[:200]
-    except ValueError:
-        return content[:200].decode("utf-8", "replace")
 
 
 class _Usage(msgspec.Struct):
@@ -230,10 +185,10 @@ async def stream(
 ) -> Answer:
     """POST a body with `stream` set and read its events to the end; errors stand in the answer."""
     answer = Answer(sent=time.perf_counter())
-    data = _request(address, "POST", path, headers, json.dumps(body).encode())
+    data = _request(address, path, headers, json.dumps(body).encode())
     try:
         transport, reader = await asyncio.get_running_loop().create_connection(
-            lambda: _Stream(answer), address.host, address.port, ssl=_context(address)
+            lambda: _Stream(answer), address.host, address.port, ssl=address.context
         )
         try:
             answer.sent = time.perf_counter()
@@ -254,23 +209,13 @@ def run_load(load: Coroutine[Any, Any, Result]) -> Result:
         return runner.run(load)
 
 
-async def _connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection(address.host, address.port, ssl=_context(address))
-
-
-def _context(address: Address) -> ssl.SSLContext | None:
-    return ssl.create_default_context() if address.secure else None
-
-
-def _request(
-    address: Address, method: str, path: str, headers: Mapping[str, str], body: bytes
-) -> bytes:
+def _request(address: Address, path: str, headers: Mapping[str, str], body: bytes) -> bytes:
     lines = [
-        f"{method} {address.prefix}{path} HTTP/1.1",
-        f"Host: {address.host}:{address.port}",
+        f"POST {address.prefix}{path} HTTP/1.1",
+        f"Host: {address}",
         "Connection: close",
         *(f"{name}: {value}" for name, value in headers.items()),
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
     ]
-    if body:
-        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
     return "\r\n".join([*lines, "", ""]).encode() + body

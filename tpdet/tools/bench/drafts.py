@@ -10,10 +10,10 @@ from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
 from tpdet.speculative.proposers.proposer import DRAFT_MODEL
 from tpdet.tools.bench.engine import engine_of
-from tpdet.tools.bench.report.record import BenchRow, finish
 from tpdet.tools.bench.run import run_worlds
 from tpdet.tools.bench.spec import BenchResult, DraftsSpec
-from tpdet.tools.verify.run import parse_sizes
+from tpdet.tools.measurement.rows import BenchRow, finish
+from tpdet.tools.worlds.lists import parse_sizes
 
 
 def drafts_command(options: argparse.Namespace) -> int:
@@ -47,11 +47,11 @@ def _measure(
         repeats=options.repeats,
         seed=options.seed,
     )
-    return run_worlds(parse_sizes(options.tp), "tpdet.tools.bench.drafts_rank", spec, config)
+    return run_worlds(parse_sizes(options.tp), spec, config)
 
 
 def drafter_lines(row: BenchRow) -> Iterator[str]:
-    """Of each drafter of a row the share that was right; and the time of a draft model's step.
+    """Say which share of each drafter's drafts was right, and the time of a draft model's step.
 
     What is measured without drafts before and after them may differ by more than a hundredth.
     """

@@ -1,10 +1,8 @@
-"""One rank that times drafters: `torchrun ... -m tpdet.tools.bench.drafts_rank SPEC RESULT`."""
+"""One rank that times drafters, for `tpdet bench drafts`."""
 
 import random
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,13 +16,11 @@ from tpdet.speculative.draft_model.model import DraftModel
 from tpdet.speculative.proposers.proposer import BatchProposer
 from tpdet.speculative.speculator import DraftSpeculator
 from tpdet.tools.bench.draft_texts import TEXTS, Text
-from tpdet.tools.bench.latency import engine_row
+from tpdet.tools.bench.engine import engine_row
 from tpdet.tools.bench.load import prompt
-from tpdet.tools.bench.report.record import BenchRow
-from tpdet.tools.bench.spec import BenchResult, DraftsSpec
+from tpdet.tools.bench.spec import BenchResult, DraftsSpec, result_of
 from tpdet.tools.bench.step_ends import StepEnds
-from tpdet.tools.worlds.machine import machine
-from tpdet.tools.worlds.worlds import run_rank
+from tpdet.tools.measurement.rows import BenchRow
 
 Generate = Callable[[], list[RequestOutput]]
 _MATCH_LENGTH = 64
@@ -52,18 +48,15 @@ class Synthetic:
         return [id_ if self._draw.random() < self._chance else id_ ^ 1 for id_ in ids]
 
 
-def main(arguments: list[str]) -> int:
-    """Run every case on all ranks; rank 0 writes the rows."""
-    spec = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=DraftsSpec)
+def measure(spec: DraftsSpec) -> BenchResult | None:
+    """One rank: run every case on all ranks; the result on rank 0."""
     settings = {"skip_tokenizer_init": not spec.texts} | spec.settings
     with LLM(**settings) as llm:
         rows = [row for batch in spec.batches for row in synthetic_rows(llm, spec, batch)]
         rows += text_rows(llm, spec) if spec.texts else []
-        if llm.rank == 0:
-            found = machine(llm.engine.runner.device.type, llm.engine.world.size)
-            result = BenchResult(rows=tuple(rows), machine=found)
-            Path(arguments[1]).write_bytes(msgspec.json.encode(result))
-    return 0
+        engine = llm.engine
+        device = engine.runner.device.type
+        return result_of(rows, device, engine.world.size) if llm.rank == 0 else None
 
 
 def synthetic_rows(llm: LLM, spec: DraftsSpec, batch: int) -> list[BenchRow]:
@@ -182,7 +175,7 @@ class Measured(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """Of the fastest run."""
+        """Seconds of the fastest run."""
         return min(self.calls)
 
     @property
@@ -275,7 +268,3 @@ def bits(found: Measured) -> list[tuple[object, ...]]:
     """What must be equal of every answer."""
     first = [answer.outputs[0] for answer in found.answers]
     return [(tuple(it.token_ids), it.text, tuple(it.logprob_bits)) for it in first]
-
-
-if __name__ == "__main__":
-    sys.exit(run_rank(main))

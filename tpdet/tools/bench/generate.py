@@ -4,29 +4,23 @@ Every setting that is not given has the default of `LLM`. Prompts are ids, and n
 """
 
 import argparse
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tpdet.errors import NotFoundError, UsageError
-from tpdet.tools.bench.engine import engine_of
-from tpdet.tools.bench.generate_load import Sizes
-from tpdet.tools.bench.report.record import BenchRow, finish
-from tpdet.tools.bench.run import parse_range, run_worlds
-from tpdet.tools.bench.spec import GenerateSpec
-from tpdet.tools.verify.run import parse_sizes
-
-
-class PeerRow(msgspec.Struct, frozen=True):
-    """A figure of another engine: what `GenerateFigure` has."""
-
-    case: str
-    batch: int
-    context: int
-    value: float
-    unit: str
+from tpdet.llm.llm import LLM
+from tpdet.requests.request import SamplingParams
+from tpdet.tools.bench.engine import engine_of, engine_row
+from tpdet.tools.bench.generate_load import GenerateFigure, Sizes, time_generate
+from tpdet.tools.bench.run import run_worlds
+from tpdet.tools.bench.spec import BenchResult, GenerateSpec, result_of
+from tpdet.tools.measurement.rows import BenchRow, finish
+from tpdet.tools.worlds.lists import parse_range, parse_sizes
 
 
 class PeerFigures(msgspec.Struct, frozen=True):
@@ -37,7 +31,7 @@ class PeerFigures(msgspec.Struct, frozen=True):
 
     peer: str
     tp: int
-    rows: tuple[PeerRow, ...]
+    rows: tuple[GenerateFigure, ...]
     settings: dict[str, Any] = {}
 
 
@@ -57,7 +51,7 @@ def generate_command(options: argparse.Namespace) -> int:
     with engine_of(options) as config:
         settings = config.model_dump(exclude_unset=True) | {"skip_tokenizer_init": True}
         spec = GenerateSpec(settings=settings, sizes=sizes)
-        rows, largest = run_worlds(tps, "tpdet.tools.bench.generate_rank", spec, config)
+        rows, largest = run_worlds(tps, spec, config)
     rows = [beside(row, peers) for row in rows]
     finish("peer", largest.machine, rows, options.output, as_json=options.json)
     return 0
@@ -88,3 +82,32 @@ def beside(row: BenchRow, peers: Sequence[PeerFigures]) -> BenchRow:
                     row, peer=peer.peer, peer_value=other.value, ratio=ratio, metrics=metrics
                 )
     return row
+
+
+def measure(spec: GenerateSpec) -> BenchResult | None:
+    """One rank: run every case on all ranks; the result on rank 0."""
+    with LLM(**({"drafts": "off"} | spec.settings)) as llm:
+        engine = llm.engine
+        sizes = sizes_for(spec.sizes, engine.model_config.vocab_size, engine.max_model_len)
+
+        def generate(prompts: list[list[int]], tokens: int) -> float:
+            params = SamplingParams(
+                temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
+            )
+            begin = time.perf_counter()
+            llm.generate(prompts, params, use_tqdm=False)
+            return time.perf_counter() - begin
+
+        rows = [engine_row(engine, **each.plain()) for each in time_generate(generate, sizes)]
+        device = engine.runner.device.type
+        return result_of(rows, device, engine.world.size) if llm.rank == 0 else None
+
+
+def sizes_for(sizes: Sizes, vocabulary: int, context: int) -> Sizes:
+    """The sizes with ids that the model has. Raises UsageError for sequences over its context."""
+    if sizes.longest > context:
+        raise UsageError(
+            f"sequences of {sizes.longest} tokens are over the context of {context}: raise "
+            "--max-model-len, or lower --prefill-tokens, --input or --generate"
+        )
+    return replace(sizes, vocabulary=min(sizes.vocabulary, vocabulary))

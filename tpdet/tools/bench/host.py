@@ -7,12 +7,10 @@ the tokens are fixed ones. So the figures show the host's path alone, without a 
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,14 +23,13 @@ from tpdet.requests.request import SamplingParams
 from tpdet.server.leader.bridge import Bridge, EngineSocket, HttpLink
 from tpdet.server.leader.canary import Canary
 from tpdet.server.leader.http_child import HttpProcess
+from tpdet.tools.bench.engine import engine_row
 from tpdet.tools.bench.host_model import plan_only
-from tpdet.tools.bench.latency import engine_row
 from tpdet.tools.bench.load import prompt, submit
-from tpdet.tools.bench.report.record import BenchRow, finish
-from tpdet.tools.bench.spec import BenchResult, HostSpec
-from tpdet.tools.verify.run import parse_sizes
-from tpdet.tools.worlds.machine import machine
-from tpdet.tools.worlds.worlds import run_rank, run_world
+from tpdet.tools.bench.run import run_worlds
+from tpdet.tools.bench.spec import BenchResult, HostSpec, result_of
+from tpdet.tools.measurement.rows import BenchRow, finish
+from tpdet.tools.worlds.lists import parse_sizes
 
 _WARM_UP_STEPS = 3
 _PARTS = (
@@ -47,26 +44,8 @@ _PARTS = (
 
 def host_command(options: argparse.Namespace) -> int:
     """Rank 0's processor time in a decode step, a world a size."""
-    spec = HostSpec(
-        model=options.model,
-        load_format=options.load_format,
-        device=options.device,
-        batch=options.batch,
-        context=options.context,
-        steps=options.steps,
-        temperature=options.temperature,
-        top_p=options.top_p,
-    )
-    results: list[BenchResult] = []
-    with tempfile.TemporaryDirectory(prefix="tpdet-bench-") as name:
-        folder = Path(name)
-        (folder / "spec.json").write_bytes(msgspec.json.encode(spec))
-        for tp in parse_sizes(options.tp):
-            found = folder / f"tp{tp}.json"
-            run_world(tp, "tpdet.tools.bench.host", [str(folder / "spec.json"), str(found)], folder)
-            results.append(msgspec.json.decode(found.read_bytes(), type=BenchResult))
-    rows = [row for result in results for row in result.rows]
-    largest = max(results, key=lambda result: result.machine.gpus)
+    spec = msgspec.convert(vars(options), HostSpec)
+    rows, largest = run_worlds(parse_sizes(options.tp), spec)
     finish("host", largest.machine, rows, options.output, as_json=options.json)
     return 0
 
@@ -119,9 +98,8 @@ class _Meter:
         vars(owner)[method] = timed
 
 
-def main(arguments: Sequence[str]) -> int:
-    """One rank; rank 0 writes the rows."""
-    spec = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=HostSpec)
+def measure(spec: HostSpec) -> BenchResult | None:
+    """One rank; the result on rank 0."""
     llm = LLM(
         spec.model,
         tensor_parallel_size=None,
@@ -144,20 +122,18 @@ def main(arguments: Sequence[str]) -> int:
         ignore_eos=True,
     )
     llm.generate(list(map(list, prompts)), params, use_tqdm=False)
+    result = None
     cases = [("LLM.generate", meter.take() if engine.world.rank == 0 else {})]
     if engine.world.rank == 0:
         _run_loop(engine, prompts, spec)
         cases.append(("server loop", meter.take()))
         engine.stop_workers()
         rows = [row for door, found in cases for row in _rows(engine, spec, door, found)]
-        result = BenchResult(
-            rows=tuple(rows), machine=machine(spec.device, engine.world.size), notes=()
-        )
-        Path(arguments[1]).write_bytes(msgspec.json.encode(result))
+        result = result_of(rows, spec.device, engine.world.size)
     else:
         engine.worker_loop()
     llm.close()
-    return 0
+    return result
 
 
 def _rows(engine: Engine, spec: HostSpec, door: str, found: dict[str, float]) -> list[BenchRow]:
@@ -212,7 +188,3 @@ class _NoProcess(HttpProcess):
     def exit_code(self) -> int | None:
         """None: it runs."""
         return None
-
-
-if __name__ == "__main__":
-    sys.exit(run_rank(main))

@@ -4,6 +4,7 @@ A token's time is when its event arrived; TTFT is from the request's sending to 
 TPOT the mean time of a later token of a request, ITL each gap between two events.
 """
 
+import argparse
 import asyncio
 import random
 import statistics
@@ -15,9 +16,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tpdet.client.address import Address
 from tpdet.client.connection import client_key
-from tpdet.tools.bench.client import Address, Answer, get_text, stream
+from tpdet.tools.bench.client import Answer, get_text, stream
 from tpdet.tools.bench.load import lengths, prompt
+from tpdet.tools.worlds.lists import parse_range
 
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 
@@ -32,7 +35,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Load:
+class HttpLoad:
     """Requests of random prompts of `shortest` to `longest` ids, for exactly `generate` tokens.
 
     concurrency: requests at a time, at most; None for all. rate: requests a second, with random
@@ -51,7 +54,16 @@ class Load:
     timeout: float = 600.0
 
 
-def request_body(model: str, ids: Sequence[int], load: Load) -> dict[str, Any]:
+def load_of(options: argparse.Namespace, **others: Any) -> HttpLoad:
+    """The load that flags ask for. Raises UsageError for what is no range of lengths."""
+    shortest, longest = parse_range(options.input)
+    fields = {
+        name: getattr(options, name) for name in ("generate", "vocabulary", "seed", "timeout")
+    }
+    return HttpLoad(shortest=shortest, longest=longest, **fields, **others)
+
+
+def request_body(model: str, ids: Sequence[int], load: HttpLoad) -> dict[str, Any]:
     """The body of a streamed completion that ends only after `load.generate` tokens."""
     return {
         "model": model,
@@ -64,7 +76,7 @@ def request_body(model: str, ids: Sequence[int], load: Load) -> dict[str, Any]:
     }
 
 
-async def send(target: Target, load: Load) -> tuple[list[Answer], float]:
+async def send(target: Target, load: HttpLoad) -> tuple[list[Answer], float]:
     """Every answer, and the seconds from the first request to the last end."""
     counts = lengths(load.requests, load.shortest, load.longest, load.seed)
     limit = asyncio.Semaphore(load.concurrency or load.requests)
@@ -131,13 +143,13 @@ def metrics(
     return found
 
 
-async def accepted_drafts(target: Target) -> int | None:
+def accepted_drafts(target: Target) -> int | None:
     """Tokens of drafts that the server has found right so far, by its `/metrics`.
 
     None where it does not count them: it has none of vLLM's metrics. A counter with a label is
     there from its first token on.
     """
-    text = await get_text(target.address, "/metrics", target.headers) or ""
+    text = get_text(target.address, "/metrics", target.headers) or ""
     if "\nvllm:" not in text:
         return None
     lines = (line for line in text.splitlines() if line.startswith(_ACCEPTED))

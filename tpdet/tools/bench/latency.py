@@ -1,25 +1,68 @@
-"""Times of the engine's steps: decode by batch and context, and prefill.
+"""`tpdet bench latency`: times of the engine's steps, decode by batch and context, and prefill.
 
 A step's time is what a client sees: from the end of one step to the end of the next, in steady
 state. An engine that launches a step ahead makes it shorter than the latency of one step.
 """
 
+import argparse
 import statistics
 import time
+from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 
-from tpdet.config import APPROXIMATE
+from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.engine import Engine
 from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.tools.bench.engine import engine_of, measure_engine, ready, row_beside_floor
 from tpdet.tools.bench.load import prompt, submit
-from tpdet.tools.bench.report.floor import Rates, decode_work, here, prefill_work
-from tpdet.tools.bench.report.record import BenchRow
-from tpdet.tools.bench.spec import EngineSpec, LatencyCases
+from tpdet.tools.bench.run import run_worlds
+from tpdet.tools.bench.spec import BenchResult, EngineSpec, LatencyCases
+from tpdet.tools.measurement.floor import Rates, decode_work, prefill_work
+from tpdet.tools.measurement.rows import BenchRow, finish
+from tpdet.tools.worlds.lists import parse_sizes
 
 _WARM_UP_STEPS = 3
 _WARM_UP_PROMPTS = 2
 _LAST_STEPS = 2  # in which nothing follows
+
+
+def latency_command(options: argparse.Namespace) -> int:
+    """Decode steps and prefill of a model, a world a size."""
+    cases = LatencyCases(
+        batches=parse_sizes(options.batch),
+        contexts=parse_sizes(options.context),
+        steps=options.steps,
+        prefill_tokens=parse_sizes(options.prefill_tokens),
+        prefill_prompts=options.prefill_prompts,
+    )
+    with engine_of(options) as engine:
+        tps, config, rates = ready(options, engine)
+        if rates is not None:
+            _print_floors(cases, tps, config, rates)
+        spec = EngineSpec(settings=engine.model_dump(exclude_unset=True), latency=cases)
+        rows, largest = run_worlds(tps, spec, engine)
+    finish("latency", largest.machine, rows, options.output, as_json=options.json)
+    return 0
+
+
+def measure(spec: EngineSpec) -> BenchResult | None:
+    """One rank; the result on rank 0."""
+    return measure_engine(spec, time_latency)
+
+
+def _print_floors(
+    cases: LatencyCases, tps: Sequence[int], config: ModelConfig, rates: Rates
+) -> None:
+    batches = "/".join(map(str, cases.batches))
+    for tp in tps:
+        for context in cases.contexts:
+            each = [decode_work(config, b, context).over(tp).seconds(rates) for b in cases.batches]
+            figures = " / ".join(f"{seconds * 1e3:.2f}" for seconds in each)
+            print(f"floor, TP {tp}, context {context}, batch {batches}: {figures} ms a step")
+        for length in cases.prefill_tokens:
+            seconds = prefill_work(config, cases.prefill_prompts, length).over(tp).seconds(rates)
+            speed = cases.prefill_prompts * length / seconds
+            print(f"floor, TP {tp}: prefill of {length} {speed:,.0f} tokens/s", flush=True)
 
 
 def time_latency(engine: Engine, spec: EngineSpec) -> tuple[list[BenchRow], list[str]]:
@@ -27,10 +70,10 @@ def time_latency(engine: Engine, spec: EngineSpec) -> tuple[list[BenchRow], list
     cases = spec.latency
     if cases is None:
         raise ValueError("no latency cases")
-    rows, notes = [], []
+    rows, notes, budget = [], [], engine.scheduler.policy.max_num_batched_tokens
     for context in cases.contexts:
         for batch in cases.batches:
-            tokens = decode_tokens(cases, step_tokens(engine), batch, context)
+            tokens = decode_tokens(cases, budget, batch, context)
             reason = _left_out(engine, batch, context + tokens)
             if reason is None:
                 rows.append(_decode(engine, batch, context, tokens))
@@ -44,11 +87,6 @@ def time_latency(engine: Engine, spec: EngineSpec) -> tuple[list[BenchRow], list
             sizes = _sizes(engine, cases.prefill_prompts, length)
             notes.append(f"prefill, {sizes}: left out, {reason}")
     return rows, notes
-
-
-def step_tokens(engine: Engine) -> int:
-    """Tokens of a step, at most."""
-    return engine.scheduler.policy.max_num_batched_tokens
 
 
 def decode_tokens(cases: LatencyCases, budget: int, batch: int, context: int) -> int:
@@ -87,20 +125,12 @@ def _decode(engine: Engine, batch: int, context: int, tokens: int) -> BenchRow:
     while engine.has_work:
         if len(engine.step()) == batch:
             ends.append(time.perf_counter())
-    value = statistics.median(_between(ends)) * 1e3
-    work = decode_work(engine.model_config, batch, context).over(engine.world.size)
-    rates = engine_rates(engine)
-    floor = None if rates is None else work.seconds(rates) * 1e3
-    return engine_row(
-        engine,
-        case="decode",
-        batch=batch,
-        context=context,
-        value=value,
-        unit="ms",
-        floor=floor,
-        ratio=floor and value / floor,
+    seconds, work = (
+        statistics.median(_between(ends)),
+        decode_work(engine.model_config, batch, context),
     )
+    case = {"case": "decode", "batch": batch, "context": context}
+    return row_beside_floor(engine, work, seconds, 1e3 * seconds, "ms", **case)
 
 
 def _between(ends: list[float]) -> list[float]:
@@ -127,45 +157,6 @@ def _prefill(engine: Engine, cases: LatencyCases, length: int) -> BenchRow:
     begin = time.perf_counter()
     while engine.has_work:
         engine.step()
-    value = count * length / (time.perf_counter() - begin)
-    least = prefill_work(engine.model_config, count, length).over(engine.world.size)
-    rates = engine_rates(engine)
-    floor = None if rates is None else count * length / least.seconds(rates)
-    return engine_row(
-        engine,
-        case="prefill",
-        batch=count,
-        context=length,
-        value=value,
-        unit="tokens/s",
-        floor=floor,
-        ratio=floor and floor / value,
-    )
-
-
-def engine_row(engine: Engine, **fields: object) -> BenchRow:
-    """A row about this engine; a transport that was asked for is part of its mode.
-
-    The mode is the fold order, the rule of its row layers, or APPROXIMATE; and who drafts.
-    """
-    config, transport = engine.config, engine.config.transport
-    mode = str(config.fold_order if config.row_layers == "fold" else config.row_layers)
-    if engine.approximate:
-        mode = APPROXIMATE
-    if config.drafters:
-        mode += f", drafts {config.drafts}"
-    if config.draft_model is not None:
-        mode += f" and {Path(config.draft_model).name}"
-    return BenchRow(
-        model=Path(engine.config.model).name,
-        dtype=engine.model_config.dtype,
-        mode=mode if transport == "auto" else f"{mode}, {transport}",
-        tp=engine.world.size,
-        budget=step_tokens(engine),
-        **fields,  # type: ignore[arg-type]
-    )
-
-
-def engine_rates(engine: Engine) -> Rates | None:
-    """The rates of the engine's GPU, if it has one that was measured."""
-    return here() if engine.runner.device.type == "cuda" else None
+    seconds, work = time.perf_counter() - begin, prefill_work(engine.model_config, count, length)
+    case = {"case": "prefill", "batch": count, "context": length}
+    return row_beside_floor(engine, work, seconds, count * length / seconds, "tokens/s", **case)

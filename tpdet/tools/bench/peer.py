@@ -5,27 +5,26 @@ prompts of its own, so that no prefix cache holds them; both servers get the sam
 """
 
 import argparse
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from tpdet.arguments.command_line import check_counts
+from tpdet.client.address import Address
 from tpdet.client.connection import client_key
 from tpdet.errors import TpdetError, UsageError
-from tpdet.tools.bench.client import Address, get_json, run_load, stream
+from tpdet.tools.bench.client import get_json, run_load, stream
 from tpdet.tools.bench.http_load import (
-    Load,
+    HttpLoad,
     Target,
     accepted_drafts,
     added,
     bearer,
+    load_of,
     metrics,
     our_headers,
     request_body,
@@ -33,10 +32,8 @@ from tpdet.tools.bench.http_load import (
     tell_of_drafts,
 )
 from tpdet.tools.bench.load import prompt
-from tpdet.tools.bench.report.record import BenchRow, print_line
-from tpdet.tools.bench.run import parse_range
-from tpdet.tools.verify.report import append_record, run_record
-from tpdet.tools.verify.run import parse_sizes
+from tpdet.tools.measurement.rows import BenchRow, keep, print_line, wide_console
+from tpdet.tools.worlds.lists import parse_sizes
 from tpdet.tools.worlds.machine import machine
 
 _LEAST_REQUESTS, _TIMES_READERS = 8, 3
@@ -75,34 +72,16 @@ def peer_command(options: argparse.Namespace) -> int:
     """Check both servers, load them in turn, print the table."""
     check_counts(options, "generate", "vocabulary", "turns", "requests")
     readers = parse_sizes(options.concurrency)
-    shortest, longest = parse_range(options.input)
-    load = Load(
-        requests=1,
-        shortest=shortest,
-        longest=longest,
-        generate=options.generate,
-        vocabulary=options.vocabulary,
-        seed=options.seed,
-        timeout=options.timeout,
-    )
-    rows = run_load(_compare(options, readers, load))
+    rows = run_load(_compare(options, readers, load_of(options, requests=1)))
     print_table(rows)
-    record = run_record(
-        "peer",
-        machine("auto", options.tp or 1),
-        shlex.join(["tpdet", *sys.argv[1:]]),
-        [msgspec.to_builtins(row) for row in rows],
-    )
-    if options.output is not None:
-        append_record(options.output, "peer", record)
-    print_line(record, options.json)
+    print_line(keep("peer", machine("auto", options.tp or 1), rows, options.output), options.json)
     return 0
 
 
 async def _compare(
-    options: argparse.Namespace, readers: tuple[int, ...], load: Load
+    options: argparse.Namespace, readers: tuple[int, ...], load: HttpLoad
 ) -> list[BenchRow]:
-    ours, peer = await _sides(options)
+    ours, peer = _sides(options)
     for side in (ours, peer):
         await check_server(side.name, side.target, load)
     rows: list[BenchRow] = []
@@ -118,15 +97,15 @@ async def _compare(
     return rows
 
 
-async def _sides(options: argparse.Namespace) -> tuple[_Side, _Side]:
+def _sides(options: argparse.Namespace) -> tuple[_Side, _Side]:
     """Our server and the peer, which have to serve one model."""
     address = Address.parse(options.peer_url, "--peer-url", "--peer-api-key-file")
     # The key of our server, which the environment may hold, is never sent to another one.
     headers = bearer(client_key(options.peer_api_key_file, {}, "--peer-api-key-file"))
-    theirs = await _models(address, headers)
-    peer_name = options.peer_name or await _name_of(address, headers, theirs)
+    theirs = _models(address, headers)
+    peer_name = options.peer_name or _name_of(address, headers, theirs)
     our_address, our_key = Address.parse(options.url, "--url"), our_headers(options.api_key_file)
-    our_models = await _models(our_address, our_key)
+    our_models = _models(our_address, our_key)
     model = _chosen(options.model, our_models, "--model")
     other = _chosen(options.peer_model, theirs, "--peer-model")
     named = options.model is not None and options.peer_model is not None
@@ -141,9 +120,9 @@ async def _sides(options: argparse.Namespace) -> tuple[_Side, _Side]:
     )
 
 
-async def _models(address: Address, headers: Mapping[str, str]) -> list[dict[str, Any]]:
+def _models(address: Address, headers: Mapping[str, str]) -> list[dict[str, Any]]:
     """The models that a server lists, at least one."""
-    found = await get_json(address, "/v1/models", headers)
+    found = get_json(address, "/v1/models", headers)
     models = found.get("data") if isinstance(found, dict) else None
     if not models or not all(isinstance(each, dict) and "id" in each for each in models):
         raise UsageError(
@@ -160,20 +139,18 @@ def _chosen(wanted: str | None, models: list[dict[str, Any]], flag: str) -> str:
     return wanted or names[0]
 
 
-async def _name_of(
-    address: Address, headers: Mapping[str, str], models: list[dict[str, Any]]
-) -> str:
+def _name_of(address: Address, headers: Mapping[str, str], models: list[dict[str, Any]]) -> str:
     """What the table calls a peer that has no `--peer-name`: such as "vllm 0.26.0"."""
     owner = str(models[0].get("owned_by") or address)
     try:
-        found = await get_json(address, "/version", headers)
+        found = get_json(address, "/version", headers)
     except TpdetError:  # a label is worth no refusal
         return owner
     version = found.get("version") if isinstance(found, dict) else None
     return owner if version is None else f"{owner} {version}"
 
 
-async def check_server(name: str, target: Target, load: Load) -> None:
+async def check_server(name: str, target: Target, load: HttpLoad) -> None:
     """Ask for one whole request. Raises UsageError naming what the server does not do.
 
     It has to read ids as the prompt, to generate to the last token (`ignore_eos`), and to tell how
@@ -199,7 +176,7 @@ async def check_server(name: str, target: Target, load: Load) -> None:
         )
 
 
-async def _in_turn(sides: tuple[_Side, _Side], load: Load, turns: int) -> list[dict[str, Any]]:
+async def _in_turn(sides: tuple[_Side, _Side], load: HttpLoad, turns: int) -> list[dict[str, Any]]:
     """The figures of each side over all its turns."""
     warm_up = replace(load, generate=min(_WARM_UP_TOKENS, load.generate))
     answers: list[list[Any]] = [[] for _ in sides]
@@ -210,10 +187,10 @@ async def _in_turn(sides: tuple[_Side, _Side], load: Load, turns: int) -> list[d
         # Who goes first alternates: the second finds a machine that the first has warmed.
         for place in range(len(sides)) if turn % 2 else reversed(range(len(sides))):
             side = sides[place]
-            before = await accepted_drafts(side.target)
+            before = accepted_drafts(side.target)
             found, taken = await send(side.target, step)
             _refuse_failures(side, step, found)
-            after = await accepted_drafts(side.target)
+            after = accepted_drafts(side.target)
             if turn:
                 drafted[place] = added(drafted[place], before, after)
                 answers[place] += found
@@ -221,7 +198,7 @@ async def _in_turn(sides: tuple[_Side, _Side], load: Load, turns: int) -> list[d
     return [metrics(*each) for each in zip(answers, seconds, drafted, strict=True)]
 
 
-def _refuse_failures(side: _Side, load: Load, answers: list[Any]) -> None:
+def _refuse_failures(side: _Side, load: HttpLoad, answers: list[Any]) -> None:
     """Raise TpdetError where an answer failed or was cut short: its figures would not compare."""
     for answer in answers:
         if answer.error is not None:
@@ -237,7 +214,7 @@ def _rows(
     options: argparse.Namespace,
     ours: _Side,
     peer: _Side,
-    load: Load,
+    load: HttpLoad,
     mine: dict[str, Any],
     theirs: dict[str, Any],
 ) -> list[BenchRow]:
@@ -277,7 +254,4 @@ def print_table(rows: list[BenchRow]) -> None:
         speed = "" if row.ratio is None else f"{1 / row.ratio:.2f}"
         ours, theirs = f"{row.value:,.1f} {row.unit}", f"{row.peer_value:,.1f}"
         table.add_row(row.case, str(row.batch), ours, theirs, speed)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=120)
-    console.print(table)
+    wide_console(120).print(table)

@@ -4,29 +4,24 @@ The JSON keys are those of `vllm bench serve`; `http_load` says what the times m
 """
 
 import argparse
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tpdet.arguments.command_line import check_counts
+from tpdet.client.address import Address
 from tpdet.errors import TpdetError, UsageError
-from tpdet.tools.bench.client import Address, Answer, get_json, run_load
+from tpdet.tools.bench.client import Answer, get_json, run_load
 from tpdet.tools.bench.http_load import (
-    Load,
     Target,
     accepted_drafts,
     added,
+    load_of,
     metrics,
     our_headers,
     send,
     tell_of_drafts,
 )
-from tpdet.tools.bench.report.record import BenchRow, print_line
-from tpdet.tools.bench.run import parse_range
-from tpdet.tools.verify.report import append_record, run_record
+from tpdet.tools.measurement.rows import BenchRow, keep, print_line
 from tpdet.tools.worlds.machine import machine
 
 
@@ -60,12 +55,7 @@ def _report(options: argparse.Namespace, model: str, found: dict[str, Any]) -> i
     )
     print_figures(found)
     tell_of_drafts(model, found)
-    command = shlex.join(["tpdet", *sys.argv[1:]])
-    record = run_record(
-        "serve", machine("auto", options.tp or 1), command, [msgspec.to_builtins(row)]
-    )
-    if options.output is not None:
-        append_record(options.output, "serve", record)
+    record = keep("serve", machine("auto", options.tp or 1), [row], options.output)
     environment = {key: value for key, value in record.items() if key != "rows"}
     print_line(found | {"environment": environment}, options.json)
     return 1 if found["failed"] else 0
@@ -78,24 +68,13 @@ async def _load(options: argparse.Namespace) -> tuple[str, list[Answer], float, 
     address, headers = Address.parse(options.base_url), our_headers(options.api_key_file)
     model = options.model
     if model is None:
-        model = (await get_json(address, "/v1/models", headers))["data"][0]["id"]
-    shortest, longest = parse_range(options.input)
-    load = Load(
-        requests=options.requests,
-        shortest=shortest,
-        longest=longest,
-        generate=options.generate,
-        concurrency=options.concurrency,
-        rate=options.rate,
-        temperature=options.temperature,
-        vocabulary=options.vocabulary,
-        seed=options.seed,
-        timeout=options.timeout,
-    )
+        model = (get_json(address, "/v1/models", headers))["data"][0]["id"]
+    names = ("requests", "concurrency", "rate", "temperature")
+    load = load_of(options, **{name: getattr(options, name) for name in names})
     target = Target(address, headers, model)
-    before = await accepted_drafts(target)
+    before = accepted_drafts(target)
     answers, seconds = await send(target, load)
-    after = await accepted_drafts(target)
+    after = accepted_drafts(target)
     return model, answers, seconds, added(0, before, after)
 
 

@@ -1,12 +1,13 @@
 """The work of a benchmark's ranks, and their results, as plain data in JSON files."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import msgspec
 
 from tpdet.tools.bench.generate_load import Sizes
-from tpdet.tools.bench.report.record import BenchRow
-from tpdet.tools.worlds.spec import Machine
+from tpdet.tools.measurement.rows import BenchRow
+from tpdet.tools.worlds.machine import Machine, machine
 
 
 class LatencyCases(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +30,7 @@ class MixedCase(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
-class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One model at one size; `latency` or `mixed` says what to time.
 
     settings: those of the engine that were given (`EngineConfig`); the others have its defaults.
@@ -39,15 +40,21 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     latency: LatencyCases | None = None
     mixed: MixedCase | None = None
 
+    @property
+    def module(self) -> str:
+        """The benchmark that times it."""
+        return "latency" if self.latency else "throughput"
 
-class GenerateSpec(msgspec.Struct, frozen=True, kw_only=True):
+
+class GenerateSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What `LLM.generate` is timed by; settings: the keywords of `LLM` that were given."""
 
+    module: ClassVar[str] = "generate"
     settings: dict[str, Any]
     sizes: Sizes
 
 
-class DraftsSpec(msgspec.Struct, frozen=True, kw_only=True):
+class DraftsSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What drafters are timed by: synthetic ones at each batch, and texts where `texts` is set.
 
     settings: the keywords of `LLM` that were given. acceptance: chances that a synthetic draft is
@@ -55,6 +62,7 @@ class DraftsSpec(msgspec.Struct, frozen=True, kw_only=True):
     counts.
     """
 
+    module: ClassVar[str] = "drafts_rank"
     settings: dict[str, Any]
     batches: tuple[int, ...]
     acceptance: tuple[float, ...]
@@ -65,9 +73,10 @@ class DraftsSpec(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
-class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Decode steps of `batch` sequences, whose host's time is taken."""
+class HostSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Decode steps of `batch` sequences, whose host's time is taken; the fields are flags."""
 
+    module: ClassVar[str] = "host"
     model: str
     load_format: str
     device: str
@@ -83,14 +92,19 @@ class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.steps + -(-self.batch * self.context // 1024)
 
 
-class ExchangeSpec(msgspec.Struct, frozen=True, kw_only=True):
+class ExchangeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The exchange between ranks: outputs of `kilobytes` each, in rows of `hidden` bf16 values."""
 
+    module: ClassVar[str] = "exchange"
     kilobytes: tuple[int, ...]
     hidden: int
     fold_order: str
     repeats: int
     timeout: float = 600.0
+
+
+Spec = EngineSpec | GenerateSpec | DraftsSpec | HostSpec | ExchangeSpec
+"""`measure` of a spec's `module` does its work on a rank."""
 
 
 class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +113,13 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[BenchRow, ...]
     machine: Machine
     notes: tuple[str, ...] = ()
+
+
+def result_of(
+    rows: Sequence[BenchRow], device: str, ranks: int, notes: Sequence[str] = ()
+) -> BenchResult:
+    """The result of a world of `ranks` on this host's "cpu" or "cuda" (or "auto")."""
+    return BenchResult(rows=tuple(rows), machine=machine(device, ranks), notes=tuple(notes))
 
 
 def output_rows(kilobytes: int, hidden: int) -> int:

@@ -1,17 +1,50 @@
-"""Time of a mixed load: many requests of many lengths, all submitted at once."""
+"""`tpdet bench throughput`: time of a mixed load, all its requests submitted at once."""
 
+import argparse
 import time
 
 from tpdet.engine import Engine
 from tpdet.requests.request import TokenOutput
-from tpdet.tools.bench.latency import engine_rates, engine_row
+from tpdet.tools.bench.engine import engine_of, measure_engine, ready, row_beside_floor
 from tpdet.tools.bench.load import lengths, prompt, submit
-from tpdet.tools.bench.report.floor import mixed_work
-from tpdet.tools.bench.report.record import BenchRow
-from tpdet.tools.bench.spec import EngineSpec
+from tpdet.tools.bench.run import run_worlds
+from tpdet.tools.bench.spec import BenchResult, EngineSpec, MixedCase
+from tpdet.tools.measurement.floor import mixed_work
+from tpdet.tools.measurement.rows import BenchRow, finish
+from tpdet.tools.worlds.lists import parse_range
 
 _WARM_UP_REQUESTS = 4
 _WARM_UP_TOKENS = 4
+
+
+def throughput_command(options: argparse.Namespace) -> int:
+    """A mixed load on a model, a world a size; its rows go beside those of latency."""
+    shortest, longest = parse_range(options.input)
+    case = MixedCase(
+        requests=options.requests,
+        shortest=shortest,
+        longest=longest,
+        generate=options.generate,
+        seed=options.seed,
+    )
+    of_load = lengths(case.requests, shortest, longest, case.seed)
+    with engine_of(options) as engine:
+        tps, config, rates = ready(options, engine)
+        work = mixed_work(config, of_load, case.generate)
+        if rates is not None:
+            for tp in tps:
+                print(f"floor, TP {tp}: {work.over(tp).seconds(rates):.3f} s", flush=True)
+        spec = EngineSpec(settings=engine.model_dump(exclude_unset=True), mixed=case)
+        rows, largest = run_worlds(tps, spec, engine)
+    finish(
+        "throughput", largest.machine, rows, options.output, as_json=options.json, file="latency"
+    )
+    return 0
+
+
+def measure(spec: EngineSpec) -> BenchResult | None:
+    """One rank; the result on rank 0."""
+    return measure_engine(spec, time_mixed)
 
 
 def time_mixed(engine: Engine, spec: EngineSpec) -> tuple[list[BenchRow], list[str]]:
@@ -36,27 +69,12 @@ def time_mixed(engine: Engine, spec: EngineSpec) -> tuple[list[BenchRow], list[s
     wanted = case.requests * case.generate
     if tokens != wanted:
         raise RuntimeError(f"{tokens} tokens were generated, not {wanted}: a request failed")
-    work = mixed_work(engine.model_config, counts, case.generate).over(engine.world.size)
-    rates = engine_rates(engine)
-    floor = None if rates is None else work.seconds(rates)
-    row = engine_row(
-        engine,
-        case="mixed",
-        batch=case.requests,
-        context=case.longest,
-        value=seconds,
-        unit="s",
-        floor=floor,
-        ratio=floor and seconds / floor,
-    )
-    rate = engine_row(
-        engine,
-        case="mixed output",
-        batch=case.requests,
-        context=case.longest,
-        value=tokens / seconds,
-        unit="tokens/s",
-        floor=floor and tokens / floor,
-        ratio=floor and seconds / floor,
-    )
-    return [row, rate], []
+    work = mixed_work(engine.model_config, counts, case.generate)
+    common = {"batch": case.requests, "context": case.longest}
+    return [
+        row_beside_floor(engine, work, seconds, value, unit, case=name, **common)
+        for name, value, unit in (
+            ("mixed", seconds, "s"),
+            ("mixed output", tokens / seconds, "tokens/s"),
+        )
+    ], []

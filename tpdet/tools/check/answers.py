@@ -17,7 +17,7 @@ _FORMS = "take lines of tpdet generate --json, or of tpdet run-batch --record"
 _BODY = "response.body"
 
 
-class Asked(msgspec.Struct, frozen=True):
+class BatchRequest(msgspec.Struct, frozen=True):
     """A request of a batch: the path and the body that was sent."""
 
     url: str
@@ -60,7 +60,7 @@ class Response(msgspec.Struct, frozen=True):
 class BatchLine(msgspec.Struct, frozen=True):
     """A line of `tpdet run-batch --record`."""
 
-    request: Asked
+    request: BatchRequest
     response: Response
 
 

@@ -12,7 +12,7 @@ _SHOWN = 20
 """Differences of a line that the table shows."""
 
 
-class Found(msgspec.Struct, frozen=True, tag_field="object", tag="difference"):
+class FoundDifference(msgspec.Struct, frozen=True, tag_field="object", tag="difference"):
     """The first difference of a line, and the paths of all fields that differ.
 
     A difference of a token has `choice`, which counts the choices of all prompts, and `position`;
@@ -67,7 +67,7 @@ def json_lines(compared: Sequence[Compared], checked: Checked) -> Iterator[str]:
     for one in compared:
         if one.differences:
             parts = tuple(_path(one, difference) for difference in one.differences)
-            found = Found(one.line.number, one.differences[0], parts)
+            found = FoundDifference(one.line.number, one.differences[0], parts)
             yield msgspec.json.encode(found).decode()
     yield msgspec.json.encode(checked).decode()
 

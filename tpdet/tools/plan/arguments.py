@@ -8,6 +8,21 @@ from tpdet.checkpoint.model_config.known_shapes import SHAPES
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS
 from tpdet.tools.plan.hardware import HARDWARE
 
+FIGURES = (
+    ("--nodes", whole_number, "nodes", "hosts (default 1)"),
+    ("--gpus-per-node", whole_number, "gpus", "GPUs of a host (default 8)"),
+    ("--tp", whole_number, "tp", "tensor-parallel size; the recommended one if none"),
+    ("--context", whole_number, "context", "tokens of each sequence (default 4096)"),
+    ("--batch", whole_number, "batch", "sequences a world decodes (default 64)"),
+    ("--budget", whole_number, "budget", "tokens in a step (default 8192)"),
+    ("--leaves", whole_number, "leaves", "as of tpdet serve (default 8)"),
+    ("--gpu-memory-utilization", number, "utilization", "default 0.9"),
+    ("--max-step-ms", number, "most_ms", "what a reader may wait for a token (default 50)"),
+    ("--network-gbps", number, "gbps", "gigabits a second of each GPU's adapter (default 360)"),
+    ("--network-us", number, "hop_us", "microseconds between hosts, beside NCCL's (default 5)"),
+)
+"""Flags that are numbers: each with its kind, the field of a `PlanRequest` and its help."""
+
 
 def add_plan(commands: argparse._SubParsersAction) -> None:
     """Add `plan` to the commands of `tpdet`."""
@@ -30,30 +45,10 @@ def add_plan(commands: argparse._SubParsersAction) -> None:
     command.add_argument(
         "--gpu", default="h200", help=f"whose times were measured: {', '.join(HARDWARE)}"
     )
-    command.add_argument("--nodes", type=whole_number, help="hosts (default 1)")
-    command.add_argument("--gpus-per-node", type=whole_number, help="GPUs of a host (default 8)")
-    command.add_argument(
-        "--tp", type=whole_number, help="tensor-parallel size; the recommended one if none"
-    )
-    command.add_argument(
-        "--context", type=whole_number, help="tokens of each sequence (default 4096)"
-    )
-    command.add_argument(
-        "--batch", type=whole_number, help="sequences a world decodes (default 64)"
-    )
-    command.add_argument("--budget", type=whole_number, help="tokens in a step (default 8192)")
-    command.add_argument("--leaves", type=whole_number, help="as of tpdet serve (default 8)")
     command.add_argument("--fold-order", choices=FOLD_ORDERS, help=f"default {DEFAULT_FOLD_ORDER}")
-    command.add_argument("--gpu-memory-utilization", type=number, help="default 0.9")
-    command.add_argument(
-        "--max-step-ms", type=number, help="what a reader may wait for a token (default 50)"
-    )
-    command.add_argument(
-        "--network-gbps", type=number, help="gigabits a second of each GPU's adapter (default 360)"
-    )
-    command.add_argument(
-        "--network-us", type=number, help="microseconds between hosts, beside NCCL's (default 5)"
-    )
+    for name, kind, field, text in FIGURES:
+        shown = name[2:].replace("-", "_").upper()
+        command.add_argument(name, type=kind, dest=field, metavar=shown, help=text)
     command.add_argument("--json", action="store_true", help="one JSON object")
     command.add_argument(
         "--plot",

@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from tpdet.arguments.command_line import check_counts
@@ -14,11 +13,17 @@ from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
 from tpdet.runner.start.step_tokens import MOST_TOKENS
 from tpdet.server.settings.settings import Settings, load_settings
-from tpdet.tools.bench.report.find_model import find_model
+from tpdet.tools.measurement.rows import wide_console
 from tpdet.tools.plan.draft import DraftPlan, draft_request
 from tpdet.tools.plan.hardware import GIB, Network
-from tpdet.tools.plan.plan import Choice, Plan, PlanRequest, choose_size, plan_size
+from tpdet.tools.plan.plan import Plan, PlanRequest, RecommendedSize, choose_size, plan_size
+from tpdet.tools.worlds.shapes import find_model
 
+_OF_FLAGS = (
+    "nodes", "gpus", "tp", "context", "batch", "budget", "leaves", "fold_order", "utilization",
+    "most_ms",
+)  # fmt: skip
+"""Fields of a `PlanRequest` that flags set."""
 _NO_ROOM = 71  # the exit code when memory is short
 
 
@@ -58,18 +63,13 @@ def request_of(options: argparse.Namespace) -> PlanRequest:
     request = PlanRequest(model, found, options.gpu.lower(), context=4096, batch=64)
     if settings is not None:
         request = configured(request, settings)
-    flags = {
-        "nodes": options.nodes, "tp": options.tp, "context": options.context,
-        "batch": options.batch, "leaves": options.leaves, "fold_order": options.fold_order,
-        "budget": options.budget, "gpus": options.gpus_per_node,
-        "utilization": options.gpu_memory_utilization, "most_ms": options.max_step_ms,
-    }  # fmt: skip
+    flags = {name: getattr(options, name) for name in _OF_FLAGS}
     request = replace(
         request, **{name: value for name, value in flags.items() if value is not None}
     )
     network = Network(
-        bytes=Network.bytes if options.network_gbps is None else 1e9 * options.network_gbps / 8,
-        hop=Network.hop if options.network_us is None else 1e-6 * options.network_us,
+        bytes=Network.bytes if options.gbps is None else 1e9 * options.gbps / 8,
+        hop=Network.hop if options.hop_us is None else 1e-6 * options.hop_us,
     )
     request = checked(replace(request, network=network))
     return with_draft_model(request, settings, options)
@@ -144,11 +144,9 @@ LEGEND = (
 """Explains the words of the table."""
 
 
-def print_plan(plan: Plan | None, choice: Choice) -> None:
+def print_plan(plan: Plan | None, choice: RecommendedSize) -> None:
     """Print a table of all sizes, one size in detail, the legend, and the recommendation."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=120)
+    console = wide_console(120)
     console.print(_sizes(choice))
     if plan is not None:
         for line in plan_lines(plan):
@@ -197,7 +195,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _sizes(choice: Choice) -> Table:
+def _sizes(choice: RecommendedSize) -> Table:
     table = Table()
     for column in (
         "TP",

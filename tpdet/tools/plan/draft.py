@@ -10,9 +10,9 @@ from tpdet.checkpoint.resolve import resolve_model, resolve_tokenizer
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.runner.start.step_tokens import LEAST_TOKENS
 from tpdet.speculative.draft_model.pair import check_pair, draft_page_bytes, draft_pages
-from tpdet.tools.bench.report.find_model import find_model
 from tpdet.tools.plan.memory import rank_memory
-from tpdet.tools.plan.step import World, decode_parts, make_world, step_seconds
+from tpdet.tools.plan.step import PlanWorld, decode_parts, make_world, step_seconds
+from tpdet.tools.worlds.shapes import find_model
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def draft_request(
 
 
 def draft_plan(
-    draft: DraftRequest, world: World, batch: int, context: int, utilization: float
+    draft: DraftRequest, world: PlanWorld, batch: int, context: int, utilization: float
 ) -> DraftPlan:
     """The draft model of a world, whole on its rank 0, for `batch` sequences of `context` tokens.
 

@@ -12,7 +12,7 @@ import torch
 from tpdet.comm.exchange.peer import OVERLAP_PROGRAMS
 from tpdet.comm.exchange.slot_layout import SlotLayout, by_ranks
 from tpdet.kernels.order import fold_plan
-from tpdet.tools.bench.report.floor import sent_bytes
+from tpdet.tools.measurement.floor import sent_bytes
 from tpdet.tools.plan.constants import Constants, ExchangeCost
 from tpdet.tools.plan.hardware import Network
 

@@ -18,8 +18,7 @@ import numpy as np
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, DEFAULT_LEAVES, fold_plan
 from tpdet.models.products import layer_products
-from tpdet.tools.bench.report.floor import sent_bytes
-from tpdet.tools.bench.report.shapes import cut_for, named_config
+from tpdet.tools.measurement.floor import sent_bytes
 from tpdet.tools.plan import figures
 from tpdet.tools.plan.constants import (
     EXPERTS,
@@ -45,6 +44,7 @@ from tpdet.tools.plan.kernel_time import (
     product_work,
 )
 from tpdet.tools.plan.step_fit import fit_steps
+from tpdet.tools.worlds.shapes import cut_for, named_config
 
 _HIDDEN = 4096  # of the measured exchanges
 _TIMED_ORDER = "pairs"  # of the measured exchanges (tests/gpu/exchange/peer_times.py)

@@ -15,7 +15,7 @@ from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.footprint import row_bytes, weight_bytes
 from tpdet.models.products import head_product
-from tpdet.tools.plan.step import World
+from tpdet.tools.plan.step import PlanWorld
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Memory:
         return self.pages // -(-context // PAGE_TOKENS)
 
 
-def rank_memory(world: World, positions: int, utilization: float) -> Memory:
+def rank_memory(world: PlanWorld, positions: int, utilization: float) -> Memory:
     """The memory of a rank. positions: the longest sequence; utilization: the share to use."""
     config = world.config
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -71,7 +71,7 @@ def rank_memory(world: World, positions: int, utilization: float) -> Memory:
     )
 
 
-def _slot_bytes(world: World, dtype: torch.dtype) -> int:
+def _slot_bytes(world: PlanWorld, dtype: torch.dtype) -> int:
     """Bytes that peers of the node write to, and that take other nodes' partials."""
     levels, hidden = world.levels, world.config.hidden_size
     inside = 0
@@ -84,7 +84,7 @@ def _slot_bytes(world: World, dtype: torch.dtype) -> int:
     return inside + 4 * levels.nodes * levels.node_slots * rows * hidden
 
 
-def _workspace_bytes(world: World) -> int:
+def _workspace_bytes(world: PlanWorld) -> int:
     """The rows of a step, and the logits of HEAD_ROWS rows."""
     head = head_product(world.partition).n
     logits = 4 * HEAD_ROWS * (2 * head + 3 * head * world.ranks)

@@ -8,21 +8,21 @@ from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.checkpoint.model_config.expert_load import fullest_rank, touched_experts
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, PAGE_TOKENS
-from tpdet.tools.bench.report.floor import RATES, Rates, decode_work
+from tpdet.tools.measurement.floor import RATES, Rates, decode_work
+from tpdet.tools.measurement.results_file import short_name
 from tpdet.tools.plan.constants import load_constants
 from tpdet.tools.plan.draft import DraftPlan, DraftRequest, draft_plan
 from tpdet.tools.plan.hardware import GIB, Hardware, Network, hardware_of
 from tpdet.tools.plan.memory import Memory, rank_memory
 from tpdet.tools.plan.step import (
     Parts,
-    World,
+    PlanWorld,
     decode_parts,
     limit_of,
     make_world,
     prefill_parts,
     step_seconds,
 )
-from tpdet.tools.verify.report import short_name
 
 MEASURED_GPUS = 4
 """GPUs of a node whose exchanges were measured, at most."""
@@ -58,7 +58,7 @@ class PlanRequest:
         hardware = hardware_of(self.gpu)
         if self.gpus is None:
             return hardware
-        return Hardware(hardware.memory, hardware.reserved, hardware.multiprocessors, self.gpus)
+        return replace(hardware, gpus=self.gpus)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +92,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     draft: DraftPlan | None = None
 
 
-class Choice(msgspec.Struct, frozen=True):
+class RecommendedSize(msgspec.Struct, frozen=True):
     """The recommended size, 0 where none fits, with the reason, and the plans of all sizes."""
 
     tp: int
@@ -146,7 +146,7 @@ def plan_size(request: PlanRequest, tp: int) -> Plan:
     )
 
 
-def plan_world(request: PlanRequest, tp: int) -> World:
+def plan_world(request: PlanRequest, tp: int) -> PlanWorld:
     """The world of one size. Raises UsageError where it does not fit the model or the nodes."""
     hardware = request.hardware
     total = request.nodes * hardware.gpus
@@ -168,23 +168,28 @@ def plan_world(request: PlanRequest, tp: int) -> World:
     )
 
 
-def choose_size(request: PlanRequest) -> Choice:
-    """The size with most tokens a second of all worlds, among those whose memory holds the batch.
-
-    A size whose step takes longer than `most_ms` is chosen only where none is faster.
-    """
-    sizes = []
-    tp = 1
+def plan_sizes(request: PlanRequest) -> list[Plan]:
+    """Plans of every size that the model and the nodes allow, even if memory is short."""
+    sizes, tp = [], 1
     while tp <= request.nodes * request.hardware.gpus:
         try:
             sizes.append(plan_size(request, tp))
         except UsageError:  # too many ranks for the model's leaves or heads
             break
         tp *= 2
+    return sizes
+
+
+def choose_size(request: PlanRequest) -> RecommendedSize:
+    """The size with most tokens a second of all worlds, among those whose memory holds the batch.
+
+    A size whose step takes longer than `most_ms` is chosen only where none is faster.
+    """
+    sizes = plan_sizes(request)
     fitting = [plan for plan in sizes if plan.fits]
     if not fitting:
         most = max(sizes, key=lambda plan: plan.kv_sequences)
-        return Choice(
+        return RecommendedSize(
             0,
             f"no size holds {request.batch} sequences of {request.context:,} tokens: TP {most.tp} "
             f"holds {most.kv_sequences:,}; lower --batch or --context, "
@@ -205,7 +210,7 @@ def choose_size(request: PlanRequest) -> Choice:
         )
     if smallest > 1:
         reason += f"; under TP {smallest} memory does not hold the batch"
-    return Choice(best.tp, reason, tuple(sizes))
+    return RecommendedSize(best.tp, reason, tuple(sizes))
 
 
 def _memory_fields(memory: Memory) -> dict[str, int]:
@@ -225,7 +230,7 @@ def _milliseconds(parts: Parts) -> dict[str, float]:
     return {name: 1e3 * seconds for name, seconds in parts.items()}
 
 
-def _notes(world: World) -> tuple[str, ...]:
+def _notes(world: PlanWorld) -> tuple[str, ...]:
     notes = []
     if world.config.dtype != "bfloat16":
         notes.append(f"memory is planned for {world.config.dtype}, times are those of bfloat16")
@@ -250,7 +255,7 @@ def _notes(world: World) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _expert_notes(world: World, batch: int) -> tuple[str, ...]:
+def _expert_notes(world: PlanWorld, batch: int) -> tuple[str, ...]:
     """Where experts lie, and how many of them a step reads; () for a dense model."""
     mixture = world.config.mixture
     if mixture is None:

@@ -4,25 +4,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tpdet.errors import ResourceError, UsageError
-from tpdet.tools.bench.report.plot import require_matplotlib, save_figure
-from tpdet.tools.plan.plan import Plan, PlanRequest, plan_size
+from tpdet.errors import ResourceError
+from tpdet.tools.measurement.figures import COLOURS, new_figure, require_matplotlib, save_figure
+from tpdet.tools.plan.plan import Plan, PlanRequest, plan_sizes
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
-_COLOURS = ("#1b6ca8", "#c8553d", "#3c8d53", "#8a5aa8", "#b8860b", "#555555", "#111111")
 
 
 def draw_plan(request: PlanRequest, stem: Path) -> None:
     """Write stem.png and stem.svg. Raises UsageError without matplotlib, ResourceError when no
     size holds the batch."""
     require_matplotlib()
-    every = sizes_at(replace(request, nodes=NODES[-1]))
+    every = plan_sizes(replace(request, nodes=NODES[-1]))
     if not any(plan.fits for plan in every):
         raise ResourceError(
             f"no size holds {request.batch} sequences of {request.context} tokens: lower --batch "
             "or --context, or raise --leaves"
         )
-    figure, (left, right) = _new_figure()
+    figure = new_figure(11.0, 4.8)
+    left, right = figure.subplots(1, 2)
     _draw_scaling(left, request, every)
     _draw_parts(right, every)
     figure.suptitle(
@@ -31,28 +31,6 @@ def draw_plan(request: PlanRequest, stem: Path) -> None:
     )
     stem.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, stem)
-
-
-def sizes_at(request: PlanRequest) -> list[Plan]:
-    """Plans of every size that the model and the nodes allow, even if memory is short."""
-    found = []
-    tp = 1
-    while tp <= request.nodes * request.hardware.gpus:
-        try:
-            found.append(plan_size(request, tp))
-        except UsageError:
-            break
-        tp *= 2
-    return found
-
-
-def _new_figure() -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11.0, 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots(1, 2)
 
 
 def _draw_scaling(axes: Any, request: PlanRequest, every: list[Plan]) -> None:
@@ -66,7 +44,7 @@ def _draw_scaling(axes: Any, request: PlanRequest, every: list[Plan]) -> None:
             nodes,
             [rate * count * request.hardware.gpus / plan.tp for count in nodes],
             marker="o",
-            color=_COLOURS[index % len(_COLOURS)],
+            color=COLOURS[index % len(COLOURS)],
             label=f"TP {plan.tp}: {plan.decode_ms:.1f} ms",
         )
     axes.set_xscale("log", base=2)
@@ -88,7 +66,7 @@ def _draw_parts(axes: Any, every: list[Plan]) -> None:
     below, keys = [0.0] * len(every), []
     for index, name in enumerate(names):
         heights = [plan.decode_parts[name] for plan in every]
-        colour = _COLOURS[index % len(_COLOURS)]
+        colour = COLOURS[index % len(COLOURS)]
         bars = axes.bar(ticks, heights, bottom=below, color=colour)
         for bar, plan in zip(bars, every, strict=True):
             if not plan.fits:

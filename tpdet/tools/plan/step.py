@@ -10,8 +10,7 @@ from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.models.micro_batches import MICRO_BATCH_ROWS
 from tpdet.models.products import head_product, layer_products
-from tpdet.tools.bench.report.floor import attention_flops
-from tpdet.tools.bench.report.shapes import cut_for
+from tpdet.tools.measurement.floor import attention_flops
 from tpdet.tools.plan.constants import EXPERTS, Constants
 from tpdet.tools.plan.exchange_time import (
     Levels,
@@ -32,10 +31,11 @@ from tpdet.tools.plan.kernel_time import (
     sampling_seconds,
     smooth_maximum,
 )
+from tpdet.tools.worlds.shapes import cut_for
 
 
 @dataclass(frozen=True)
-class World:
+class PlanWorld:
     """A model divided over ranks on nodes, with the constants for its steps.
 
     budget: rows of a step, at most; overlapped: multiprocessors of an exchange that overlaps
@@ -72,7 +72,7 @@ def make_world(
     fold_order: str = DEFAULT_FOLD_ORDER,
     leaves: int | None = None,
     overlapped: int | None = None,
-) -> World:
+) -> PlanWorld:
     """The world of `ranks`, seen from the rank that holds most of it.
 
     Raises UsageError naming the sizes or leaves that fit the model.
@@ -80,7 +80,7 @@ def make_world(
     parts = [cut_for(config, ranks, fold_order, leaves, rank=rank) for rank in range(ranks)]
     partition = max(parts, key=lambda part: (len(part.key_heads), len(part.query_heads)))
     cut = partition.leaves, fold_order, config.hidden_size, budget
-    return World(
+    return PlanWorld(
         partition,
         levels_of(ranks, hardware.gpus, *cut),
         constants,
@@ -107,7 +107,7 @@ def limit_of(parts: Parts) -> str:
     return max((name for name in parts if name != "host"), key=lambda name: parts[name])
 
 
-def decode_parts(world: World, batch: int, context: int) -> Parts:
+def decode_parts(world: PlanWorld, batch: int, context: int) -> Parts:
     """The parts of a step in which `batch` sequences of `context` tokens get one token each."""
     config, constants, levels = world.config, world.constants, world.levels
     layers = config.num_layers
@@ -125,7 +125,7 @@ def decode_parts(world: World, batch: int, context: int) -> Parts:
     }
 
 
-def prefill_parts(world: World, length: int) -> Parts:
+def prefill_parts(world: PlanWorld, length: int) -> Parts:
     """The parts of a step of `budget` tokens from prompts of `length` tokens, each sampled once.
 
     A step of many rows runs as two micro-batches: the exchanges of one overlap the products of the
@@ -153,7 +153,9 @@ def prefill_parts(world: World, length: int) -> Parts:
     }
 
 
-def _prefill_exchanges(world: World, micro_batches: int, computed: float) -> tuple[float, float]:
+def _prefill_exchanges(
+    world: PlanWorld, micro_batches: int, computed: float
+) -> tuple[float, float]:
     """Seconds that exchanges add to the `computed` seconds: inside a node, and between nodes."""
     if world.ranks == 1:
         return 0.0, 0.0
@@ -174,7 +176,7 @@ def _prefill_exchanges(world: World, micro_batches: int, computed: float) -> tup
     return added * (1 - share), added * share
 
 
-def _layers_products(world: World, rows: int) -> float:
+def _layers_products(world: PlanWorld, rows: int) -> float:
     """Seconds of a rank's products of all layers, those with experts and those without."""
     config = world.config
     kinds = Counter(map(config.has_experts, range(config.num_layers)))
@@ -182,7 +184,7 @@ def _layers_products(world: World, rows: int) -> float:
     return sum(kinds[kind] * _layer_products(world, rows, of_kind[kind]) for kind in kinds)
 
 
-def _layer_products(world: World, rows: int, index: int) -> float:
+def _layer_products(world: PlanWorld, rows: int, index: int) -> float:
     """Seconds of a rank's products of layer `index`."""
     products = layer_products(world.partition, index)
     alone = sum(_product(world, each, rows) for each in products if not each.experts)
@@ -192,7 +194,7 @@ def _layer_products(world: World, rows: int, index: int) -> float:
     return max(alone - world.constants.layer.saved, 0.0)
 
 
-def _expert_rows(world: World, rows: int) -> float:
+def _expert_rows(world: PlanWorld, rows: int) -> float:
     """Seconds of gathering rows between the products of experts that are cut over outputs.
 
     It has the costs of a one-shot exchange; the totals behind the experts count as the exchange of
@@ -207,7 +209,7 @@ def _expert_rows(world: World, rows: int) -> float:
     return sum(map(world.config.has_experts, range(world.config.num_layers))) * each
 
 
-def _head(world: World, rows: int) -> float:
+def _head(world: PlanWorld, rows: int) -> float:
     """Seconds of the output head, in blocks of HEAD_ROWS."""
     head = head_product(world.partition)
     full, rest = divmod(rows, HEAD_ROWS)
@@ -215,24 +217,24 @@ def _head(world: World, rows: int) -> float:
     return sum(_product(world, head, block) for block in blocks)
 
 
-def _product(world: World, each: LayerProduct, rows: int) -> float:
+def _product(world: PlanWorld, each: LayerProduct, rows: int) -> float:
     work = product_work(each.kind, rows, each.n, each.k, world.levels.slots)
     return product_seconds(world.constants.product(each.kind), work)
 
 
-def _between_products(world: World, rows: int) -> float:
+def _between_products(world: PlanWorld, rows: int) -> float:
     """Seconds of rotation, stores, activation and gaps of one layer."""
     cost = world.constants.layer
     moved = layer_bytes(rows, layer_products(world.partition))
     return cost.seconds + moved / cost.bytes
 
 
-def _sampling(world: World, rows: int) -> float:
+def _sampling(world: PlanWorld, rows: int) -> float:
     columns = head_product(world.partition).n
     return sampling_seconds(world.constants.sampling, world.ranks, rows, columns)
 
 
-def _embedding(world: World, rows: int) -> float:
+def _embedding(world: PlanWorld, rows: int) -> float:
     """Seconds of embedded rows from other nodes: bf16, half the bytes of a partial."""
     values = -(-rows * world.config.hidden_size // (2 * world.levels.node_slots))
     return between_seconds(world.constants, world.levels, values, world.network)

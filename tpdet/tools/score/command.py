@@ -16,15 +16,15 @@ from tpdet.requests.request import Request, check_against_model
 from tpdet.requests.sampling_params import SamplingParams
 from tpdet.text.tokenizer import Tokenizer
 from tpdet.tools.score.report import (
-    Found,
     Score,
+    ScoredText,
     Token,
     alternative,
     json_lines,
     table_lines,
     total,
 )
-from tpdet.tools.score.source import Source, read_source
+from tpdet.tools.score.source import ScoredSource, read_source
 
 
 def score(options: argparse.Namespace) -> int:
@@ -73,7 +73,7 @@ def _params(top: int) -> SamplingParams:
 
 
 def _checked_ids(
-    source: Source,
+    source: ScoredSource,
     config: EngineConfig,
     tokenizer: Tokenizer | None,
     special: bool,
@@ -109,7 +109,7 @@ def _found(
     positions: list[dict[int, Logprob] | None],
     top: int,
     tokenizer: Tokenizer | None,
-) -> Found:
+) -> ScoredText:
     """The engine's answer as it is printed."""
     texts: dict[int, str | None] = {}
 
@@ -130,4 +130,4 @@ def _found(
         tokens.append(
             Token(position, token_id, entry.text, entry.logprob, entry.bits, entry.rank, others)
         )
-    return Found(what, tuple(tokens), total(logprobs))
+    return ScoredText(what, tuple(tokens), total(logprobs))

@@ -64,7 +64,7 @@ class Total(msgspec.Struct, frozen=True, tag_field="object", tag="total"):
     perplexity: float
 
 
-class Found(msgspec.Struct, frozen=True):
+class ScoredText(msgspec.Struct, frozen=True):
     """All that is printed."""
 
     score: Score
@@ -89,13 +89,13 @@ def total(logprobs: Sequence[float]) -> Total:
     return Total(len(logprobs), whole, mean, perplexity)
 
 
-def json_lines(found: Found) -> Iterator[str]:
+def json_lines(found: ScoredText) -> Iterator[str]:
     """A line for what was computed, one for each token, one for the totals."""
     for line in (found.score, *found.tokens, found.total):
         yield msgspec.json.encode(line).decode()
 
 
-def table_lines(found: Found) -> Iterator[str]:
+def table_lines(found: ScoredText) -> Iterator[str]:
     """An aligned table, with a position's other likely tokens below its token; then the totals."""
     head = ("position", "id", "logprob", "bits", "rank", "text")
     rows = [head, *(row for token in found.tokens for row in _rows(token))]

@@ -12,7 +12,7 @@ _MAX_BYTES = 64 << 20
 """The most bytes of a text: far more than any context holds."""
 
 
-class Source(NamedTuple):
+class ScoredSource(NamedTuple):
     """A text, or else token ids; `name` is what messages call it."""
 
     name: str
@@ -20,7 +20,7 @@ class Source(NamedTuple):
     token_ids: tuple[int, ...] | None = None
 
 
-def read_source(options: argparse.Namespace) -> Source:
+def read_source(options: argparse.Namespace) -> ScoredSource:
     """The one source that the flags name.
 
     Raises UsageError for none or several, for an empty text and for what is no UTF-8 or no list of
@@ -39,12 +39,12 @@ def read_source(options: argparse.Namespace) -> Source:
         if options.add_special_tokens is not None:
             raise UsageError("--add-special-tokens is for texts: leave it out beside --tokens")
         name = f"--tokens {value}"
-        return Source(name, token_ids=_ids(_read(value), name))
+        return ScoredSource(name, token_ids=_ids(_read(value), name))
     name = flag if flag == "--prompt" else _shown(value)
     text = value if flag == "--prompt" else _decoded(_read(value), name)
     if not text:
         raise UsageError(f"{name} is empty: give a text")
-    return Source(name, text=text)
+    return ScoredSource(name, text=text)
 
 
 def _read(path: str) -> bytes:

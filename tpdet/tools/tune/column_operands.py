@@ -16,7 +16,7 @@ from tpdet.kernels.cuda.gemm.choice.library import library_ways
 from tpdet.kernels.cuda.gemm.choice.shape_table import ProductChoice
 from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.inputs.product import Product
-from tpdet.tools.bench.kernels.timing import rotated
+from tpdet.tools.measurement.graph_times import rotated
 from tpdet.tools.tune.products import Candidate, Run, fewest_rows
 
 ProductCall = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

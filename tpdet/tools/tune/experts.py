@@ -28,7 +28,7 @@ from tpdet.kernels.cuda.hardware import MEASURED, RATES
 from tpdet.kernels.inputs.experts import Lanes, Routing
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import PAGE_TOKENS, fold_tree
-from tpdet.tools.bench.kernels.timing import COLD_BYTES
+from tpdet.tools.measurement.graph_times import COLD_BYTES
 from tpdet.tools.tune.measure import first_in_class, full_us, quick_us
 from tpdet.tools.tune.shapes import Expert
 

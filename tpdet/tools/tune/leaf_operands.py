@@ -27,7 +27,7 @@ from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.inputs.product import Product, read_roots
 from tpdet.kernels.order import Expression, fold_tree
 from tpdet.kernels.partial_sums import PartialSums, whole_sum
-from tpdet.tools.bench.kernels.timing import rotated
+from tpdet.tools.measurement.graph_times import rotated
 from tpdet.tools.tune.products import Candidate, Run, fewest_rows
 
 _EPS = 1e-6

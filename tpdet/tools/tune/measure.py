@@ -12,7 +12,7 @@ import torch
 
 from tpdet.kernels.cuda.compile.pool import compile_all
 from tpdet.kernels.cuda.compile.recording import recording
-from tpdet.tools.bench.kernels.timing import capture, interleaved_us
+from tpdet.tools.measurement.graph_times import capture, interleaved_us
 
 _QUICK = 3  # replays of a candidate that may be among the fastest
 _SLOW = 1.3  # times the fastest so far: such a candidate is replayed once

@@ -14,7 +14,7 @@ import torch
 from tpdet.kernels.cuda.gemm import trial_data
 from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, ProductChoice
 from tpdet.kernels.inputs.product import Product
-from tpdet.tools.bench.kernels.timing import enough
+from tpdet.tools.measurement.graph_times import enough
 from tpdet.tools.tune.measure import first_in_class, full_us, quick_us
 
 _GAIN = 0.985  # a library must beat the tile by so much: the tile serves every row count

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from tpdet.comm.device import driver_version
-from tpdet.errors import UsageError
 from tpdet.kernels.cuda.gemm.admission import check
 from tpdet.kernels.cuda.gemm.choice.library import environment
 from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, parse_table, table_path
@@ -27,7 +26,7 @@ from tpdet.tools.tune.measure import compile_all_of
 from tpdet.tools.tune.products import TunedProduct, launches, tune
 from tpdet.tools.tune.shapes import expert_layers, products_by_value
 from tpdet.tools.tune.table_file import append_times, layers_in, products_in, write_table
-from tpdet.tools.verify.run import parse_row_layers, parse_sizes
+from tpdet.tools.worlds.lists import parse_names, parse_row_layers, parse_sizes
 
 
 def tune_command(options: argparse.Namespace) -> int:
@@ -63,14 +62,6 @@ class Effort:
     seconds: float = math.inf
     times: Path | None = None
     missing: bool = False
-
-
-def parse_names(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """The names of a flag's list. Raises UsageError for one that is not known."""
-    names = tuple(text.split(","))
-    if unknown := sorted({*names} - {*known}):
-        raise UsageError(f"{flag} {unknown[0]}: use a list of {', '.join(known)}")
-    return names
 
 
 def tune_products(

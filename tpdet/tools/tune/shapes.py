@@ -9,8 +9,7 @@ from tpdet.kernels.inputs.experts import ExpertLayer
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS, ROW_LAYERS
 from tpdet.models.products import expert_layer, rank_products
-from tpdet.tools.bench.report.find_model import find_model
-from tpdet.tools.bench.report.shapes import cut_for
+from tpdet.tools.worlds.shapes import cut_for, find_model
 
 
 class Expert(NamedTuple):

@@ -40,6 +40,8 @@ SHORT = WHOLE | {
 }
 """The values of flags that are not given: of a tiny model they take two minutes at most."""
 SHORT_FAMILIES = ("qwen3",)
+_AS_GIVEN = ("tokens", "seed", "control", "load_format", "device", "leaves", "draft_model")
+"""Flags that are fields of a `VerifySpec`."""
 
 
 def add_verify(commands: argparse._SubParsersAction) -> None:
@@ -130,8 +132,9 @@ def fill_matrix(options: argparse.Namespace) -> None:
 
 def _verify(options: argparse.Namespace) -> int:
     from tpdet.checkpoint.model_config import FAMILY_NAMES
-    from tpdet.tools.verify.run import parse_row_layers, parse_sizes, verify_all
-    from tpdet.tools.worlds.spec import VerifySpec
+    from tpdet.tools.verify.run import verify_all
+    from tpdet.tools.verify.spec import VerifySpec
+    from tpdet.tools.worlds.lists import parse_row_layers, parse_sizes
 
     if options.approximate:
         raise UsageError(
@@ -148,14 +151,8 @@ def _verify(options: argparse.Namespace) -> int:
         batches=parse_sizes(options.batch),
         budgets=parse_sizes(options.budget),
         prompt_lengths=parse_sizes(options.prompt_lengths),
-        tokens=options.tokens,
-        seed=options.seed,
-        control=options.control,
-        load_format=options.load_format,
-        device=options.device,
         relations=parse_relations(options.relations),
-        leaves=options.leaves,
-        draft_model=options.draft_model,
+        **{name: getattr(options, name) for name in _AS_GIVEN},
     )
     ways = Ways(
         parse_launchers(options.launcher),

@@ -13,7 +13,7 @@ from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.requests.request import Request, SamplingParams
 from tpdet.tools.verify.drafted import HALF, KINDS, MODELS, NGRAMS
 from tpdet.tools.verify.relations import EAGER
-from tpdet.tools.worlds.spec import VerifySpec
+from tpdet.tools.verify.spec import VerifySpec
 
 NEIGHBOUR_TOKENS = 90  # prompt tokens of a neighbour, at most
 _CROWD = 4  # requests that run together where their number does not matter

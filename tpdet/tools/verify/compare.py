@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from tpdet.tools.worlds.rank_files import HEADER_BYTES, position_header
-from tpdet.tools.worlds.spec import Trace, WorldReport
-from tpdet.tools.worlds.ways import USUAL, Way
+from tpdet.tools.verify.logits_log import HEADER_BYTES, position_header
+from tpdet.tools.verify.spec import Trace, WorldReport
+from tpdet.tools.worlds.ways import USUAL, LaunchWay
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Relation:
     reference: str
     positions: int
     difference: str | None
-    way: Way = USUAL
+    way: LaunchWay = USUAL
 
 
 def compare(reports: list[WorldReport], folder: Path) -> list[Relation]:

@@ -12,7 +12,7 @@ from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.speculative.draft_model.start import held_bytes
 from tpdet.tools.verify.drafted import OTHER
-from tpdet.tools.worlds.spec import VerifySpec
+from tpdet.tools.verify.spec import VerifySpec
 
 _BESIDE = 4 << 30  # bytes of a GPU that a draft model takes beside weights and pages
 

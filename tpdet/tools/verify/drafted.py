@@ -18,7 +18,7 @@ from tpdet.speculative.draft_model.model import DraftModel
 from tpdet.speculative.fixed import Dictate
 from tpdet.speculative.proposers.proposer import DRAFT_MODEL, NGRAM
 from tpdet.speculative.speculator import DraftSpeculator
-from tpdet.tools.worlds.spec import Drafted
+from tpdet.tools.verify.spec import Drafted
 
 RIGHT, HALF, WRONG, RANDOM = "right", "half right", "wrong", "random"
 KINDS = RIGHT, HALF, WRONG, RANDOM

@@ -12,12 +12,19 @@ import torch
 
 from tpdet.control.plan import Row
 from tpdet.tools.verify.drafted import count_right
-from tpdet.tools.worlds.rank_files import NO_POSITION, position_header
 
 MAX_VALUE_BYTES = 128 << 20  # of raw logits kept for each circumstance, to name a difference
 _THREADS = 8  # hashing is slower than the GPU: a prompt of 4,096 tokens has 2.5 GB of logits
 _WORTH_A_THREAD = 1 << 16  # bytes; fewer are hashed at once
 _UNHASHED_BYTES = 1 << 30  # bytes that may wait for a thread
+HEADER_BYTES = 32
+NO_POSITION = b"refused".ljust(HEADER_BYTES)
+"""In a header's place: the values behind it are no part of an answer."""
+
+
+def position_header(name: str, position: int) -> bytes:
+    """The 32 bytes before a position's values: the probe's name and the position."""
+    return f"{name}@{position}".encode().ljust(HEADER_BYTES)
 
 
 class _Seen(NamedTuple):

@@ -9,12 +9,13 @@ from rich.console import Console
 
 from tpdet.comm.device import resolve_device
 from tpdet.errors import TpdetError
-from tpdet.tools.verify.progress import Progress
-from tpdet.tools.verify.room import gpus_here, needed_bytes, smallest
+from tpdet.tools.verify.progress import RunProgress
+from tpdet.tools.verify.room import needed_bytes
+from tpdet.tools.verify.spec import VerifySpec, WorldReport
 from tpdet.tools.worlds.launchers import SEEN, Launchers
 from tpdet.tools.worlds.placement import Place, gpu_names, run_placed
-from tpdet.tools.worlds.spec import VerifySpec, WorldReport
-from tpdet.tools.worlds.ways import USUAL, Way
+from tpdet.tools.worlds.room import gpus_here, smallest
+from tpdet.tools.worlds.ways import USUAL, LaunchWay
 from tpdet.tools.worlds.worlds import run_world
 
 _KERNEL_CACHE = "TRITON_CACHE_DIR"
@@ -26,7 +27,7 @@ class Part:
 
     tp: int
     name: str
-    way: Way = USUAL
+    way: LaunchWay = USUAL
 
     @property
     def folder(self) -> str:
@@ -35,7 +36,7 @@ class Part:
         return f"tp{self.tp}.{self.name}.{way.launcher}.{way.transport}.{way.nodes}"
 
 
-def parts_of(spec: VerifySpec, worlds: Sequence[tuple[int, Way]]) -> list[Part]:
+def parts_of(spec: VerifySpec, worlds: Sequence[tuple[int, LaunchWay]]) -> list[Part]:
     """Every world of a verification, by size and way; the first runs the reference.
 
     The part "fresh" also runs the relations without graphs, which saves a third start. The part
@@ -44,7 +45,7 @@ def parts_of(spec: VerifySpec, worlds: Sequence[tuple[int, Way]]) -> list[Part]:
     """
     names = ["fresh"] if {"fresh", "eager", "gather", "experts"} & set(spec.relations) else []
     names += ["cache"] if "cache" in spec.relations else []
-    first: dict[int, Way] = {}
+    first: dict[int, LaunchWay] = {}
     for tp, way in worlds:
         first.setdefault(tp, way)
     again = [Part(tp, name, way) for name in names for tp, way in first.items()]
@@ -53,12 +54,12 @@ def parts_of(spec: VerifySpec, worlds: Sequence[tuple[int, Way]]) -> list[Part]:
 
 def run_worlds(
     spec: VerifySpec,
-    worlds: Sequence[tuple[int, Way]],
+    worlds: Sequence[tuple[int, LaunchWay]],
     worlds_per_gpu: int,
     console: Console,
     folder: Path,
     launchers: Launchers | None = None,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
 ) -> list[WorldReport]:
     """Run every world, side by side where they fit; reports in the order of `parts_of`.
 
@@ -67,7 +68,7 @@ def run_worlds(
     Raises TpdetError when a world fails (with the end of its log), or did not run as specified.
     """
     parts = parts_of(spec, worlds)
-    progress = progress or Progress(console, len(parts))
+    progress = progress or RunProgress(console, len(parts))
     on_gpus = resolve_device(spec.device) == "cuda"
     gpus = gpus_here() if on_gpus else []
     needs, memory = [], 0

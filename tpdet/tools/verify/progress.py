@@ -18,7 +18,7 @@ _LEAST_DONE = 0.05  # the first circumstance waits for what is loaded and compil
 _FILE = "progress"
 
 
-class Progress:
+class RunProgress:
     """Counts runs (worlds of ranks), which may overlap. `guess`: seconds of a run, or None."""
 
     def __init__(

@@ -6,8 +6,9 @@ The folder has the world's `spec.json`; the rank writes `report.json` and raw lo
 import gc
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -58,9 +59,9 @@ from tpdet.tools.verify.logits_log import LogitsLog
 from tpdet.tools.verify.node_folds import count_node_folds
 from tpdet.tools.verify.progress import CircumstancesDone
 from tpdet.tools.verify.relations import CACHE, EAGER, FRESH, GATHER, PLACED, order_of_processes
+from tpdet.tools.verify.spec import Seen, Trace, VerifySpec, WorldReport, mode_settings
 from tpdet.tools.worlds.machine import count_gpus, machine
 from tpdet.tools.worlds.pretended_nodes import pretend_nodes
-from tpdet.tools.worlds.spec import Seen, Trace, VerifySpec, WorldReport, mode_settings
 from tpdet.tools.worlds.worlds import run_rank
 
 
@@ -80,11 +81,11 @@ def main(arguments: list[str]) -> int:
     left_out: list[str] = []
     loads = _loads(spec, graphs, world.size)
     count = len(spec.dtypes) * sum(len(load.circumstances) for load in loads)
-    place = _Place(folder, CircumstancesDone(folder, count), left_out)
+    output = _Output(folder, CircumstancesDone(folder, count), left_out)
     for dtype in spec.dtypes:
         for load in loads:
             config = _config(spec, dtype, load, graphs)
-            found, fingerprint, vocab_size = _run_load(spec, load, config, world, place)
+            found, fingerprint, vocab_size = _run_load(spec, load, config, world, output)
             traces += found
             fingerprints[f"{dtype} {load.mode}"] = fingerprint
             gc.collect()  # the next model gets the memory of this one
@@ -127,36 +128,20 @@ def _spec(folder: Path) -> VerifySpec:
 
 @dataclass(frozen=True)
 class _Load:
-    """The circumstances of one loaded model; eager: no CUDA graphs; gather: no peer memory.
-
-    experts: where they lie, as of `EngineConfig`.
-    """
+    """The circumstances of one loaded model, and the settings that it alone is loaded with."""
 
     mode: str
     circumstances: list[Circumstance]
-    eager: bool = False
-    gather: bool = False
-    experts: str = "auto"
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Output:
     """The folder for raw logits, the count of circumstances, and what there was no room for."""
 
     folder: Path
     done: CircumstancesDone
     left_out: list[str]
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """A loaded model with its circumstances."""
-
-    load: _Load
-    config: EngineConfig
-    runner: Runner
-    world: World
-    place: _Place
 
 
 def _loads(spec: VerifySpec, graphs: bool, ranks: int) -> list[_Load]:
@@ -177,13 +162,13 @@ def _loads(spec: VerifySpec, graphs: bool, ranks: int) -> list[_Load]:
     if "eager" in spec.relations and graphs:
         eager = [in_other_processes(EAGER)]
         eager += [drafted_without_graphs()] if "drafts" in spec.relations else []
-        found.append(_Load(order, eager, eager=True))
+        found.append(_Load(order, eager, {"enforce_eager": True}))
     by_peers = graphs and ranks > 1 and spec.way.transport in ("auto", "peer")
     if "gather" in spec.relations and by_peers:
-        found.append(_Load(order, [in_other_processes(GATHER)], gather=True))
+        found.append(_Load(order, [in_other_processes(GATHER)], {"transport": "gather"}))
     other = _other_placement(spec, ranks) if "experts" in spec.relations else None
     if other is not None:
-        found.append(_Load(order, [in_other_processes(PLACED[other])], experts=other))
+        found.append(_Load(order, [in_other_processes(PLACED[other])], {"experts": other}))
     return found
 
 
@@ -201,147 +186,147 @@ def _other_placement(spec: VerifySpec, ranks: int) -> str | None:
 
 def _config(spec: VerifySpec, dtype: str, load: _Load, graphs: bool) -> EngineConfig:
     longest = max(*spec.prompt_lengths, NEIGHBOUR_TOKENS) + spec.tokens
-    context = -(-longest // PAGE_TOKENS) * PAGE_TOKENS
-    return EngineConfig.from_values(
-        model=spec.model,
-        dtype=dtype,
-        device=spec.device,
-        **mode_settings(load.mode),
-        load_format=spec.load_format,
-        step_timeout=spec.step_timeout,
-        kv_pages=kv_pages(spec),
-        max_model_len=context,
-        max_num_seqs=max(*spec.batches, len(spec.prompt_lengths)),
-        enforce_eager=load.eager or not graphs or spec.control,  # the control's experts wait
-        enable_prefix_caching=False,  # every compared position is computed
+    settings = {
+        "model": spec.model,
+        "dtype": dtype,
+        "device": spec.device,
+        "load_format": spec.load_format,
+        "step_timeout": spec.step_timeout,
+        "kv_pages": kv_pages(spec),
+        "max_model_len": -(-longest // PAGE_TOKENS) * PAGE_TOKENS,
+        "max_num_seqs": max(*spec.batches, len(spec.prompt_lengths)),
+        "enforce_eager": not graphs or spec.control,  # the control's experts wait
+        "enable_prefix_caching": False,  # every compared position is computed
         # The control's stock all-reduce replaces the gather.
-        transport="gather" if load.gather or spec.control else spec.way.transport,
-        leaves=spec.leaves,
-        experts=load.experts,
-        drafts="off",  # those of a circumstance are its own
-    )
+        "transport": "gather" if spec.control else spec.way.transport,
+        "leaves": spec.leaves,
+        "drafts": "off",  # those of a circumstance are its own
+    }
+    return EngineConfig.from_values(**settings | mode_settings(load.mode) | load.settings)
 
 
 def _run_load(
-    spec: VerifySpec,
-    load: _Load,
-    config: EngineConfig,
-    world: World,
-    place: _Place,
+    spec: VerifySpec, load: _Load, config: EngineConfig, world: World, output: _Output
 ) -> tuple[list[Trace], str, int]:
     """Load the model, run every circumstance and let go of it: traces, fingerprint, vocabulary."""
     runner = Runner.start(config, world)
-    traces = _run_all(spec, _Loaded(load, config, runner, world, place))
+    traces = _LoadedModel(spec, load, config, runner, world, output).run_all()
     runner.close()
     world.barrier()  # peers may read this rank's part of the vocabulary until they have closed, too
     return traces, runner.fingerprint(approximate=False), runner.model_config.vocab_size
 
 
-def _run_all(spec: VerifySpec, loaded: _Loaded) -> list[Trace]:
-    """Run every circumstance of one loaded model; the traces on rank 0."""
-    traces: list[Trace] = []
-    world, runner = loaded.world, loaded.runner
-    vocabulary = runner.model_config.vocab_size
-    base = {
-        "": probes(vocabulary, spec.prompt_lengths, spec.tokens, spec.seed),
-        REPEATING: repeating_probes(vocabulary, spec.tokens, spec.seed),
-    }
-    for circumstance in loaded.load.circumstances:
-        requests = base[circumstance.texts]
-        answers = next((it.tokens for it in traces if it.texts == circumstance.texts), {})
-        if circumstance.prefill:
-            data = world.broadcast_bytes(msgspec.json.encode(answers))
-            tokens = msgspec.json.decode(data, type=dict[str, tuple[int, ...]])
-            requests = [_as_prompt(probe, tokens[probe.request_id]) for probe in requests]
-        if not circumstance.scored:
-            requests = [_unscored(probe) for probe in requests]
-        runner.reset_pages(runner.num_pages)
-        config, model = _engine_config(spec, circumstance, loaded.config), None
+@dataclass(frozen=True)
+class _LoadedModel:
+    """A loaded model with its circumstances."""
+
+    spec: VerifySpec
+    load: _Load
+    config: EngineConfig
+    runner: Runner
+    world: World
+    output: _Output
+
+    def run_all(self) -> list[Trace]:
+        """Run every circumstance; the traces on rank 0."""
+        traces: list[Trace] = []
+        spec, world = self.spec, self.world
+        vocabulary = self.runner.model_config.vocab_size
+        base = {
+            "": probes(vocabulary, spec.prompt_lengths, spec.tokens, spec.seed),
+            REPEATING: repeating_probes(vocabulary, spec.tokens, spec.seed),
+        }
+        for circumstance in self.load.circumstances:
+            requests = base[circumstance.texts]
+            answers = next((it.tokens for it in traces if it.texts == circumstance.texts), {})
+            if circumstance.prefill:
+                data = world.broadcast_bytes(msgspec.json.encode(answers))
+                tokens = msgspec.json.decode(data, type=dict[str, tuple[int, ...]])
+                requests = [_as_prompt(probe, tokens[probe.request_id]) for probe in requests]
+            if not circumstance.scored:
+                requests = [_unscored(probe) for probe in requests]
+            self.runner.reset_pages(self.runner.num_pages)
+            config, model = self._engine_config(circumstance), None
+            if circumstance.drafts in MODELS:
+                if (why := why_no_room(config, world)) is not None:
+                    self.output.left_out.append(f"TP {world.size}, {circumstance.name}: {why}")
+                    continue
+                model = start_draft_model(config, world, loaded=True)
+            if world.rank > 0:
+                every = circumstance.preempt_every
+                Engine(config, world, None, every, self.runner).worker_loop()
+            else:
+                traces.append(self._run_one(circumstance, config, requests, answers, model))
+                self.output.done.one_more()
+            if model is not None:
+                model.close()
+        return traces
+
+    def _engine_config(self, circumstance: Circumstance) -> EngineConfig:
+        """The configuration of an engine in one circumstance, and of its draft model."""
+        config = self.config
+        changes: dict[str, object] = {"max_num_batched_tokens": circumstance.budget}
+        if circumstance.drafts:
+            changes["enable_prefix_caching"] = True  # probes publish pages, and read none
+        if circumstance.drafts in OF_ENGINE:
+            changes["drafts"] = "auto"
         if circumstance.drafts in MODELS:
-            if (why := why_no_room(config, world)) is not None:
-                loaded.place.left_out.append(f"TP {world.size}, {circumstance.name}: {why}")
-                continue
-            model = start_draft_model(config, world, loaded=True)
-        one = replace(loaded, config=config)
-        trace = _run_one(spec, circumstance, one, requests, answers, model)
-        if trace is not None:
-            traces.append(trace)
-            loaded.place.done.one_more()
-        if model is not None:
-            model.close()
-    return traces
+            config = with_draft_model(circumstance.drafts, self.spec, config)
+        return config.model_copy(update=changes)
 
+    def _run_one(
+        self,
+        circumstance: Circumstance,
+        config: EngineConfig,
+        requests: list[Request],
+        known: Tokens,
+        model: DraftModel | None,
+    ) -> Trace:
+        """Run the probes in one circumstance, on rank 0.
 
-def _engine_config(
-    spec: VerifySpec, circumstance: Circumstance, config: EngineConfig
-) -> EngineConfig:
-    """The configuration of an engine in one circumstance, and of its draft model."""
-    changes: dict[str, object] = {"max_num_batched_tokens": circumstance.budget}
-    if circumstance.drafts:
-        changes["enable_prefix_caching"] = True  # probes publish pages, and read none
-    if circumstance.drafts in OF_ENGINE:
-        changes["drafts"] = "auto"
-    if circumstance.drafts in MODELS:
-        config = with_draft_model(circumstance.drafts, spec, config)
-    return config.model_copy(update=changes)
-
-
-def _run_one(
-    spec: VerifySpec,
-    circumstance: Circumstance,
-    loaded: _Loaded,
-    requests: list[Request],
-    known: Tokens,
-    model: DraftModel | None,
-) -> Trace | None:
-    """Run the probes in one circumstance; the trace on rank 0, None elsewhere.
-
-    known: their answers, for drafts. model: the one that drafts.
-    """
-    config, world, runner = loaded.config, loaded.world, loaded.runner
-    if world.rank > 0:
-        Engine(config, world, None, circumstance.preempt_every, runner).worker_loop()
-        return None
-    mode, kind = loaded.load.mode, circumstance.drafts
-    name = f"{config.dtype}.{mode}.{circumstance.name}.logits".replace(" ", "-")
-    values = loaded.place.folder / name
-    log, vocabulary = LogitsLog(values), runner.model_config.vocab_size
-    tokens = {
-        each.request_id: each.prompt_token_ids + known.get(each.request_id, ()) for each in requests
-    }
-    faults = NanBehindWrongDrafts(log.names, tokens) if circumstance.spoiled else None
-    speculator: Speculator | None = None
-    if kind in OF_ENGINE:
-        speculator = speculator_of_engine(config, runner, model)
-    elif kind:
-        speculator = FixedSpeculator(drafter(kind, known, vocabulary, spec.seed))
-    of = config, world, log.tap, circumstance.preempt_every, runner
-    engine = Engine(*of, faults=faults, speculator=speculator)
-    others = max(0, circumstance.batch - len(requests))
-    crowd = neighbours(vocabulary, others, spec.tokens, spec.seed + circumstance.batch)
-    groups = [[r] for r in requests] if circumstance.batch == 1 else [_mixed(requests, crowd)]
-    assemblers = _run_groups(engine, groups, log, kind in KINDS)
-    statistics = engine.statistics()
-    engine.stop_workers()
-    log.close(tokens)
-    answers = {name: assembler.answer().choices[0] for name, assembler in assemblers.items()}
-    drafted = counted(kind, statistics.drafters, spec.draft_model is None)
-    return Trace(
-        dtype=config.dtype,
-        mode=mode,
-        circumstance=circumstance.name,
-        tokens={name: answer.token_ids for name, answer in answers.items()},
-        logprob_bits={
-            name: tuple(logprob_bits(token.logprob) for token in answer.logprobs)
-            for name, answer in answers.items()
-        },
-        logits=log.digests,
-        values=f"{values.parent.name}/{values.name}",
-        steps=statistics.steps,
-        texts=circumstance.texts,
-        scored=circumstance.scored,
-        drafted=drafted if kind in OF_ENGINE else None,
-    )
+        known: their answers, for drafts. model: the one that drafts.
+        """
+        spec, mode, kind = self.spec, self.load.mode, circumstance.drafts
+        name = f"{config.dtype}.{mode}.{circumstance.name}.logits".replace(" ", "-")
+        values = self.output.folder / name
+        log, vocabulary = LogitsLog(values), self.runner.model_config.vocab_size
+        tokens = {
+            each.request_id: each.prompt_token_ids + known.get(each.request_id, ())
+            for each in requests
+        }
+        faults = NanBehindWrongDrafts(log.names, tokens) if circumstance.spoiled else None
+        speculator: Speculator | None = None
+        if kind in OF_ENGINE:
+            speculator = speculator_of_engine(config, self.runner, model)
+        elif kind:
+            speculator = FixedSpeculator(drafter(kind, known, vocabulary, spec.seed))
+        of = config, self.world, log.tap, circumstance.preempt_every, self.runner
+        engine = Engine(*of, faults=faults, speculator=speculator)
+        others = max(0, circumstance.batch - len(requests))
+        crowd = neighbours(vocabulary, others, spec.tokens, spec.seed + circumstance.batch)
+        groups = [[r] for r in requests] if circumstance.batch == 1 else [_mixed(requests, crowd)]
+        assemblers = _run_groups(engine, groups, log, kind in KINDS)
+        statistics = engine.statistics()
+        engine.stop_workers()
+        log.close(tokens)
+        answers = {name: assembler.answer().choices[0] for name, assembler in assemblers.items()}
+        drafted = counted(kind, statistics.drafters, spec.draft_model is None)
+        return Trace(
+            dtype=config.dtype,
+            mode=mode,
+            circumstance=circumstance.name,
+            tokens={name: answer.token_ids for name, answer in answers.items()},
+            logprob_bits={
+                name: tuple(logprob_bits(token.logprob) for token in answer.logprobs)
+                for name, answer in answers.items()
+            },
+            logits=log.digests,
+            values=f"{values.parent.name}/{values.name}",
+            steps=statistics.steps,
+            texts=circumstance.texts,
+            scored=circumstance.scored,
+            drafted=drafted if kind in OF_ENGINE else None,
+        )
 
 
 def _run_groups(

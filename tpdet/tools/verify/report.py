@@ -1,20 +1,10 @@
 """Reports the determinism matrix: as a table for people, as a results file for programs."""
 
-import os
-import platform
-import subprocess
-from datetime import UTC, datetime
-from importlib import metadata
-from pathlib import Path
-from typing import Any
-
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from tpdet.tools.verify.compare import Relation
-from tpdet.tools.worlds.spec import Machine
-from tpdet.tools.worlds.ways import USUAL, Way
+from tpdet.tools.worlds.ways import USUAL, LaunchWay
 
 _SHOWN = 10
 
@@ -59,7 +49,7 @@ def _caption(positions: dict[str, int]) -> str:
     return f"equal digests, equal bits · each group of rows has texts of its own: {heads}"
 
 
-def _cell(relations: list[Relation], way: Way, circumstance: str, tp: int) -> str:
+def _cell(relations: list[Relation], way: LaunchWay, circumstance: str, tp: int) -> str:
     for relation in relations:
         if (relation.way, relation.circumstance, relation.tp) == (way, circumstance, tp):
             return (
@@ -95,64 +85,3 @@ def result_rows(model: str, relations: list[Relation], control: bool) -> list[di
             row["control"] = True
         rows.append(row)
     return rows
-
-
-def append_run(path: Path, bench: str, machine: Machine, command: str, rows: list) -> None:
-    """Add one run to a results file; see `append_record`."""
-    append_record(path, bench, run_record(bench, machine, command, rows))
-
-
-def run_record(bench: str, machine: Machine, command: str, rows: list) -> dict[str, Any]:
-    """The entry of one run in a results file: its rows and its environment."""
-    return {
-        "bench": bench,
-        "gpu": machine.gpu,
-        "gpus": machine.gpus,
-        "commit": _commit(),
-        "torch": metadata.version("torch"),
-        "triton": _version("triton"),
-        "driver": machine.driver,
-        "date": datetime.now(UTC).date().isoformat(),
-        "python": platform.python_version(),
-        "command": command,
-        "rows": rows,
-    }
-
-
-def append_record(path: Path, name: str, record: dict[str, Any]) -> None:
-    """Add one run to a results file (a JSON list, newest last), written atomically.
-
-    A `path` that is a directory gets `<name>.<gpu>.json` in it.
-    """
-    if path.is_dir():
-        path /= f"{name}.{short_name(record['gpu'])}.json"
-    runs = msgspec.json.decode(path.read_bytes()) if path.exists() else []
-    runs.append(record)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(runs), indent=1) + b"\n")
-    temporary.replace(path)
-
-
-def short_name(gpu: str) -> str:
-    """The name of a GPU in file names: "NVIDIA H200" becomes "h200"."""
-    words = [word for word in gpu.lower().split() if word not in ("nvidia", "tesla", "geforce")]
-    return "-".join(words)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """The commit of the checkout; None outside of one."""
-    here = Path(__file__).resolve().parent
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    try:
-        done = subprocess.run(command, cwd=here, capture_output=True, text=True)
-    except OSError:  # no git
-        return None
-    return done.stdout.strip() or None

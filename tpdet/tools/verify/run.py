@@ -9,42 +9,42 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from tpdet.arguments.suggestions import did_you_mean
 from tpdet.checkpoint.model_config import FAMILY_NAMES, load_model_config
 from tpdet.checkpoint.model_config.fit import check_ranks
 from tpdet.checkpoint.model_config.known_shapes import directory_of
 from tpdet.checkpoint.resolve import resolve_model
 from tpdet.comm.device import resolve_device
 from tpdet.config import EngineConfig
-from tpdet.errors import UsageError
-from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, PAGE_TOKENS, ROW_LAYERS
+from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, PAGE_TOKENS
 from tpdet.launch.life.signals import raising
 from tpdet.speculative.draft_model.pair import read_draft_model
+from tpdet.tools.measurement.results_file import append_run
 from tpdet.tools.synthetic.make_model import make_model
 from tpdet.tools.verify.compare import Relation, compare
 from tpdet.tools.verify.parts import parts_of, run_worlds
-from tpdet.tools.verify.progress import Progress
+from tpdet.tools.verify.progress import RunProgress
 from tpdet.tools.verify.relations import that_apply
-from tpdet.tools.verify.report import append_run, print_matrix, result_rows
-from tpdet.tools.verify.room import check_worlds, gpus_here
+from tpdet.tools.verify.report import print_matrix, result_rows
+from tpdet.tools.verify.room import check_worlds
+from tpdet.tools.verify.spec import VerifySpec
 from tpdet.tools.worlds.launchers import Launchers, find_launchers
-from tpdet.tools.worlds.spec import VerifySpec
-from tpdet.tools.worlds.ways import USUAL, Way, Ways, choose
+from tpdet.tools.worlds.room import gpus_here
+from tpdet.tools.worlds.ways import USUAL, LaunchWay, Ways, choose
 
 _PAST_PAGES = 20  # tokens
 _SECONDS_A_RUN = 8.0
-"""Of the tiny model of a bare verification, on two cores that have little else to do."""
+"""A run of a bare verification's tiny model takes so long on two idle cores."""
 
 
 def verify(
     spec: VerifySpec,
-    worlds: Sequence[tuple[int, Way]],
+    worlds: Sequence[tuple[int, LaunchWay]],
     launchers: Launchers,
     console: Console,
     output: Path | None,
     command: str,
     worlds_per_gpu: int = 1,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
 ) -> list[Relation]:
     """Verify one model at every size and in every way; prints the matrix, appends to `output`.
 
@@ -72,7 +72,7 @@ def verify(
     return relations
 
 
-def named(way: Way) -> str:
+def named(way: LaunchWay) -> str:
     """A way as part of a sentence; "" for the usual one."""
     return "" if way == USUAL else f" ({way})"
 
@@ -130,7 +130,7 @@ def verify_all(
     worlds = chosen_worlds.worlds
     runs = len(parts_of(spec, worlds)) * (len(models) or len(families))
     short = not models and device == "cpu" and len(families) == 1
-    progress = Progress(console, runs, _SECONDS_A_RUN if short else None)
+    progress = RunProgress(console, runs, _SECONDS_A_RUN if short else None)
     with raising(), tempfile.TemporaryDirectory(prefix="tpdet-models-") as name:
         folder = Path(name)
         names = [directory_of(model, spec.load_format, folder) for model in models] or [
@@ -154,7 +154,7 @@ def verify_all(
     return 1 if different else 0
 
 
-def _check(spec: VerifySpec, worlds: Sequence[tuple[int, Way]], device: str) -> None:
+def _check(spec: VerifySpec, worlds: Sequence[tuple[int, LaunchWay]], device: str) -> None:
     """Refuse, before a world starts, a model that cannot be loaded, or not at every size."""
     for dtype in spec.dtypes:
         config = load_model_config(resolve_model(spec.model), dtype)
@@ -171,29 +171,3 @@ def sizes_without_difference(relations: Sequence[Relation]) -> list[int]:
     """Tensor-parallel sizes above 1, ascending, at which every relation was equal."""
     sizes = {relation.tp for relation in relations if relation.tp > 1}
     return sorted(sizes - {relation.tp for relation in relations if not relation.equal})
-
-
-def parse_row_layers(text: str, control: bool = False) -> tuple[str, ...]:
-    """The names in "fold", "gather" or "fold,gather", in that order. Raises UsageError.
-
-    The control replaces a fold by its stock all-reduce, so it needs "fold".
-    """
-    wanted = text.split(",")
-    for name in wanted:
-        if name not in ROW_LAYERS:
-            nearby = did_you_mean(name, ROW_LAYERS)
-            raise UsageError(f"row layers {name!r}: use fold, gather or fold,gather{nearby}")
-    if control and wanted != ["fold"]:
-        raise UsageError("--control replaces a fold by a stock all-reduce: use --row-layers fold")
-    return tuple(name for name in ROW_LAYERS if name in wanted)
-
-
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """The integers of a list such as "1,2,4". Raises UsageError."""
-    try:
-        sizes = tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise UsageError(f"{text!r} is not a list of numbers such as 1,2,4") from error
-    if not sizes or min(sizes) < 1:
-        raise UsageError(f"{text!r}: sizes start at 1")
-    return sizes

@@ -15,7 +15,7 @@ from tpdet.launch.start.mpirun import mpirun_command, refusal_of_root, which_mpi
 from tpdet.launch.start.srun import cluster_nodes, srun_command
 from tpdet.launch.start.torchrun import torchrun_command
 from tpdet.tools.worlds.placement import VISIBLE
-from tpdet.tools.worlds.ways import Way
+from tpdet.tools.worlds.ways import LaunchWay
 
 SEEN = {
     "self": ("", "tpdet"),
@@ -36,7 +36,7 @@ class Launchers:
     def start(
         self,
         tp: int,
-        way: Way,
+        way: LaunchWay,
         program: Sequence[str],
         arguments: Sequence[str],
         logs: Path,
@@ -62,7 +62,7 @@ class Launchers:
         return torchrun_command(tp, program, arguments, logs), found
 
 
-def find_launchers(ways: Sequence[Way]) -> Launchers:
+def find_launchers(ways: Sequence[LaunchWay]) -> Launchers:
     """Find the launchers that `ways` need, before any work.
 
     Raises NotFoundError or NotPermittedError, with the remedy.

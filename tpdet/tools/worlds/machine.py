@@ -2,11 +2,19 @@
 
 import os
 
+import msgspec
 import torch
 
 from tpdet.comm.device import driver_version, ranks_per_gpu, resolve_device
 from tpdet.comm.world.world import World
-from tpdet.tools.worlds.spec import Machine
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine of a world: "cpu", or the GPU's name, the number of GPUs, and the driver."""
+
+    gpu: str = "cpu"
+    gpus: int = 0
+    driver: str | None = None
 
 
 def machine(device: str, ranks: int) -> Machine:

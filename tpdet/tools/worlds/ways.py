@@ -16,7 +16,7 @@ TRANSPORTS = ("auto", "gather", "peer", "mpi")
 
 
 @dataclass(frozen=True)
-class Way:
+class LaunchWay:
     """The launcher of a world's ranks, the transport of their sums, and the number of nodes."""
 
     launcher: str = "self"
@@ -28,7 +28,7 @@ class Way:
         return f"{self.launcher}, {self.transport}{nodes}"
 
 
-USUAL = Way()
+USUAL = LaunchWay()
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Ways:
     transports: tuple[str, ...] = ("auto",)
     nodes: tuple[int, ...] = (1,)
 
-    def each(self) -> list[Way]:
+    def each(self) -> list[LaunchWay]:
         """All ways, by launcher first, in the given order."""
         return [
-            Way(launcher, transport, nodes)
+            LaunchWay(launcher, transport, nodes)
             for launcher in self.launchers
             for transport in self.transports
             for nodes in self.nodes
@@ -53,7 +53,7 @@ class Ways:
 class Chosen:
     """The worlds to run as (size, way), and for each reason how many were left out."""
 
-    worlds: list[tuple[int, Way]]
+    worlds: list[tuple[int, LaunchWay]]
     left_out: dict[str, int]
 
 
@@ -102,7 +102,7 @@ def choose(ways: Ways, tps: Sequence[int], device: str, control: bool) -> Chosen
     return chosen
 
 
-def _why_not(tp: int, way: Way, device: str) -> str | None:
+def _why_not(tp: int, way: LaunchWay, device: str) -> str | None:
     """Why a world is impossible, with the remedy; None if it is possible."""
     if way.transport == "mpi" and way.launcher != "mpi":
         return (
@@ -118,14 +118,14 @@ def _why_not(tp: int, way: Way, device: str) -> str | None:
     return None
 
 
-def _known(tp: int, way: Way, worlds: Sequence[tuple[int, Way]]) -> str | None:
+def _known(tp: int, way: LaunchWay, worlds: Sequence[tuple[int, LaunchWay]]) -> str | None:
     """Why a world would show nothing new: one rank sends nothing by any transport."""
     if tp > 1 or all((1, way.launcher) != (size, known.launcher) for size, known in worlds):
         return None
     return f"transport {way.transport} with --tp 1: one rank sends nothing"
 
 
-def _wanted(tp: int, way: Way) -> tuple[str, ...]:
+def _wanted(tp: int, way: LaunchWay) -> tuple[str, ...]:
     """The flags that a world covers."""
     return (
         f"--launcher {way.launcher}",

@@ -18,7 +18,7 @@ from tpdet.errors import PeerLostError, TpdetError
 from tpdet.launch.host.processes import die_with_parent
 from tpdet.launch.life.lifecycle import print_fatal
 from tpdet.tools.worlds.launchers import Launchers
-from tpdet.tools.worlds.ways import USUAL, Way
+from tpdet.tools.worlds.ways import USUAL, LaunchWay
 
 _LOG_LINES = 120
 _FATAL = '{"event": "fatal"'
@@ -32,7 +32,7 @@ def run_world(
     arguments: Sequence[str],
     folder: Path,
     environment: Mapping[str, str] | None = None,
-    way: Way | None = None,
+    way: LaunchWay | None = None,
     launchers: Launchers | None = None,
 ) -> None:
     """Run `module` as `tp` ranks (alone for one) and wait; its log goes to `folder`.

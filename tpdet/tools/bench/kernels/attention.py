@@ -16,11 +16,11 @@ from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, PAGE_TOKENS
 from tpdet.layers.partition import Partition
 from tpdet.tools.bench.kernels.gpu import gpu_only, random_values, this_gpu
-from tpdet.tools.bench.kernels.timing import times_us
-from tpdet.tools.bench.report.floor import Work, print_floor
-from tpdet.tools.bench.report.record import BenchRow, finish
-from tpdet.tools.bench.report.shapes import shards
-from tpdet.tools.verify.run import parse_sizes
+from tpdet.tools.measurement.floor import CaseWork, print_floor
+from tpdet.tools.measurement.graph_times import times_us
+from tpdet.tools.measurement.rows import BenchRow, finish, kernel_row
+from tpdet.tools.worlds.lists import parse_sizes
+from tpdet.tools.worlds.shapes import shards
 
 COLD_BYTES = 256 << 20
 _PREFILL_COPIES = 2
@@ -65,27 +65,23 @@ def _case(
     size = partition.config.head_dim
     queries = length if kind == "prefill" else 1
     pairs = count * (length * (length + 1) / 2 if kind == "prefill" else length)
-    work = Work(
+    work = CaseWork(
         4.0 * heads * size * pairs,
         2.0 * count * size * (2 * keys * length + 2 * heads * queries),
     )
     floor = print_floor(f"{name} {kind}, TP {ranks}, {count} x {length}", work)
     time = _prefill_times if kind == "prefill" else _decode_times
     ours, peer = time(heads, keys, size, count, length, repeats)
-    base = peer or floor
-    return BenchRow(
-        case=f"attention {kind}",
+    return kernel_row(
+        f"attention {kind}",
+        ours,
+        floor,
+        "cuDNN" if peer else None,
+        peer,
         model=name,
-        dtype="bfloat16",
         tp=ranks,
         batch=count,
         context=length,
-        value=ours,
-        unit="us",
-        floor=floor,
-        peer="cuDNN" if peer else None,
-        peer_value=peer,
-        ratio=ours / base if base else None,
         flops=work.flops,
         bytes=work.bytes,
     )

@@ -5,27 +5,22 @@ Rows of a results file: the ratio is our time over torch.mm's (1.0 is equal, les
 
 import argparse
 import os
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 
-from tpdet.arguments.command_line import Parser, whole_number
 from tpdet.kernels import ops
 from tpdet.kernels.cpu import threads
-from tpdet.tools.bench.report.record import print_line
-from tpdet.tools.verify.report import append_record, run_record
-from tpdet.tools.worlds.spec import Machine
+from tpdet.tools.measurement.rows import BenchRow, keep, print_line
+from tpdet.tools.worlds.machine import Machine
 
 _ROUNDS = 15
 
 
-def gemm_rows(size: int, rows: tuple[int, ...]) -> list[dict]:
+def gemm_rows(size: int, rows: tuple[int, ...]) -> list[BenchRow]:
     """Milliseconds of [M, size] x [size, size] for each M, ours and torch.mm's, medians."""
     cores = len(os.sched_getaffinity(0))
     generator = torch.Generator().manual_seed(0)
@@ -36,19 +31,18 @@ def gemm_rows(size: int, rows: tuple[int, ...]) -> list[dict]:
         ours, theirs = _interleaved(
             partial(ops.column_gemm, x, weight), partial(torch.mm, x, weight.t()), cores
         )
-        found.append(
-            {
-                "case": "gemm",
-                "dtype": "float32",
-                "mode": f"{size}x{size}",
-                "batch": count,
-                "value": ours,
-                "unit": "ms",
-                "peer": "torch.mm",
-                "peer_value": theirs,
-                "ratio": ours / theirs,
-            }
+        row = BenchRow(
+            case="gemm",
+            dtype="float32",
+            mode=f"{size}x{size}",
+            batch=count,
+            value=ours,
+            unit="ms",
+            peer="torch.mm",
+            peer_value=theirs,
+            ratio=ours / theirs,
         )
+        found.append(row)
     return found
 
 
@@ -73,27 +67,8 @@ def kernels_command(options: argparse.Namespace) -> int:
     rows = gemm_rows(options.size, (1, 16, 256))
     for row in rows:
         print(
-            f"M={row['batch']:4d}  ours {row['value']:8.2f} ms  torch.mm {row['peer_value']:8.2f} "
-            f"ms  ratio {row['ratio']:.2f}"
+            f"M={row.batch:4d}  ours {row.value:8.2f} ms  torch.mm {row.peer_value:8.2f} "
+            f"ms  ratio {row.ratio:.2f}"
         )
-    command = shlex.join(["tpdet", "bench", "kernels", "--size", str(options.size)])
-    record = run_record("kernels", Machine(), command, rows)
-    if options.output is not None:
-        append_record(options.output, "kernels", record)
-    print_line(record, options.json)
+    print_line(keep("kernels", Machine(), rows, options.output), options.json)
     return 0
-
-
-def main() -> int:
-    """`python -m tpdet.tools.bench.kernels.cpu`, as results files name it."""
-    parser = Parser(prog="python -m tpdet.tools.bench.kernels.cpu", description=__doc__)
-    parser.add_argument("--size", type=whole_number, default=4096, help="rows and columns")
-    parser.add_argument("--output", type=Path, help="results file to append to")
-    parser.add_argument(
-        "--json", action=argparse.BooleanOptionalAction, help="end with the run as JSON"
-    )
-    return kernels_command(parser.parse_args())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -23,18 +23,17 @@ from tpdet.kernels.partial_sums import relative_roots
 from tpdet.layers.experts import held_experts, held_outputs
 from tpdet.layers.partition import Partition
 from tpdet.tools.bench.kernels.gpu import gpu_only, random_values, this_gpu
-from tpdet.tools.bench.kernels.timing import times_us
-from tpdet.tools.bench.report.find_model import find_model
-from tpdet.tools.bench.report.floor import Work, print_floor
-from tpdet.tools.bench.report.record import BenchRow, finish
-from tpdet.tools.bench.report.shapes import cut_for
-from tpdet.tools.verify.run import parse_sizes
+from tpdet.tools.measurement.floor import CaseWork, print_floor
+from tpdet.tools.measurement.graph_times import times_us
+from tpdet.tools.measurement.rows import BenchRow, finish, kernel_row
+from tpdet.tools.worlds.lists import parse_sizes
+from tpdet.tools.worlds.shapes import cut_for, find_model
 
 _STEPS = {16: 12, 256: 6, 1 << 30: 2}  # steps with different routes, by the most rows
 _SCALE = 0.02
 
 
-class Step(NamedTuple):
+class ExpertsStep(NamedTuple):
     """Normed rows [M, H] and their router's logits [M, E] fp32."""
 
     x: torch.Tensor
@@ -65,7 +64,7 @@ def _case(
     name: str,
     partition: Partition,
     placed: str,
-    run: Callable[[Step, PagedBatch], object],
+    run: Callable[[ExpertsStep, PagedBatch], object],
     rows: int,
     options: argparse.Namespace,
 ) -> BenchRow:
@@ -79,7 +78,7 @@ def _case(
     mixture = _mixture(config)
     width, outputs = map(len, held_outputs(partition))
     weights = 2 * width * config.hidden_size + outputs * mixture.width
-    work = Work(2.0 * chosen * weights, 2.0 * mine * weights)
+    work = CaseWork(2.0 * chosen * weights, 2.0 * mine * weights)
     floor = print_floor(f"{name} experts {placed}, TP {ranks}, {rows} rows", work)
     print(
         f"  {mean:.1f} experts touched; the fullest rank has {share:.2f} of them, and one takes "
@@ -87,17 +86,14 @@ def _case(
         flush=True,
     )
     (value,) = times_us([lambda step: run(step, batch)], steps, options.repeats)
-    return BenchRow(
-        case="experts of a layer" + (f", skew {options.skew:g}" if options.skew else ""),
+    return kernel_row(
+        "experts of a layer" + (f", skew {options.skew:g}" if options.skew else ""),
+        value,
+        floor,
         model=name,
-        dtype="bfloat16",
         tp=ranks,
         batch=rows,
         mode=placed,
-        value=value,
-        unit="us",
-        floor=floor,
-        ratio=floor and value / floor,
         flops=work.flops,
         bytes=work.bytes,
         metrics={
@@ -111,7 +107,7 @@ def _case(
     )
 
 
-def _layer(partition: Partition) -> Callable[[Step, PagedBatch], object]:
+def _layer(partition: Partition) -> Callable[[ExpertsStep, PagedBatch], object]:
     """What a rank runs for one layer, on weights that are drawn here."""
     config, mixture = partition.config, _mixture(partition.config)
     experts, (width, outputs) = held_experts(partition), map(len, held_outputs(partition))
@@ -134,7 +130,7 @@ def _layer(partition: Partition) -> Callable[[Step, PagedBatch], object]:
         roots = relative_roots(partition.plan.roots[0])
         lanes = Lanes(experts, total, len(partition.mine), roots)
 
-        def whole(step: Step, batch: PagedBatch) -> object:
+        def whole(step: ExpertsStep, batch: PagedBatch) -> object:
             ids, weights, found = ops.choose_experts(step.logits, bias, batch, routing, experts)
             of = step.x, ids, weights, gate_up, down, shifts, lanes
             return ops.expert_sums(*of, activation=mixture.activation, sorted_tokens=found)
@@ -144,7 +140,7 @@ def _layer(partition: Partition) -> Callable[[Step, PagedBatch], object]:
     lanes = Lanes(experts, total, partition.leaves, (root,))
     gathered: dict[int, torch.Tensor] = {}
 
-    def cut(step: Step, batch: PagedBatch) -> object:
+    def cut(step: ExpertsStep, batch: PagedBatch) -> object:
         ids, weights, _ = ops.choose_experts(step.logits, bias, batch, routing)
         of = gate_up, shifts[0], experts, total, mixture.activation
         mixed = ops.expert_rows(step.x, ids, *of)
@@ -156,10 +152,12 @@ def _layer(partition: Partition) -> Callable[[Step, PagedBatch], object]:
     return cut
 
 
-def _step(config: ModelConfig, rows: int, skew: float, seed: int) -> Step:
+def _step(config: ModelConfig, rows: int, skew: float, seed: int) -> ExpertsStep:
     experts = config.experts
     normal = random_values(rows, experts, seed=100 + seed, dtype=torch.float32)
-    return Step(random_values(rows, config.hidden_size, seed=seed), skewed_logits(normal, skew))
+    return ExpertsStep(
+        random_values(rows, config.hidden_size, seed=seed), skewed_logits(normal, skew)
+    )
 
 
 def skewed_logits(normal: torch.Tensor, skew: float) -> torch.Tensor:
@@ -179,7 +177,7 @@ def _batch(rows: int, device: torch.device) -> PagedBatch:
 
 
 def _touched(
-    partition: Partition, step: Step, batch: PagedBatch, placed: str
+    partition: Partition, step: ExpertsStep, batch: PagedBatch, placed: str
 ) -> tuple[int, int, int, int, int]:
     """Experts that are touched in all, on rank 0, and on the fullest rank; choices on rank 0, and
     on the rank that has most of them."""

@@ -21,11 +21,11 @@ from tpdet.layers.products import LayerProduct
 from tpdet.models.products import model_products
 from tpdet.runner.start.kernel_checks import admit_products
 from tpdet.tools.bench.kernels.gpu import gpu_only, random_values, this_gpu
-from tpdet.tools.bench.kernels.timing import enough, rotated, times_us
-from tpdet.tools.bench.report.floor import Work, print_floor
-from tpdet.tools.bench.report.record import BenchRow, finish
-from tpdet.tools.bench.report.shapes import shards
-from tpdet.tools.verify.run import parse_sizes
+from tpdet.tools.measurement.floor import CaseWork, print_floor
+from tpdet.tools.measurement.graph_times import enough, rotated, times_us
+from tpdet.tools.measurement.rows import BenchRow, finish, kernel_row
+from tpdet.tools.worlds.lists import parse_sizes
+from tpdet.tools.worlds.shapes import shards
 
 PEERS = {"row": "linear + norm"} | dict.fromkeys(GATED_KINDS, "linear + activation")
 """What stands beside a product, by its kind; beside the others, `linear` alone."""
@@ -54,13 +54,13 @@ def gemm_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def product_work(product: LayerProduct, rows: int) -> Work:
+def product_work(product: LayerProduct, rows: int) -> CaseWork:
     """Operations, and the bytes of operands and results: bf16, fp32 for the head's results."""
     n, k = product.n, product.k
     out = 4 if product.kind == "head" else 2
     stream = 8 * rows * n if product.kind == "row" else 0  # the fp32 residual, in and out
     results = out * rows * product.product.outputs
-    return Work(2.0 * rows * n * k, 2.0 * (n * k + rows * k) + results + stream)
+    return CaseWork(2.0 * rows * n * k, 2.0 * (n * k + rows * k) + results + stream)
 
 
 def _case(
@@ -82,19 +82,16 @@ def _case(
     else:
         out = torch.float32 if product.kind == "head" else torch.bfloat16
         ours, peer = _column_times(partition, weights, count, out, repeats)
-    return BenchRow(
-        case=f"gemm {product.name}",
+    return kernel_row(
+        f"gemm {product.name}",
+        ours,
+        floor,
+        PEERS.get(product.kind, "linear"),
+        peer,
         model=name,
-        dtype="bfloat16",
         tp=ranks,
         batch=count,
         mode=fold_order if row_parallel else None,
-        value=ours,
-        unit="us",
-        floor=floor,
-        peer=PEERS.get(product.kind, "linear"),
-        peer_value=peer,
-        ratio=ours / peer,
         flops=work.flops,
         bytes=work.bytes,
     )

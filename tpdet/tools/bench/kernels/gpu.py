@@ -4,7 +4,7 @@ import torch
 
 from tpdet.comm.device import driver_version, resolve_device
 from tpdet.errors import UsageError
-from tpdet.tools.worlds.spec import Machine
+from tpdet.tools.worlds.machine import Machine
 
 
 def gpu_only(bench: str) -> None:

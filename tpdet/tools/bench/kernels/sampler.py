@@ -18,10 +18,10 @@ from tpdet.kernels import ops
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.tools.bench.kernels.gpu import gpu_only, random_values, this_gpu
-from tpdet.tools.bench.kernels.timing import Launched, Replayable, capture, interleaved_us
-from tpdet.tools.bench.report.floor import Work, print_floor
-from tpdet.tools.bench.report.record import BenchRow, finish
-from tpdet.tools.verify.run import parse_sizes
+from tpdet.tools.measurement.floor import CaseWork, print_floor
+from tpdet.tools.measurement.graph_times import Launched, Replayable, capture, interleaved_us
+from tpdet.tools.measurement.rows import BenchRow, finish, kernel_row
+from tpdet.tools.worlds.lists import parse_sizes
 
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -48,7 +48,7 @@ def sampler_command(options: argparse.Namespace) -> int:
 def _case(mode: str, ranks: int, count: int, vocabulary: int, repeats: int) -> BenchRow:
     share = -(-vocabulary // (16 * ranks)) * 16 if ranks > 1 else vocabulary
     passes = 2 if mode == "greedy" else 3  # over the logits, at least
-    work = Work(0.0, passes * 4.0 * count * min(share, vocabulary))
+    work = CaseWork(0.0, passes * 4.0 * count * min(share, vocabulary))
     floor = print_floor(f"{mode}, TP {ranks}, {count} rows", work)
     way = WAYS[mode]
     params = [RowParams(seed=i, position=40 + i, **way) for i in range(count)]
@@ -60,20 +60,9 @@ def _case(mode: str, ranks: int, count: int, vocabulary: int, repeats: int) -> B
     with _tables_kept():
         ours = capture(lambda x: ops.sample_rows(x, params, shard), parts)
         name, peer = _torchs_way(whole, way)
-        taken = interleaved_us([ours, peer], _COPIES, repeats)
-    return BenchRow(
-        case="sampler",
-        mode=mode,
-        tp=ranks,
-        batch=count,
-        dtype="float32",
-        value=taken[0],
-        unit="us",
-        floor=floor,
-        peer=name,
-        peer_value=taken[1],
-        ratio=taken[0] / taken[1],
-    )
+        ours_us, peer_us = interleaved_us([ours, peer], _COPIES, repeats)
+    case = {"mode": mode, "tp": ranks, "batch": count, "dtype": "float32"}
+    return kernel_row("sampler", ours_us, floor, name, peer_us, **case)
 
 
 def _torchs_way(logits: list[torch.Tensor], way: dict[str, Any]) -> tuple[str, Replayable]:

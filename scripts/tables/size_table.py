@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from tpdet.tools.bench.report.default_order import in_default_order, other_orders
-from tpdet.tools.bench.report.results import Row, Run, newest_rows
+from scripts.tables.other_orders import other_orders
+from tpdet.tools.measurement.default_order import in_default_order
+from tpdet.tools.measurement.results_file import Row, Run, newest_rows
 
 NOTHING = "Not measured yet: the results hold no case of every size."
 _CASES = ("decode", "prefill", "mixed")

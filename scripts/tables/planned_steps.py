@@ -1,15 +1,14 @@
-"""Compares predictions with measured figures, and writes the table of docs/scaling.md."""
+"""The planner's predictions beside measured figures: the table of docs/scaling.md."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpdet.errors import UsageError
+from scripts.tables.other_orders import other_orders
 from tpdet.tools.bench.load import lengths
-from tpdet.tools.bench.report.default_order import in_default_order, other_orders
-from tpdet.tools.bench.report.results import newest_rows
-from tpdet.tools.plan.constants import Constants, load_constants
+from tpdet.tools.measurement.default_order import in_default_order
+from tpdet.tools.measurement.results_file import newest_rows
+from tpdet.tools.plan.constants import Constants
 from tpdet.tools.plan.figures import StepFigure, step_figures
 from tpdet.tools.plan.step import decode_parts, prefill_parts, step_seconds
 from tpdet.tools.plan.step_fit import figure_world, predicted_seconds
@@ -95,19 +94,3 @@ def comparison_table(constants: Constants, results: Path) -> list[str]:
         )
     note = other_orders((row.tp, row.order) for row in found)
     return [*lines, "", note] if note else lines
-
-
-def main(page: Path = Path("docs/scaling.md"), results: Path = Path("docs/results")) -> int:
-    """Replace the table between the marks of `page`. Raises UsageError without the marks."""
-    text = page.read_text(encoding="utf-8")
-    begin, end = "<!-- predicted:begin -->\n", "<!-- predicted:end -->"
-    if begin not in text or end not in text:
-        raise UsageError(f"{page} has no marks for the table: put {begin.strip()} and {end} back")
-    before, rest = text.split(begin)
-    table = "\n".join(comparison_table(load_constants("h200"), results))
-    page.write_text(f"{before}{begin}\n{table}\n\n{end}{rest.split(end)[1]}", encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tpdet.launch.host.standard_streams import print_utf8
-from tpdet.tools.verify.report import append_record, run_record
-from tpdet.tools.worlds.spec import Machine
+from tpdet.tools.measurement.results_file import append_record, run_record
+from tpdet.tools.worlds.machine import Machine
 
 
 class BenchRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,6 +46,28 @@ class BenchRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metrics: dict[str, Any] | None = None
 
 
+def kernel_row(
+    case: str,
+    value: float,
+    floor: float | None,
+    peer: str | None = None,
+    peer_value: float | None = None,
+    **fields: Any,
+) -> BenchRow:
+    """The row of a kernel on a GPU that took `value` us, beside its peer's, else its floor's."""
+    base = peer_value or floor
+    return BenchRow(
+        **{"dtype": "bfloat16"} | fields,
+        case=case,
+        value=value,
+        unit="us",
+        floor=floor,
+        peer=peer,
+        peer_value=peer_value,
+        ratio=value / base if base else None,
+    )
+
+
 def finish(
     bench: str,
     machine: Machine,
@@ -53,17 +75,24 @@ def finish(
     output: Path | None,
     file: str | None = None,
     as_json: bool | None = None,
-) -> dict[str, Any]:
-    """Print the rows, append the run to `output` (a file, or a directory for `file`), print JSON.
+) -> None:
+    """Print the rows, `keep` the run, print it as JSON where `print_line` does."""
+    print_rows(rows)
+    print_line(keep(bench, machine, rows, output, file), as_json)
 
-    Returns the run.
-    """
+
+def keep(
+    bench: str,
+    machine: Machine,
+    rows: Sequence[BenchRow],
+    output: Path | None,
+    file: str | None = None,
+) -> dict[str, Any]:
+    """The run of this command; appended to `output`: a file, a directory for `file`, or None."""
     plain = [msgspec.to_builtins(row) for row in rows]
     record = run_record(bench, machine, shlex.join(["tpdet", *sys.argv[1:]]), plain)
-    print_rows(rows)
     if output is not None:
         append_record(output, file or bench, record)
-    print_line(record, as_json)
     return record
 
 
@@ -100,10 +129,13 @@ def print_rows(rows: Sequence[BenchRow]) -> None:
         table.add_row(
             *(_text(getattr(row, name)) for name in used), *(shown[name] for name in figures)
         )
+    wide_console(160).print(table)
+
+
+def wide_console(width: int) -> Console:
+    """Where tables go; of this width where standard output is no terminal."""
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    console.print(table)
+    return console if console.is_terminal else Console(width=width)
 
 
 def _text(value: object) -> str:

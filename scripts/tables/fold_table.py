@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
+from scripts.tables.other_orders import other_orders
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS
-from tpdet.tools.bench.report.default_order import other_orders
-from tpdet.tools.bench.report.results import Row
+from tpdet.tools.measurement.results_file import Row
 
 MODES = (*FOLD_ORDERS, "gather")
 """What is compared; a mode that names a transport is another experiment."""

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from tpdet.tools.worlds.ways import USUAL, Way
+from tpdet.tools.worlds.machine import Machine
+from tpdet.tools.worlds.ways import USUAL, LaunchWay
 
 
 class VerifySpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +30,7 @@ class VerifySpec(msgspec.Struct, frozen=True, kw_only=True):
     part: str = "steps"
     step_timeout: float = 300.0
     leaves: int | None = None
-    way: Way = USUAL
+    way: LaunchWay = USUAL
     draft_model: str | None = None
 
     @property
@@ -42,14 +43,6 @@ class VerifySpec(msgspec.Struct, frozen=True, kw_only=True):
 def mode_settings(mode: str) -> dict[str, str]:
     """The settings of an engine that runs in `mode`."""
     return {"row_layers": "gather"} if mode == "gather" else {"fold_order": mode}
-
-
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine of a world: "cpu", or the GPU's name, the number of GPUs, and the driver."""
-
-    gpu: str = "cpu"
-    gpus: int = 0
-    driver: str | None = None
 
 
 class Drafted(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +101,7 @@ class WorldReport(msgspec.Struct, frozen=True, kw_only=True):
     """All traces of one tensor-parallel size, started in one way; what was left out, and why."""
 
     tp: int
-    way: Way = USUAL
+    way: LaunchWay = USUAL
     seen: Seen | None = None
     vocab_size: int
     fingerprints: dict[str, str]

@@ -1,28 +1,9 @@
-"""Figures of the default fold order, and of another order where that was not measured."""
+"""What a table says of figures that were not measured in the default fold order."""
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
-from tpdet.kernels.order import DEFAULT_FOLD_ORDER, DEFAULT_LEAVES, FOLD_ORDERS, fold_plan
-from tpdet.tools.bench.report.results import CASE, Row, Run
-
-
-def in_default_order(found: Iterable[tuple[Run, list[Row]]]) -> list[tuple[Run, Row]]:
-    """Of each case the row of the default fold order, else the newest one of another order.
-
-    `found` is what `newest_rows` gives. Approximate arithmetic, gathered row layers and modes that
-    name a transport are left out; a row's `mode` says which order it was measured in.
-    """
-    chosen: dict[tuple[Any, ...], tuple[Run, Row]] = {}
-    for run, rows in found:
-        for row in rows:
-            if row.get("mode") not in FOLD_ORDERS:
-                continue
-            key = tuple(row.get(name) for name in CASE if name != "mode")
-            if row["mode"] == DEFAULT_FOLD_ORDER or not _is_default(chosen.get(key)):
-                chosen[key] = run, row
-    return list(chosen.values())
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER, DEFAULT_LEAVES, fold_plan
 
 
 def other_orders(cases: Iterable[tuple[int, str]]) -> str:
@@ -50,7 +31,3 @@ def _sent(order: str, ranks: int) -> str:
     if [len(roots) for roots in theirs.roots] == [len(roots) for roots in ours.roots]:
         return f"a rank sends {ours.slots} partial and adds as much in either"
     return f"a rank sends up to {theirs.slots} partials there, {ours.slots} in the default"
-
-
-def _is_default(held: tuple[Run, Row] | None) -> bool:
-    return held is not None and held[1]["mode"] == DEFAULT_FOLD_ORDER

@@ -10,12 +10,12 @@ from tpdet.checkpoint.model_config.expert_load import touched_experts
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FoldPlan
 from tpdet.layers.products import LayerProduct
 from tpdet.models.products import layer_products
-from tpdet.tools.bench.report.shapes import cut_for
+from tpdet.tools.worlds.shapes import cut_for
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one GPU: bytes a second read, bf16 operations a second, bytes a second sent to peers."""
+    """One GPU's bytes a second read, bf16 operations a second, bytes a second sent to peers."""
 
     bytes: float
     flops: float
@@ -27,15 +27,15 @@ RATES = {"NVIDIA H200": Rates(4.5e12, 989e12, 450e9)}
 
 
 @dataclass(frozen=True)
-class Work:
+class CaseWork:
     """Operations and bytes that a case needs, over all GPUs."""
 
     flops: float
     bytes: float
 
-    def over(self, ranks: int) -> "Work":
+    def over(self, ranks: int) -> "CaseWork":
         """A rank's share."""
-        return Work(self.flops / ranks, self.bytes / ranks)
+        return CaseWork(self.flops / ranks, self.bytes / ranks)
 
     def seconds(self, rates: Rates) -> float:
         """The least time on one GPU of these rates."""
@@ -52,7 +52,7 @@ def here() -> Rates | None:
     return gpu_rates(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
 
 
-def print_floor(case: str, work: Work) -> float | None:
+def print_floor(case: str, work: CaseWork) -> float | None:
     """Say the least microseconds of a case on this GPU, before it is timed; None: not known."""
     rates = here()
     if rates is None:
@@ -109,18 +109,18 @@ def weight_bytes(config: ModelConfig, rows: int = 1) -> float:
     return count * float(getattr(torch, config.dtype).itemsize)
 
 
-def decode_work(config: ModelConfig, batch: int, context: int) -> Work:
+def decode_work(config: ModelConfig, batch: int, context: int) -> CaseWork:
     """A step in which `batch` sequences of `context` tokens gain one each."""
     size = getattr(torch, config.dtype).itemsize
     cached = batch * context * 2 * config.num_layers * config.num_kv_heads * config.head_dim * size
     multiplied = multiplied_weights(config) + config.vocab_size * config.hidden_size
-    return Work(
+    return CaseWork(
         batch * (2 * multiplied + attention_flops(config, context)),
         weight_bytes(config, batch) + cached,
     )
 
 
-def prefill_work(config: ModelConfig, prompts: int, length: int) -> Work:
+def prefill_work(config: ModelConfig, prompts: int, length: int) -> CaseWork:
     """Prompts of `length` tokens each, one token sampled for each; weights are read once.
 
     Of a prompt's last layer, only the last token needs more than keys and values.
@@ -129,7 +129,7 @@ def prefill_work(config: ModelConfig, prompts: int, length: int) -> Work:
     all_keys = attention_flops(config, length) / layers  # of one row and layer
     products = 2 * (length * multiplied_weights(config) - (length - 1) * _finishing(config) + head)
     attended = (layers - 1) * length * all_keys / 2 + all_keys
-    return Work(prompts * (products + attended), weight_bytes(config, prompts * length))
+    return CaseWork(prompts * (products + attended), weight_bytes(config, prompts * length))
 
 
 def _finishing(config: ModelConfig) -> int:
@@ -143,13 +143,13 @@ def _multiplied(products: Iterable[LayerProduct]) -> int:
     return sum(each.n * each.k * (each.chosen or 1) for each in products)
 
 
-def mixed_work(config: ModelConfig, lengths: list[int], generate: int) -> Work:
+def mixed_work(config: ModelConfig, lengths: list[int], generate: int) -> CaseWork:
     """Prompts of these lengths and `generate` tokens each; weights are read once a token."""
     flops = 0.0
     for length in lengths:
         flops += prefill_work(config, 1, length).flops
         flops += (generate - 1) * decode_work(config, 1, length + generate // 2).flops
-    return Work(flops, generate * weight_bytes(config, len(lengths)))
+    return CaseWork(flops, generate * weight_bytes(config, len(lengths)))
 
 
 def attention_flops(config: ModelConfig, keys: float) -> float:

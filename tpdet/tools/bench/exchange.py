@@ -1,15 +1,13 @@
-"""One rank that times the exchange: `torchrun ... -m tpdet.tools.bench.exchange_rank SPEC RESULT`.
+"""`tpdet bench allreduce`: the exchange between ranks beside NCCL's all-reduce.
 
 An exchange folds all ranks' fp32 sums, adds the residual stream and norms it. CUDA graphs time it
 in turn with the gathered form and with NCCL's bf16 all-reduce, with and without the norm kernel
 after it. Our bytes are first compared with those of the gathered form.
 """
 
-import sys
+import argparse
 from collections.abc import Callable
-from pathlib import Path
 
-import msgspec
 import torch
 import torch.distributed as dist
 
@@ -17,18 +15,18 @@ from tpdet.comm.device import open_world
 from tpdet.comm.exchange.fold import Exchange, GatherExchange
 from tpdet.comm.exchange.open import open_exchange
 from tpdet.comm.world.distributed import DistributedWorld
-from tpdet.errors import TpdetError
+from tpdet.errors import TpdetError, UsageError
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.order import DEFAULT_LEAVES, FoldPlan, fold_plan
 from tpdet.kernels.partial_sums import PartialSums
-from tpdet.tools.bench.kernels.gpu import random_values
-from tpdet.tools.bench.kernels.timing import capture
-from tpdet.tools.bench.report.floor import exchange_seconds, here
-from tpdet.tools.bench.report.record import BenchRow
-from tpdet.tools.bench.spec import BenchResult, ExchangeSpec, output_rows
-from tpdet.tools.worlds.machine import machine
-from tpdet.tools.worlds.worlds import run_rank
+from tpdet.tools.bench.kernels.gpu import gpu_only, random_values
+from tpdet.tools.bench.run import run_worlds
+from tpdet.tools.bench.spec import BenchResult, ExchangeSpec, output_rows, result_of
+from tpdet.tools.measurement.floor import exchange_seconds, here
+from tpdet.tools.measurement.graph_times import capture
+from tpdet.tools.measurement.rows import BenchRow, finish, kernel_row
+from tpdet.tools.worlds.lists import parse_sizes
 
 _EPS = 1e-6
 _CHAIN_BYTES = 64 << 20  # of outputs in a graph, roughly
@@ -37,9 +35,33 @@ _MOST_CALLS = 50
 Run = Callable[[torch.Tensor], object]
 
 
-def main(arguments: list[str]) -> int:
-    """Time every size; rank 0 writes the rows."""
-    spec = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=ExchangeSpec)
+def allreduce_command(options: argparse.Namespace) -> int:
+    """The exchange between ranks beside NCCL's all-reduce, a world a size."""
+    gpu_only("allreduce")
+    tps = parse_sizes(options.tp)
+    if min(tps) < 2:
+        raise UsageError("--tp: an exchange needs 2 ranks or more")
+    spec = ExchangeSpec(
+        kilobytes=parse_sizes(options.kilobytes),
+        hidden=options.hidden,
+        fold_order=options.fold_order,
+        repeats=options.repeats,
+    )
+    rates = here()
+    if rates is not None:
+        for tp in tps:
+            plan = fold_plan(spec.fold_order, DEFAULT_LEAVES, tp)
+            values = [output_rows(size, spec.hidden) * spec.hidden for size in spec.kilobytes]
+            floors = [exchange_seconds(rates, plan, count) * 1e6 for count in values]
+            figures = " / ".join(f"{floor:.1f}" for floor in floors)
+            print(f"floor, TP {tp}, {options.kilobytes} KB: {figures} us", flush=True)
+    rows, largest = run_worlds(tps, spec)
+    finish("allreduce", largest.machine, rows, options.output, as_json=options.json)
+    return 0
+
+
+def measure(spec: ExchangeSpec) -> BenchResult | None:
+    """One rank: time every size; the result on rank 0."""
     world = open_world("cuda", spec.timeout)
     if not isinstance(world, DistributedWorld):
         raise TpdetError("an exchange needs 2 ranks or more")
@@ -55,15 +77,10 @@ def main(arguments: list[str]) -> int:
     carrier.report()
     torch.cuda.synchronize()
     carrier.check()
-    if world.rank == 0:
-        notes = (
-            () if exchange.carrier.memory else ("no peer memory here: ours is the gathered form",)
-        )
-        result = BenchResult(rows=tuple(found), machine=machine("cuda", world.size), notes=notes)
-        Path(arguments[1]).write_bytes(msgspec.json.encode(result))
+    notes = () if carrier.memory else ("no peer memory here: ours is the gathered form",)
     world.barrier()
     world.close()
-    return 0
+    return result_of(found, "cuda", world.size, notes) if world.rank == 0 else None
 
 
 class Case:
@@ -97,19 +114,16 @@ class Case:
         floor = None if rates is None else exchange_seconds(rates, self._plan, values) * 1e6
         peers = {"NCCL + norm": library, "NCCL": alone, "gather": gathered}
         return [
-            BenchRow(
-                case="allreduce",
-                dtype="bfloat16",
+            kernel_row(
+                "allreduce",
+                ours,
+                floor,
+                name,
+                value,
                 mode=self._spec.fold_order,
                 tp=self._world.size,
                 batch=self._count,
                 context=kilobytes,
-                value=ours,
-                unit="us",
-                floor=floor,
-                peer=name,
-                peer_value=value,
-                ratio=ours / value,
             )
             for name, value in peers.items()
         ]
@@ -157,7 +171,3 @@ class Case:
         medians = torch.tensor([sorted(times)[len(times) // 2] for times in taken], device="cuda")
         slowest: list[float] = self._world.all_gather(medians).amax(0).tolist()
         return slowest
-
-
-if __name__ == "__main__":
-    sys.exit(run_rank(main))

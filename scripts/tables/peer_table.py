@@ -1,28 +1,12 @@
 """Ours beside another engine's, both through their public interfaces: a Markdown table."""
 
-from pathlib import Path
+from tpdet.tools.bench.plot_data import Load, load_name, load_of
+from tpdet.tools.measurement.results_file import Row
 
-from tpdet.tools.bench.report.results import Row, newest_rows
-
-Load = tuple[str, int, str]  # case, batch, unit
-
-_MEANT = {"LLM": "batch", "HTTP": "readers"}
-"""What `batch` counts, by the interface that a case names first."""
 _AT_MOST_READERS = ("HTTP between tokens, P99", "HTTP first token, mean")
 """Cases of which a short page has only what is measured at the most readers."""
 _LEFT_OUT = ("HTTP a later token, mean", "LLM start, empty kernel cache")
 """Cases of which a short page has nothing."""
-
-
-def peer_rows(path: Path, model: str) -> list[Row]:
-    """Rows of a peer file that stand beside the figure of the engine that was compared last.
-
-    Of each load at each size the newest: an older row may name its dtype, which HTTP does not tell.
-    """
-    rows = [row for _, found in newest_rows(path) for row in found]
-    rows = [row for row in rows if row["model"] == model and row.get("peer") and row.get("ratio")]
-    newest = {(*_load(row), row["tp"]): row for row in rows if row["peer"] == rows[-1]["peer"]}
-    return list(newest.values())
 
 
 def main_rows(rows: list[Row]) -> list[Row]:
@@ -36,22 +20,11 @@ def main_rows(rows: list[Row]) -> list[Row]:
     ]
 
 
-def _load(row: Row) -> Load:
-    return row["case"], row.get("batch", 0), row["unit"]
-
-
-def load_name(row: Row) -> str:
-    """A load as tables and pictures name it: `LLM decode, batch 16`."""
-    if row.get("batch") is None:
-        return str(row["case"])
-    return f"{row['case']}, {_MEANT[row['case'].split()[0]]} {row['batch']}"
-
-
 def peer_table(rows: list[Row]) -> list[str]:
     """Lines: loads down, sizes and engines across, the better figure of a pair in bold."""
     loads: dict[Load, dict[int, Row]] = {}
     for row in rows:
-        loads.setdefault(_load(row), {})[row["tp"]] = row
+        loads.setdefault(load_of(row), {})[row["tp"]] = row
     sizes = sorted({tp for found in loads.values() for tp in found})
     (peer,) = {row["peer"] for found in loads.values() for row in found.values()}
     cases = list(dict.fromkeys(case for case, _, _ in loads))

@@ -3,18 +3,24 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.config import APPROXIMATE
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
-from tpdet.tools.bench.report.default_order import in_default_order
-from tpdet.tools.bench.report.floor import Work, decode_work, prefill_work
-from tpdet.tools.bench.report.results import Row, Run
-from tpdet.tools.bench.report.shapes import named_config
+from tpdet.tools.measurement.default_order import in_default_order
+from tpdet.tools.measurement.floor import CaseWork, decode_work, prefill_work
+from tpdet.tools.measurement.results_file import Row, Run, newest_rows
+from tpdet.tools.worlds.shapes import named_config
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _STEPS = ("decode", "prefill")
+
+Load = tuple[str, int, str]  # case, batch, unit
+
+_MEANT = {"LLM": "batch", "HTTP": "readers"}
+"""What `batch` counts, by the interface that a case names first."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Cost:
+class DeterminismCost:
     """What determinism costs in the same engine: time by case, over that of approximate arithmetic.
 
     mode: the strict one; cases: (name of the case, ratio), a ratio of 1 being no cost.
@@ -65,8 +71,10 @@ class Point:
 
 
 def curves(found: Iterable[tuple[Run, list[Row]]]) -> list[Curve]:
-    """Of decode rows in the default fold order, or another where that was not timed, and of
-    approximate ones; of several contexts only the shortest one's."""
+    """Curves of decode rows in the default fold order, else another, and of approximate ones.
+
+    Of several contexts only the shortest one is drawn.
+    """
     runs = list(found)
     strict = [row for _, row in in_default_order(runs)]
     approximate = [row for _, rows in runs for row in rows if row.get("mode") == APPROXIMATE]
@@ -112,7 +120,7 @@ def by_context(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[Growth]
     return grown
 
 
-def costs(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[Cost]]:
+def costs(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[DeterminismCost]]:
     """By model, size and strict mode, of cases that one commit measured both ways, one transport.
 
     `found` holds every run, not the newest rows alone: what counts is the newest commit that has
@@ -138,10 +146,10 @@ def costs(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[Cost]]:
             ratio = orders[order] / orders[APPROXIMATE]
             by_size.setdefault((model, tp, order), {}).setdefault(name, ratio)
             break
-    made: dict[str, list[Cost]] = {}
+    made: dict[str, list[DeterminismCost]] = {}
     for (model, tp, order), cases in sorted(by_size.items()):
         named = sorted(cases.items(), key=lambda case: _by_numbers(case[0]))
-        made.setdefault(model, []).append(Cost(tp, order, tuple(named)))
+        made.setdefault(model, []).append(DeterminismCost(tp, order, tuple(named)))
     return made
 
 
@@ -151,8 +159,10 @@ def _by_numbers(name: str) -> list[tuple[int, str]]:
 
 
 def points(found: Iterable[tuple[Run, list[Row]]]) -> list[Point]:
-    """Of rows that say their work, and of decode and prefill of well-known models, in the default
-    fold order or another where that was not timed."""
+    """Points of rows that say their work, and of steps of well-known models.
+
+    Steps are those of the default fold order, or of another where that was not timed.
+    """
     configs: dict[str, ModelConfig | None] = {}
     measured = []
     runs = list(found)
@@ -165,6 +175,29 @@ def points(found: Iterable[tuple[Run, list[Row]]]) -> list[Point]:
             continue
         measured.append(Point(_group(row), work.flops / work.bytes, work.flops / _seconds(row)))
     return measured
+
+
+def peer_rows(path: Path, model: str) -> list[Row]:
+    """Rows of a peer file that stand beside the figure of the engine that was compared last.
+
+    Of each load at each size the newest: an older row may name its dtype, which HTTP does not tell.
+    """
+    rows = [row for _, found in newest_rows(path) for row in found]
+    rows = [row for row in rows if row["model"] == model and row.get("peer") and row.get("ratio")]
+    newest = {(*load_of(row), row["tp"]): row for row in rows if row["peer"] == rows[-1]["peer"]}
+    return list(newest.values())
+
+
+def load_of(row: Row) -> Load:
+    """The load that a row measured."""
+    return row["case"], row.get("batch", 0), row["unit"]
+
+
+def load_name(row: Row) -> str:
+    """A load as tables and pictures name it: `LLM decode, batch 16`."""
+    if row.get("batch") is None:
+        return str(row["case"])
+    return f"{row['case']}, {_MEANT[row['case'].split()[0]]} {row['batch']}"
 
 
 def _approximate(row: Row) -> bool:
@@ -187,10 +220,10 @@ def _case_name(row: Row) -> str:
     return f"mixed, {row.get('batch')} requests"
 
 
-def _work(row: Row, configs: dict[str, ModelConfig | None]) -> Work | None:
+def _work(row: Row, configs: dict[str, ModelConfig | None]) -> CaseWork | None:
     """Operations and bytes of a row's case on one GPU; None if they are unknown."""
     if row.get("flops") and row.get("bytes") and row["unit"] in _SECONDS:
-        return Work(row["flops"], row["bytes"])
+        return CaseWork(row["flops"], row["bytes"])
     if row["case"] not in _STEPS:
         return None
     name = row["model"]

@@ -1,29 +1,28 @@
 """`tpdet bench plot`: plots of results files (PNG and SVG), made by matplotlib."""
 
 import argparse
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tpdet.config import APPROXIMATE
 from tpdet.errors import NotFoundError, UsageError
-from tpdet.tools.bench.report.floor import gpu_rates
-from tpdet.tools.bench.report.peer_table import load_name, peer_rows
-from tpdet.tools.bench.report.plot_data import (
-    Cost,
+from tpdet.tools.bench.plot_data import (
     Curve,
+    DeterminismCost,
     Growth,
     Point,
     by_context,
     costs,
     curves,
+    load_name,
+    peer_rows,
     points,
 )
-from tpdet.tools.bench.report.results import Row, Run, all_rows, newest_rows
-from tpdet.tools.verify.report import short_name
+from tpdet.tools.measurement.figures import COLOURS, new_figure, require_matplotlib, save_figure
+from tpdet.tools.measurement.floor import gpu_rates
+from tpdet.tools.measurement.results_file import Row, Run, all_rows, newest_rows, short_name
 
-_COLOURS = ("#1b6ca8", "#c8553d", "#3c8d53", "#8a5aa8", "#b8860b", "#555555")
 _MARKERS = "osD^vP*X"
 _PEER_LOADS = ("LLM decode", "LLM prefill", "LLM mixed", "HTTP output")
 
@@ -58,12 +57,6 @@ def plot_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def require_matplotlib() -> None:
-    """Raises UsageError naming the extra when matplotlib is missing."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("a plot needs matplotlib: pip install 'tpdet[plot]'")
-
-
 def results_of(
     folder: Path, gpu: str | None, read: Callable[[Path], list[tuple[Run, list[Row]]]] = newest_rows
 ) -> list[tuple[Run, list[Row]]]:
@@ -90,12 +83,8 @@ def results_of(
 
 
 def _new_figure(title: str, across: str, up: str) -> tuple[Any, Any]:
-    """A figure and its axes; no global state, so no display is looked for."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 5.0), layout="constrained")
-    FigureCanvasAgg(figure)
+    """A figure and its axes, which are logarithmic."""
+    figure = new_figure(7.5, 5.0)
     axes = figure.add_subplot()
     axes.set_title(title)
     axes.set_xlabel(across)
@@ -118,7 +107,7 @@ def _draw_latency(gpu: str, model: str, found: list[Curve]) -> Any:
     sizes = sorted({curve.tp for curve in found})
     modes = sorted({curve.mode for curve in found}, key=lambda mode: (mode == APPROXIMATE, mode))
     for curve in found:
-        colour = _COLOURS[sizes.index(curve.tp) % len(_COLOURS)]
+        colour = COLOURS[sizes.index(curve.tp) % len(COLOURS)]
         style = ("-", "--", ":", "-.")[modes.index(curve.mode) % 4]
         axes.plot(
             [ms for _, ms in curve.steps],
@@ -156,14 +145,14 @@ def _draw_growth(gpu: str, model: str, found: list[Growth]) -> Any:
             [context for context, _ in growth.steps],
             [ms for _, ms in growth.steps],
             marker=_MARKERS[batches.index(growth.batch) % len(_MARKERS)],
-            color=_COLOURS[sizes.index(growth.tp) % len(_COLOURS)],
+            color=COLOURS[sizes.index(growth.tp) % len(COLOURS)],
             label=f"TP {growth.tp}, batch {growth.batch}, {growth.mode}",
         )
     axes.legend(fontsize=7)
     return figure
 
 
-def _draw_cost(gpu: str, model: str, found: list[Cost]) -> Any:
+def _draw_cost(gpu: str, model: str, found: list[DeterminismCost]) -> Any:
     """Per cent of time that determinism adds, a group of bars a case, a bar a size."""
     from matplotlib.ticker import PercentFormatter
 
@@ -179,7 +168,7 @@ def _draw_cost(gpu: str, model: str, found: list[Cost]) -> Any:
             [names.index(name) - 0.4 + (index + 0.5) * width for name, _ in cost.cases],
             [ratio - 1 for _, ratio in cost.cases],
             width,
-            color=_COLOURS[index % len(_COLOURS)],
+            color=COLOURS[index % len(COLOURS)],
             label=f"TP {cost.tp}, {cost.mode}",
         )
         axes.bar_label(bars, [f"{100 * (ratio - 1):+.0f} %" for _, ratio in cost.cases], fontsize=7)
@@ -192,15 +181,12 @@ def _draw_cost(gpu: str, model: str, found: list[Cost]) -> Any:
 
 def _draw_peer(gpu: str, model: str, rows: list[Row]) -> Any:
     """Our speed over another engine's, a group of bars a load, a bar a size."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     (peer,) = {row["peer"] for row in rows}
     names = list(dict.fromkeys(load_name(row) for row in rows))
     sizes = sorted({row["tp"] for row in rows})
-    figure = Figure(figsize=(9.0, 4.2), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9.0, 4.2)
     axes = figure.add_subplot()
     width = 0.27
     for index, name in enumerate(names):
@@ -211,7 +197,7 @@ def _draw_peer(gpu: str, model: str, rows: list[Row]) -> Any:
                 index + (turn - (len(mine) - 1) / 2) * width,
                 speed,
                 width,
-                color=_COLOURS[sizes.index(row["tp"])],
+                color=COLOURS[sizes.index(row["tp"])],
             )
             axes.bar_label(bar, [f"{speed:.2f}"], fontsize=6.5, padding=1)
     line = axes.axhline(1.0, color="black", linewidth=1.0)
@@ -221,7 +207,7 @@ def _draw_peer(gpu: str, model: str, rows: list[Row]) -> Any:
     axes.set_title(f"tpdet, bitwise deterministic, beside {peer}: {model} in bf16 on {gpu}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(
-        [*(Rectangle((0, 0), 0, 0, color=_COLOURS[n]) for n in range(len(sizes))), line],
+        [*(Rectangle((0, 0), 0, 0, color=COLOURS[n]) for n in range(len(sizes))), line],
         [*(f"TP {tp}" for tp in sizes), peer],
         fontsize=8,
         ncols=len(sizes) + 1,
@@ -255,7 +241,7 @@ def _draw_roofline(gpu: str, measured: list[Point]) -> Any:
             [point.intensity for point in mine],
             [point.speed for point in mine],
             s=18,
-            color=_COLOURS[index % len(_COLOURS)],
+            color=COLOURS[index % len(COLOURS)],
             marker=_MARKERS[index % len(_MARKERS)],
             label=group,
             alpha=0.8,
@@ -263,15 +249,3 @@ def _draw_roofline(gpu: str, measured: list[Point]) -> Any:
         )
     axes.legend(fontsize=8)
     return figure
-
-
-def save_figure(figure: Any, stem: Path) -> None:
-    """As PNG and SVG, printing each path; an SVG of the same data has the same bytes."""
-    from matplotlib import rc_context
-
-    for suffix in ("png", "svg"):
-        path = stem.with_name(f"{stem.name}.{suffix}")
-        metadata = {"Date": None} if suffix == "svg" else {"Software": None}
-        with rc_context({"svg.hashsalt": "tpdet"}):
-            figure.savefig(path, dpi=150, metadata=metadata)
-        print(path)

@@ -1,1 +1,0 @@
-"""Results of benchmarks: records, the floors they are compared with, tables, plots."""

@@ -1,0 +1,1 @@
+"""What tools that measure share: times of GPU calls, the least time, rows, results files."""

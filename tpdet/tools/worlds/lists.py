@@ -1,0 +1,53 @@
+"""Values of flags that are lists: sizes, ranges of lengths, rules of row layers."""
+
+from collections.abc import Collection
+
+from tpdet.arguments.suggestions import did_you_mean
+from tpdet.errors import UsageError
+from tpdet.kernels.order import ROW_LAYERS
+
+
+def parse_names(flag: str, text: str, known: Collection[str]) -> tuple[str, ...]:
+    """The names in a list such as "row,head". Raises UsageError for one that is not known."""
+    names = tuple(text.split(","))
+    if unknown := sorted({*names} - {*known}):
+        raise UsageError(f"{flag} {unknown[0]}: use a list of {', '.join(known)}")
+    return names
+
+
+def parse_row_layers(text: str, control: bool = False) -> tuple[str, ...]:
+    """The names in "fold", "gather" or "fold,gather", in that order. Raises UsageError.
+
+    The control replaces a fold by its stock all-reduce, so it needs "fold".
+    """
+    wanted = text.split(",")
+    for name in wanted:
+        if name not in ROW_LAYERS:
+            nearby = did_you_mean(name, ROW_LAYERS)
+            raise UsageError(f"row layers {name!r}: use fold, gather or fold,gather{nearby}")
+    if control and wanted != ["fold"]:
+        raise UsageError("--control replaces a fold by a stock all-reduce: use --row-layers fold")
+    return tuple(name for name in ROW_LAYERS if name in wanted)
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """The integers of a list such as "1,2,4". Raises UsageError."""
+    try:
+        sizes = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not a list of numbers such as 1,2,4") from error
+    if not sizes or min(sizes) < 1:
+        raise UsageError(f"{text!r}: sizes start at 1")
+    return sizes
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """ "64:1024" as two numbers, "64" as twice the same. Raises UsageError."""
+    parts = text.split(":")
+    try:
+        shortest, longest = int(parts[0]), int(parts[-1])
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not a range of lengths such as 64:1024") from error
+    if len(parts) > 2 or not 1 <= shortest <= longest:
+        raise UsageError(f"{text!r} is not a range of lengths such as 64:1024")
+    return shortest, longest
