@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from scripts import load_times
 from tests.gpu import conftest
 from tests.gpu.attention import lengths as attention_lengths
 from tests.gpu.engine.bits import SIZES
 from tests.gpu.lib import checks
 from tests.gpu.lib.checks import outcome, poisoned_workspaces, same, surrounded
 from tests.gpu.lib.suite import Check, run_parts, side_by_side
-from tests.gpu.speed import load_times
 from tests.gpu.test_bits import SUITES, names, prepare
 from tests.lib.tree import ROOT
 from tpdet.checkpoint.model_config import load_model_config

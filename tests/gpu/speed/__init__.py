@@ -1,1 +1,1 @@
-"""Times of the whole engine: starts, loading, steps with drafts, full and overlapped steps."""
+"""Promises on the times of the whole engine: starts, full steps; and times of steps with drafts."""

@@ -1,21 +1,18 @@
 """Times of decode steps with drafts: where every row of a step has 1 to 16 positions.
 
-    python -m tests.gpu.speed.draft_times [steps] [profile] [attention] [wait] [accept]
+    python -m tests.gpu.speed.draft_times [steps] [profile] [attention]
 
 `steps`: milliseconds of the GPU for a step and its greedy sampling; `profile`: kernels of some;
-`attention`: microseconds of every decode variant; `wait`: what a step costs when it is awaited, and
-not followed by the next; `accept`: tokens a second where a draft is right with probability 0.8.
-With several ranks (torchrun) all but `attention` are of that tensor-parallel size.
+`attention`: microseconds of every decode variant, whose bits must be the same. With several ranks
+(torchrun) steps and profile are of that tensor-parallel size. `tpdet bench drafts` has tokens a
+second, `tpdet bench host` the parts of a step on the host.
 """
 
 import random
-import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -29,8 +26,6 @@ from tpdet.comm.device import open_world
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.control.plan import PlanRows, Row
-from tpdet.engine import Engine
-from tpdet.engine.results import StepResults
 from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.attention.variants import Variant, decode_variant
 from tpdet.kernels.cuda.compile.pool import compile_all
@@ -38,19 +33,13 @@ from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.inputs.vocabulary_shard import Shard
-from tpdet.requests.request import Request, SamplingParams
 from tpdet.runner import Runner
-from tpdet.runner.graphs.engine_graphs import Graphs
 from tpdet.sampling.sampler import sample_likeliest
-from tpdet.speculative.fixed import FixedSpeculator
-from tpdet.tools.bench.load import prompt
 
 POSITIONS, BATCHES, CONTEXTS = (1, 2, 4, 8, 16), (1, 16, 64), (512, 4096)
 PROFILED = ((1, 512, 1), (1, 512, 8), (1, 4096, 8), (16, 4096, 1), (16, 4096, 8), (64, 512, 4))
 CASES = ((1, 512, 8), (1, 4096, 4), (1, 4096, 8), (1, 4096, 16), (16, 512, 8), (16, 4096, 8),
          (64, 512, 4), (64, 4096, 4))  # fmt: skip
-ACCEPTED, TOKENS = 0.8, 512
-DRAFTS = {1: 11, 16: 5, 64: 3}  # drafts of a row, by batch
 CACHE, REPEATS = 256 << 20, 20
 PROGRAMS = [
     Variant(rows, 4, stages, fused=fused, swapped=True)
@@ -83,12 +72,6 @@ class Session:
             cls.runner = Runner.start(cls.config, cls.world)
             say(f"TP {cls.world.size}, start {time.time() - begin:.1f} s")
         return cls.runner
-
-    @classmethod
-    def engine(cls, ahead):
-        runner = cls.start()
-        runner.reset_pages(runner.num_pages)
-        return Engine(cls.config, cls.world, runner=runner, run_ahead=ahead)
 
 
 def say(text):
@@ -228,140 +211,9 @@ def attention_row(size, context, positions):
     )
 
 
-def request(name, batch, context, drafted):
-    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-    vocabulary = Session.runner.model_config.vocab_size
-    for i in range(batch):
-        ids = prompt(context, vocabulary, f"drafts-{i}")
-        drafts = ((0,),) if drafted else ()
-        yield Request(request_id=f"{name}-{i}", prompt_token_ids=ids, params=params, drafts=drafts)
-
-
-def decode(engine, name, batch, context, drafted=False):
-    """Answers by the number of a request, and the ends of steps in which all decode."""
-    for each in request(name, batch, context, drafted):
-        engine.submit(each)
-    answers, ends = {i: [] for i in range(batch)}, []
-    while engine.has_work:
-        outputs = engine.step()
-        for output in outputs:
-            answers[int(output.request_id.rsplit("-", 1)[1])].append(output.token_id)
-        if len({output.request_id for output in outputs}) == batch:
-            ends.append((time.perf_counter(), len(outputs)))
-    return answers, ends
-
-
-def rate(ends):
-    """Tokens a second from the end of the third whole step to that of the last but two."""
-    steady = ends[3:-2]
-    tokens = sum(count for _, count in steady[1:])
-    return tokens / (steady[-1][0] - steady[0][0])
-
-
-def led(measure):
-    """Run on rank 0 while the other ranks follow."""
-    Session.start()
-    for ahead in (True, False):
-        engine = Session.engine(ahead)
-        if Session.world.rank > 0:
-            engine.worker_loop()
-            continue
-        measure(engine, ahead)
-        engine.stop_workers()
-
-
-def median_ms(ends):
-    between = [after - before for (before, _), (after, _) in pairwise(ends[3:-2])]
-    return 1e3 * statistics.median(between)
-
-
-def timed(owner, name, into):
-    """Let every call of a method add its seconds to a list; returns what undoes it."""
-    call = getattr(owner, name)
-
-    def timing(*given, **named):
-        began = time.perf_counter()
-        try:
-            return call(*given, **named)
-        finally:
-            into.append(time.perf_counter() - began)
-
-    setattr(owner, name, timing)
-    return partial(setattr, owner, name, call)
-
-
-def wait():
-    def measure(engine, ahead):
-        parts = [
-            (engine.scheduler, "schedule"),
-            (engine.control, "send_plan"),
-            (engine.runner, "launch"),
-            (Graphs, "logits"),
-            (StepResults, "take"),
-            (engine.runner, "wait"),
-            (StepResults, "finish"),
-            (engine.scheduler, "commit"),
-        ]
-        took = {name: [] for _, name in parts}
-        undo = [] if ahead else [timed(*part, took[part[1]]) for part in parts]
-        for batch in BATCHES:
-            decode(engine, f"warm-{batch}", batch, 512)
-            for into in took.values():
-                into.clear()
-            _, ends = decode(engine, f"wait-{batch}", batch, 512)
-            how = "a step ahead"
-            if not ahead:
-                each = ((name, 1e3 * statistics.median(into)) for name, into in took.items())
-                how = "awaited: " + ", ".join(f"{name} {ms:.3f}" for name, ms in each)
-            say(f"wait batch {batch} context 512: {median_ms(ends):.3f} ms a step, {how}")
-        for back in undo:
-            back()
-
-    led(measure)
-
-
-def accept():
-    known, rates = {}, {}
-
-    def guess(answers, chance, most):
-        def drafts(sequence, room):
-            output = len(sequence.tokens) - sequence.prompt_length
-            told = answers[int(sequence.request_id.rsplit("-", 1)[1])][output:][: min(room, most)]
-            right = next((i for i in range(len(told)) if chance.random() > ACCEPTED), len(told))
-            return [*told[:right], *((t + 1) % 1000 for t in told[right:])]
-
-        return drafts
-
-    def measure(engine, ahead):
-        for batch in BATCHES:
-            name = f"accept-{ahead}-{batch}"
-            if ahead:
-                known[batch], ends = decode(engine, name, batch, 512)
-                rates[batch] = rate(ends)
-                continue
-            instead = guess(known[batch], random.Random(1), DRAFTS[batch])
-            engine.scheduler.speculator = FixedSpeculator(instead)
-            decode(engine, f"{name}-warm", batch, 512, drafted=True)
-            answers, ends = decode(engine, name, batch, 512, drafted=True)
-            each = statistics.mean(count for _, count in ends[3:-2]) / batch
-            totals = engine.statistics().totals
-            share = totals.accepted_draft_tokens / max(1, totals.draft_tokens)
-            gain = rate(ends) / rates[batch]
-            say(
-                f"accept batch {batch} context 512, {DRAFTS[batch]} drafts: {rates[batch]:.0f} to "
-                f"{rate(ends):.0f} tokens/s ({gain:.2f}), {each:.2f} tokens and "
-                f"{median_ms(ends):.3f} ms a step, {share:.2f} of the drafts so far, equal "
-                f"{answers == known[batch]}"
-            )
-
-    led(measure)
-
-
 PARTS = {
     "steps": steps,
     "profile": profile,
-    "wait": wait,
-    "accept": accept,
     "attention": attention_times,
 }
 

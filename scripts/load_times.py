@@ -1,4 +1,4 @@
-"""Seconds in which weights are read and placed: `python -m tests.gpu.speed.load_times [SHAPE ..]`.
+"""Seconds in which weights are read and placed: `python scripts/load_times.py [SHAPE ..]`.
 
 A checkpoint of each shape is written into memory, of random bytes, so that no disk is timed: its
 size must fit beside a rank's own memory. Then `LLM` starts twice, the second time with compiled
@@ -73,6 +73,7 @@ def time_start(directory):
 
 
 def main(arguments) -> int:
+    """Write and load each shape; with --start, load the directory that is named."""
     if arguments[:1] == ["--start"]:
         time_start(Path(arguments[1]))
         return 0
@@ -82,13 +83,7 @@ def main(arguments) -> int:
             directory = write_shape(folder / shape, shape)
             write_checkpoint(directory)
             for _ in range(STARTS):
-                again = [
-                    sys.executable,
-                    "-m",
-                    "tests.gpu.speed.load_times",
-                    "--start",
-                    str(directory),
-                ]
+                again = [sys.executable, "-P", __file__, "--start", str(directory)]
                 subprocess.run(again, check=True)
         finally:
             shutil.rmtree(folder)

@@ -1,6 +1,6 @@
 """Prefill by the number of programs of an overlapped exchange, from a graph of a full step.
 
-    torchrun --nproc-per-node 2 -m tests.gpu.speed.prefill_overlapped qwen3-8b 12,16,20,24
+    torchrun --nproc-per-node 2 scripts/prefill_overlapped.py qwen3-8b 12,16,20,24
         [--down-on-all]
 
 prints prompt tokens/s, 8 prompts of 4,096 tokens in steps of 8,192, one line a setting, each three
