@@ -93,8 +93,11 @@ def main(model, programs, ways):
             world.barrier()
     if world.rank == 0:
         for (count, everywhere), speeds in found.items():
-            told = ", ".join(f"{speed:,.0f}" for speed in speeds)
-            print(f"{count:3} programs{', down on all' * everywhere}: {told} tokens/s", flush=True)
+            speeds_text = ", ".join(f"{speed:,.0f}" for speed in speeds)
+            print(
+                f"{count:3} programs{', down on all' * everywhere}: {speeds_text} tokens/s",
+                flush=True,
+            )
     engine.close()
 
 

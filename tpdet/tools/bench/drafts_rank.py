@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections import abc
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from tpdet.llm.llm import LLM
 from tpdet.llm.results import RequestOutput
 from tpdet.requests.request import SamplingParams
-from tpdet.scheduler.sequence import Sequence as Choice
+from tpdet.scheduler.sequence import Sequence
 from tpdet.scheduler.speculator import DraftCounts
 from tpdet.speculative.draft_model.model import DraftModel
 from tpdet.speculative.proposers.proposer import BatchProposer
@@ -22,7 +22,7 @@ from tpdet.tools.bench.spec import BenchResult, DraftsSpec, result_of
 from tpdet.tools.bench.step_ends import StepEnds
 from tpdet.tools.measurement.rows import BenchRow
 
-Generate = Callable[[], list[RequestOutput]]
+Generate = abc.Callable[[], list[RequestOutput]]
 _MATCH_LENGTH = 64
 
 
@@ -32,12 +32,12 @@ class Synthetic:
     name = "synthetic"
     is_spent = False
 
-    def __init__(self, answer: Sequence[int], first: int, chance: float, draw: random.Random):
+    def __init__(self, answer: abc.Sequence[int], first: int, chance: float, draw: random.Random):
         """first: where the output begins. draw: decides which tokens are said wrongly."""
         self._answer, self._first, self._chance, self._draw = answer, first, chance, draw
         self._position = 0
 
-    def match(self, tokens: Sequence[int], end: int) -> int:
+    def match(self, tokens: abc.Sequence[int], end: int) -> int:
         """A fixed length, until the answer's end."""
         self._position = end - self._first
         return _MATCH_LENGTH if self._position < len(self._answer) else 0
@@ -86,7 +86,7 @@ def synthetic_rows(llm: LLM, spec: DraftsSpec, batch: int) -> list[BenchRow]:
         draw = random.Random(f"{spec.seed}-{share}")
 
         def drafter(
-            choice: Choice, share: float | None = share, draw: random.Random = draw
+            choice: Sequence, share: float | None = share, draw: random.Random = draw
         ) -> Synthetic:
             answer = answers[choice.request.prompt_token_ids]
             return Synthetic(answer, choice.prompt_length, share or 0.0, draw)
@@ -104,23 +104,23 @@ def synthetic_rows(llm: LLM, spec: DraftsSpec, batch: int) -> list[BenchRow]:
 class _Replaced:
     """A draft model that computes its drafts, and says those of synthetic drafters."""
 
-    def __init__(self, model: DraftModel, drafter: Callable[[Choice], Synthetic]) -> None:
+    def __init__(self, model: DraftModel, drafter: abc.Callable[[Sequence], Synthetic]) -> None:
         self.seconds, self.entry_seconds = model.seconds, model.entry_seconds
         self.first_seconds, self.captures = model.first_seconds, model.captures
         self.forget = model.forget
         self._model, self._drafter = model, drafter
 
-    def draft(self, requests: Sequence[tuple[Choice, int]]) -> list[list[int]]:
+    def draft(self, requests: abc.Sequence[tuple[Sequence, int]]) -> list[list[int]]:
         """As `DraftModel.draft`."""
         return self._model.draft(requests, self._say)
 
-    def _say(self, choice: Choice, drafts: list[int]) -> list[int]:
+    def _say(self, choice: Sequence, drafts: list[int]) -> list[int]:
         synthetic = self._drafter(choice)
         synthetic.match((), len(choice.tokens))
         return [*synthetic.propose(len(drafts)), *drafts][: len(drafts)]
 
 
-def _draft_anew(llm: LLM, drafter: Callable[[Choice], Synthetic] | None) -> None:
+def _draft_anew(llm: LLM, drafter: abc.Callable[[Sequence], Synthetic] | None) -> None:
     """Nothing was seen of drafts yet, only what steps take. drafter: there are synthetic ones, or
     what they say in place of the draft model's drafts.
     """
@@ -142,7 +142,7 @@ def text_rows(llm: LLM, spec: DraftsSpec) -> list[BenchRow]:
     rows = []
     for kind, texts in TEXTS.items():
 
-        def generate(texts: Sequence[Text] = texts) -> list[RequestOutput]:
+        def generate(texts: abc.Sequence[Text] = texts) -> list[RequestOutput]:
             return [answer for text in texts for answer in _ask(llm, text, spec.tokens)]
 
         known = measured(llm, generate, spec.repeats, paused=True)

@@ -123,8 +123,8 @@ class ModelCheck:
         if isinstance(answer, RecordedAnswer):
             record = msgspec.structs.replace(answer, outputs=tuple(choices))
             digest = digest_of(record, self.eos_token_ids)
-            told = msgspec.structs.replace(record, replay_digest=digest)
-            whole = msgspec.json.encode(told) if line.is_bare else told.line(outputs[0])
+            recomputed = msgspec.structs.replace(record, replay_digest=digest)
+            whole = msgspec.json.encode(recomputed) if line.is_bare else recomputed.line(outputs[0])
             names = {"replay_digest": digest, "replay_version": answer.replay_version}
             answered = json.loads(whole) | names
             return compare_line(line, choices, offline_line(line, answered))
@@ -225,12 +225,12 @@ class ModelCheck:
                 scores = whole.prompts[name] = PromptScores()
                 for part in parts_of(assembler.prompt):
                     scores.add(part)
-        facts, call, told = self.facts, whole.call, answer.response.body.tpdet
+        facts, call, recorded = self.facts, whole.call, answer.response.body.tpdet
         names = facts.contract, facts.model_digest
         digest = replay_digest(
-            call.requests, whole.tokens(), told.seed, *names, told.replay_version
+            call.requests, whole.tokens(), recorded.seed, *names, recorded.replay_version
         )
-        shown = receipt(origin(call, *names), told.seed, digest, told.replay_version)
-        body = whole.body(told.seed, facts.system_fingerprint, shown)
+        shown = receipt(origin(call, *names), recorded.seed, digest, recorded.replay_version)
+        body = whole.body(recorded.seed, facts.system_fingerprint, shown)
         found: dict[str, Any] = json.loads("".join(json_pieces(body)))
         return found

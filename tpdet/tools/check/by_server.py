@@ -168,8 +168,8 @@ def _question(line: Line) -> tuple[str, dict[str, Any]]:
         version = answer.replay_version
     else:
         path, body = answer.request.url, asked_body(line, answer)
-        told = answer.response.body.tpdet
-        after, version = told.json_schema_after, told.replay_version
+        recorded_origin = answer.response.body.tpdet
+        after, version = recorded_origin.json_schema_after, recorded_origin.replay_version
     wanted = body.get("response_format") or {}
     if wanted.get("type", "text") != "text" or form_in(body) is not None:
         own["json_schema_after"] = after

@@ -55,14 +55,14 @@ def batch_line(line: Line, body: dict[str, Any]) -> dict[str, Any]:
     answer, fields = line.answer, line.fields
     assert isinstance(answer, BatchLine)
     response = fields["response"]
-    told = {**body["tpdet"], "seed": answer.request.body.get("seed")}
-    if told["seed"] is None:
-        told["seed"] = answer.response.body.tpdet.seed
+    receipt = {**body["tpdet"], "seed": answer.request.body.get("seed")}
+    if receipt["seed"] is None:
+        receipt["seed"] = answer.response.body.tpdet.seed
     body = {
         **body,
         "id": response.get("request_id", line.body.get("id")),
         "model": body["model"] if _asked_model(line) is None else _asked_model(line),
-        "tpdet": told,
+        "tpdet": receipt,
     }
     request = {"url": answer.request.url, "body": answer.request.body}
     found: dict[str, Any] = {n: fields[n] for n in ("id", "custom_id") if n in fields}

@@ -1,7 +1,7 @@
 """Drafts of every kind for probes whose answers are known; see docs/speculative.md."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections import abc
 
 import msgspec
 import torch
@@ -11,7 +11,7 @@ from tpdet.control.plan import PlanRows, StepPlan
 from tpdet.engine.fault_points import FaultPoints
 from tpdet.requests.request import Request
 from tpdet.runner import Runner, SampleTogether, TakeLogits
-from tpdet.scheduler.sequence import Sequence as Choice
+from tpdet.scheduler.sequence import Sequence
 from tpdet.scheduler.speculator import DraftCounts, Speculator
 from tpdet.speculative.acceptance import AcceptanceRates
 from tpdet.speculative.draft_model.model import DraftModel
@@ -28,7 +28,7 @@ MODELS = ITSELF, OTHER
 OF_ENGINE = NGRAMS, *MODELS
 """Whose drafts come from the engine's own drafters."""
 MOST = 15  # drafts of a row: with its last token as many rows as kernels attend together
-Tokens = Mapping[str, tuple[int, ...]]
+Tokens = abc.Mapping[str, tuple[int, ...]]
 """By the name of a probe."""
 
 
@@ -41,7 +41,7 @@ def drafter(kind: str, answers: Tokens, vocabulary: int, seed: int) -> Dictate:
     """Drafts of a kind. Requests without a known answer get random ones."""
     draw = random.Random(f"{seed} {kind}")
 
-    def propose(sequence: Choice, most: int) -> list[int]:
+    def propose(sequence: Sequence, most: int) -> list[int]:
         length = min(most, draw.randint(1, MOST))
         answer = answers.get(sequence.request_id)
         if kind == RANDOM or answer is None:
@@ -69,7 +69,7 @@ def speculator_of_engine(
     return DraftSpeculator(config.drafters, runs_ahead, clock, model, rates)
 
 
-def counted(kind: str, drafters: Mapping[str, DraftCounts], own: bool) -> Drafted:
+def counted(kind: str, drafters: abc.Mapping[str, DraftCounts], own: bool) -> Drafted:
     """Drafts of a kind of `OF_ENGINE`, of which some must be accepted or rejected.
 
     own: whether the other model is that of `tpdet verify`, which is mostly wrong.
@@ -86,7 +86,7 @@ def counted(kind: str, drafters: Mapping[str, DraftCounts], own: bool) -> Drafte
 class NanBehindWrongDrafts(FaultPoints):
     """Makes every logit behind a wrong draft of a probe NaN; on rank 0."""
 
-    def __init__(self, names: Mapping[int, str], tokens: Tokens) -> None:
+    def __init__(self, names: abc.Mapping[int, str], tokens: Tokens) -> None:
         """names: of the probes by admission; tokens: of each, prompt and answer."""
         super().__init__((), 0)
         self._names, self._tokens = names, tokens
@@ -96,7 +96,7 @@ class NanBehindWrongDrafts(FaultPoints):
         return plan, _Spoiled(results, refused_logits(plan.rows, self._names, self._tokens))
 
 
-def refused_logits(rows: PlanRows, names: Mapping[int, str], tokens: Tokens) -> list[int]:
+def refused_logits(rows: PlanRows, names: abc.Mapping[int, str], tokens: Tokens) -> list[int]:
     """Which of a step's logits lie behind a wrong draft of a probe."""
     refused: list[int] = []
     first = 0
@@ -109,10 +109,12 @@ def refused_logits(rows: PlanRows, names: Mapping[int, str], tokens: Tokens) -> 
     return refused
 
 
-def count_right(start: int, ids: Sequence[int], known: Sequence[int]) -> int:
+def count_right(start: int, ids: abc.Sequence[int], known: abc.Sequence[int]) -> int:
     """How many of the first `ids`, which stand at `start` and on, are the known tokens there."""
-    told = known[start : start + len(ids)]
-    return next((i for i, (a, b) in enumerate(zip(ids, told, strict=False)) if a != b), len(told))
+    expected = known[start : start + len(ids)]
+    return next(
+        (i for i, (a, b) in enumerate(zip(ids, expected, strict=False)) if a != b), len(expected)
+    )
 
 
 class _Spoiled:

@@ -1,5 +1,8 @@
 """Reports the determinism matrix: as a table for people, as a results file for programs."""
 
+from dataclasses import asdict
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 
@@ -7,6 +10,8 @@ from tpdet.tools.verify.compare import Relation
 from tpdet.tools.worlds.ways import USUAL, LaunchWay
 
 _SHOWN = 10
+_COLUMNS = ("dtype", "mode", "tp", "equal", "digest", "reference", "positions")
+"""Fields of a relation that its row has under their names; those of its way come too."""
 
 
 def print_matrix(model: str, relations: list[Relation], tps: list[int], console: Console) -> None:
@@ -64,21 +69,9 @@ def result_rows(model: str, relations: list[Relation], control: bool) -> list[di
     """The rows of a results file, one for each relation."""
     rows = []
     for relation in relations:
-        row = {
-            "case": "verify",
-            "model": model,
-            "dtype": relation.dtype,
-            "mode": relation.mode,
-            "tp": relation.tp,
-            "launcher": relation.way.launcher,
-            "transport": relation.way.transport,
-            "nodes": relation.way.nodes,
-            "relation": relation.circumstance,
-            "equal": relation.equal,
-            "digest": relation.digest,
-            "reference": relation.reference,
-            "positions": relation.positions,
-        }
+        row: dict[str, Any] = {"case": "verify", "model": model}
+        row["relation"] = relation.circumstance
+        row |= {name: getattr(relation, name) for name in _COLUMNS} | asdict(relation.way)
         if relation.difference is not None:
             row["difference"] = relation.difference
         if control:
