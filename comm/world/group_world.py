@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpdet.comm.world.alone import Alone
 from tpdet.comm.world.frames import (
     BROADCAST_FRAME,
     GATHER_FRAME,
@@ -26,6 +25,7 @@ from tpdet.comm.world.frames import (
 )
 from tpdet.comm.world.library_sum import library_sum
 from tpdet.comm.world.mpi_carrier import MpiCarrier
+from tpdet.comm.world.rehearsal_world import Alone
 from tpdet.comm.world.roll_call import ExitReason, PeerReasons, RollCall
 from tpdet.comm.world.world import checked_message, group_of, local_place
 from tpdet.errors import PeerLostError

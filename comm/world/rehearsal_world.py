@@ -1,13 +1,42 @@
-"""A rank of a world that is not there, for work that is recorded and whose results nobody reads."""
+"""A rank without its peers: while its work is recorded, or in a world that is not there."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import Tensor
 
-from tpdet.comm.world.alone import Alone
 from tpdet.comm.world.world import NoPeers, group_of
 from tpdet.launch.ranks.node_name import this_node
 from tpdet.launch.ranks.rank_environment import RankEnvironment
+
+
+class Alone:
+    """True inside `while_inside`; its operations return zeros in the shapes of the real ones."""
+
+    def __init__(self, size: int, beside: "Alone | None" = None) -> None:
+        """beside: another world of this rank; both are alone at the same time."""
+        self._size = size
+        self._inside: list[bool] = [False] if beside is None else beside._inside
+
+    def __bool__(self) -> bool:
+        return self._inside[0]
+
+    @contextmanager
+    def while_inside(self) -> Iterator[None]:
+        """Return zeros in place of the peers' tensors."""
+        self._inside[0] = True
+        try:
+            yield
+        finally:
+            self._inside[0] = False
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Zeros [size, *x.shape]."""
+        return x.new_zeros((self._size, *x.shape))
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        """Zeros of x's shape, contiguous."""
+        return x.new_zeros(x.shape)
 
 
 class RehearsalWorld(NoPeers):

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 
 from tpdet.kernels import ops
-from tpdet.kernels.exact.philox import philox_words
 from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
+from tpdet.kernels.known.fixed_inputs import fixed_values, raw_bytes
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, PAGE_TOKENS, fold_plan
 from tpdet.kernels.partial_sums import gathered_sums, relative_roots
 
@@ -40,14 +40,14 @@ PLAIN = Forms()
 def known_answers(device: torch.device, dtype: torch.dtype, forms: Forms = PLAIN) -> dict[str, str]:
     """SHA-256 (hex, cut to 16 digits) of each family's answer, by the family's name."""
     return {
-        family: hashlib.sha256(_bytes(answer)).hexdigest()[:16]
+        family: hashlib.sha256(raw_bytes(answer)).hexdigest()[:16]
         for family, answer in _answers(device, dtype, forms).items()
     }
 
 
 def _answers(device: torch.device, dtype: torch.dtype, forms: Forms) -> dict[str, torch.Tensor]:
-    x = _values(1, (_ROWS, _WIDTH), device).to(dtype)
-    weight = _values(2, (2 * _WIDTH, _WIDTH), device).to(dtype)
+    x = fixed_values(_SEED, 1, (_ROWS, _WIDTH), device).to(dtype)
+    weight = fixed_values(_SEED, 2, (2 * _WIDTH, _WIDTH), device).to(dtype)
     gate_up = ops.column_gemm(x, weight)
     leaves = weight.view(2 * _WIDTH, _LEAVES, -1).permute(1, 0, 2).contiguous()
     plan = fold_plan(DEFAULT_FOLD_ORDER, _LEAVES, 2)
@@ -69,12 +69,12 @@ def _answers(device: torch.device, dtype: torch.dtype, forms: Forms) -> dict[str
         )
     ]
     total = ops.fold_final(torch.stack(roots), plan.final)
-    residual = _values(3, tuple(total.shape), device)
+    residual = fixed_values(_SEED, 3, tuple(total.shape), device)
     everyone = gathered_sums(torch.stack(roots), plan.final)
     factors = residual[:2] if forms.norm == "layer" else residual[0]
     norm = Norm(factors.to(dtype), 1e-6, forms.norm)
     hidden, normed = ops.fold_and_norm(everyone, Finish(residual, norm))
-    logits = _values(4, (3, _VOCABULARY), device) * 4.0
+    logits = fixed_values(_SEED, 4, (3, _VOCABULARY), device) * 4.0
     if forms.logit_cap:
         logits = ops.soft_cap(logits, forms.logit_cap)
     sampled = ops.sample_rows(logits, _params(), Shard(0, _VOCABULARY))
@@ -94,16 +94,16 @@ def _answers(device: torch.device, dtype: torch.dtype, forms: Forms) -> dict[str
 def _attention(device: torch.device, dtype: torch.dtype, cap: float, sinks: bool) -> torch.Tensor:
     """Head norm, rotary embedding, stored keys, a prefill and a decode of one sequence."""
     heads, key_heads = 4, 2
-    q = _values(5, (_LENGTH, heads, _HEAD), device).to(dtype)
-    k, v = (_values(n, (_LENGTH, key_heads, _HEAD), device).to(dtype) for n in (6, 7))
-    angle = _values(8, (2, _LENGTH, _HEAD // 2), device)
+    q = fixed_values(_SEED, 5, (_LENGTH, heads, _HEAD), device).to(dtype)
+    k, v = (fixed_values(_SEED, n, (_LENGTH, key_heads, _HEAD), device).to(dtype) for n in (6, 7))
+    angle = fixed_values(_SEED, 8, (2, _LENGTH, _HEAD // 2), device)
     pages = torch.zeros(2, 2, key_heads, PAGE_TOKENS, _HEAD, dtype=dtype, device=device)
     whole = make_batch((PagedSequence(0, _LENGTH, 0, (1, 0)),), device)
     q = ops.rotate_and_store(
         q, k, v, (angle[0], angle[1]), (q[0, 0], k[0, 0]), 1e-6, (pages[0], pages[1]), whole
     )
     last = make_batch((PagedSequence(0, 1, _LENGTH - 1, (1, 0)),), device)
-    sink = _values(9, (heads,), device) if sinks else None
+    sink = fixed_values(_SEED, 9, (heads,), device) if sinks else None
     parts = [
         ops.paged_attention(q, pages[0], pages[1], whole, None, cap, sink),
         ops.paged_attention(q[-1:].contiguous(), pages[0], pages[1], last, 100, cap, sink),
@@ -119,14 +119,3 @@ def _params() -> list[RowParams]:
         ),
         RowParams(0.0, 13, 7, bias={9: 50.0}, forbidden=(1, 2)),
     ]
-
-
-def _values(number: int, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """fp32 in [-1, 1), multiples of 2^-15, the same on every device."""
-    count = int(torch.Size(shape).numel())
-    words = philox_words(torch.arange(count, device=device), seed=_SEED, position=number, choice=0)
-    return (((words >> 16) - (1 << 15)).float() * 2.0**-15).view(shape)
-
-
-def _bytes(x: torch.Tensor) -> bytes:
-    return x.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()

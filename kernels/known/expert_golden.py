@@ -10,9 +10,9 @@ import hashlib
 import torch
 
 from tpdet.kernels import order
-from tpdet.kernels.exact.philox import philox_words
 from tpdet.kernels.inputs.experts import Lanes, Routing
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.known.fixed_inputs import fixed_values, raw_bytes
 from tpdet.kernels.ops import choose_experts, sums_of_rows
 
 EXPERT_GOLDEN_SHA256 = "12d77ef0a8bc1ae919865c6dc0bfa6e295ba0ac5015030f8980d315b1a0507c3"
@@ -26,14 +26,14 @@ def expert_golden_digest(device: torch.device) -> str:
     batch = make_batch((PagedSequence(0, _ROWS, 0, (0,)),), device)
     logits = golden_logits().to(device)
     ids, _, _ = choose_experts(logits, None, batch, Routing(_EXPERTS, _CHOSEN))
-    digest.update(_bytes(ids))
+    digest.update(raw_bytes(ids))
     alike = torch.zeros_like(logits)
     for over_chosen in (True, False):
         routing = Routing(_EXPERTS, _CHOSEN, over_chosen=over_chosen, scale=2.5)
         for found in choose_experts(alike, None, batch, routing)[:2]:
-            digest.update(_bytes(found))
-    mixed = _values(2, (_ROWS, _CHOSEN, _WIDTH)).to(device)
-    weights = _values(3, (_ROWS, _CHOSEN)).abs().to(device)
+            digest.update(raw_bytes(found))
+    mixed = fixed_values(_SEED, 2, (_ROWS, _CHOSEN, _WIDTH)).to(device)
+    weights = fixed_values(_SEED, 3, (_ROWS, _CHOSEN)).abs().to(device)
     # One power of two in each row of the weight: a chain of one product that is exact.
     scale = torch.ldexp(torch.ones(_EXPERTS), torch.arange(_EXPERTS) % 7 - 3)
     down = (torch.eye(_WIDTH) * scale[:, None, None]).to(device)
@@ -44,27 +44,16 @@ def expert_golden_digest(device: torch.device) -> str:
                 lanes = Lanes(range(_EXPERTS), _EXPERTS, count, (root,))
                 rows = mixed.to(dtype)
                 sums = sums_of_rows(rows, ids, weights, down.to(dtype), None, lanes)
-                digest.update(_bytes(sums.values))
+                digest.update(raw_bytes(sums.values))
     return digest.hexdigest()
 
 
 def golden_logits() -> torch.Tensor:
     """fp32 [24, 32] whose rows have, in turn: no ties, some, only ties, infinities, NaN."""
-    logits = _values(1, (_ROWS, _EXPERTS))
+    logits = fixed_values(_SEED, 1, (_ROWS, _EXPERTS))
     logits[1::5] = (logits[1::5] * 4).round() / 4
     logits[2::5] = 0.5
     logits[3::5, 3::4] = torch.inf
     logits[3::5, 2::4] = -torch.inf
     logits[4::5, 1::3] = torch.nan
     return logits
-
-
-def _values(number: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """fp32 in [-1, 1), multiples of 2^-15."""
-    count = int(torch.Size(shape).numel())
-    words = philox_words(torch.arange(count), seed=_SEED, position=number, choice=0)
-    return (((words >> 16) - (1 << 15)).float() * 2.0**-15).view(shape)
-
-
-def _bytes(x: torch.Tensor) -> bytes:
-    return x.cpu().contiguous().view(torch.uint8).numpy().tobytes()

@@ -16,6 +16,7 @@ from tpdet.kernels.exact.philox import philox_words
 from tpdet.kernels.exact.rotary_frequencies import RotarySpec, inverse_frequencies
 from tpdet.kernels.exact.rotary_tables import rotary_table
 from tpdet.kernels.inputs.norm import Finish, Norm
+from tpdet.kernels.known.fixed_inputs import raw_bytes
 from tpdet.kernels.partial_sums import whole_sum
 
 _SPECS = (
@@ -39,17 +40,17 @@ def golden_digest() -> str:
         frequencies = inverse_frequencies(spec)
         digest.update(struct.pack(f"<{len(frequencies)}f", *frequencies))
         for table in rotary_table(spec, 300):
-            digest.update(_bytes(table[::7]))
+            digest.update(raw_bytes(table[::7]))
     words = philox_words(torch.arange(4096), seed=_SEED, position=17, choice=3)
-    digest.update(_bytes(words))
+    digest.update(raw_bytes(words))
     x = ((words - (1 << 31)).double() * 2.0**-28).float().view(16, 256)
     stream = torch.cat([x, hard_rows(x)])
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         norm = Norm(x[0].to(dtype), 1e-6)
-        digest.update(_bytes(rms_norm(stream, norm)))
+        digest.update(raw_bytes(rms_norm(stream, norm)))
         total = stream.flip(0).clamp(-_LARGEST_TOTAL, _LARGEST_TOTAL).to(dtype)
         for rows in fold_and_norm(whole_sum(total), Finish(stream, norm)):
-            digest.update(_bytes(rows))
+            digest.update(raw_bytes(rows))
     return digest.hexdigest()
 
 
@@ -71,7 +72,3 @@ def hard_rows(x: torch.Tensor) -> torch.Tensor:
     cancelling = torch.where(steps % 2 == 0, base, -torch.nextafter(base, base * 2))
     zeros = torch.where(steps % 2 == 0, 0.0, -0.0)
     return torch.stack([(steps + 1) * tiny, large, near, wide, cancelling, zeros])
-
-
-def _bytes(x: torch.Tensor) -> bytes:
-    return x.contiguous().view(torch.uint8).numpy().tobytes()

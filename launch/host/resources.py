@@ -8,7 +8,7 @@ import os
 
 from tpdet.errors import ResourceError, TpdetError
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MEMORY_WORDS = (
     "failed to map segment",  # the loader's, of a library that does not fit
     "cannot allocate memory",
@@ -33,7 +33,7 @@ def resource_error(error: BaseException) -> ResourceError | None:
         return ResourceError("no more processes can be started: raise the limit (ulimit -u)")
     if isinstance(error, OSError) and number in (errno.EMFILE, errno.ENFILE):
         return ResourceError("no more files can be opened: raise the limit (ulimit -n)")
-    if isinstance(error, OSError) and number in _DISK:
+    if isinstance(error, OSError) and number in FULL_DISK:
         where = f"{error.filename} cannot be written" if error.filename else "a file's disk is full"
         return ResourceError(f"{where} ({os.strerror(number)}): {_MORE_DISK}")
     if isinstance(error, FileNotFoundError) and "usable temporary directory" in said:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from typing import TextIO
 
 from tpdet.errors import ResourceError, TpdetError, UsageError
-from tpdet.launch.host.resources import resource_error
+from tpdet.launch.host.resources import FULL_DISK, resource_error
 
 READER_LEFT = 128 + signal.SIGPIPE
 """The exit code of a command whose reader left before the end, as shells give it."""
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_NO_ROOM = (*FULL_DISK, errno.EIO)
 
 
 def run_command(command: Callable[[], int]) -> int:

@@ -32,6 +32,7 @@ from typing import Any
 
 from tpdet.errors import NotPermittedError, PeerLostError, ResourceError, TpdetError, UsageError
 from tpdet.launch.host.processes import living_process, process_status, send_signal
+from tpdet.launch.host.resources import FULL_DISK
 from tpdet.launch.host.whole_file import read_json, write_json, write_text
 from tpdet.launch.life.run_secret import new_secret, read_secret_file
 from tpdet.launch.ranks.environment import STORE_FILE, STORE_VARIABLE, RankEnvironment
@@ -44,7 +45,6 @@ CHANNEL_FILES = ("ready.json", "secret", "keys", "engine.sock", STORE_FILE)
 JOIN_TIMEOUT = 30.0
 _POLL_SECONDS = 0.02
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CHARACTERS = 2000
 """The longest message in exit.json."""
 
@@ -292,7 +292,7 @@ def default_path(session: str) -> Path:
 def _unusable(path: Path, what: str, error: OSError) -> TpdetError:
     """What to raise for a run directory that cannot be made or written."""
     kind: type[TpdetError] = UsageError
-    if error.errno in _FORBIDDEN or error.errno in _NO_ROOM:
+    if error.errno in _FORBIDDEN or error.errno in FULL_DISK:
         kind = NotPermittedError if error.errno in _FORBIDDEN else ResourceError
     why = os.strerror(error.errno or 0)
     return kind(f"--run-dir {path} cannot be {what} ({why}): choose another")

@@ -1,7 +1,8 @@
-"""Fills in the sbatch scripts of `launch/start/templates` for one job, and submits them.
+"""Slurm: sbatch scripts filled in for one job and submitted, and the srun command of a program.
 
-A template is a complete script that `sbatch` accepts unchanged. Filling it in changes its #SBATCH
-lines, names this Python, and sets the server's flags in place of the script's arguments.
+A template (`launch/start/templates`) is a complete script that `sbatch` accepts unchanged. Filling
+it in changes its #SBATCH lines, names this Python, and sets the server's flags in place of the
+script's arguments.
 """
 
 import os
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpdet.errors import NotFoundError, ResourceError, UsageError
+from tpdet.launch.host.interpreter import python_command
 
 TEMPLATES = {
     "one-node": "one_node.sbatch",
@@ -26,6 +28,9 @@ ONE_TASK_A_NODE = ("one-node", "torchrun")
 """Templates with one task on each node, which starts the node's ranks."""
 WARNING_SECONDS = 60
 """How long before its time limit the job gets SIGTERM (`--signal` in the templates)."""
+_CONTROLLER_SECONDS = 30.0
+"""How long a controller may take to answer."""
+_ELSEWHERE = "run this on a login node or in a job of a cluster, or leave slurm out"
 _FOLDER = Path(__file__).resolve().parent / "templates"
 _DIRECTIVE = re.compile(r"#SBATCH --([a-z-]+)(?:=(.*))?")
 
@@ -120,3 +125,52 @@ def _directive(name: str, value: str) -> str:
     if not re.fullmatch(r"[^\s'\"\\#][^\s'\"\\]*", value):
         raise UsageError(f"--{name} {value!r}: use a value without blanks and quotes")
     return f"#SBATCH --{name}={value}"
+
+
+def srun_command(
+    ranks: int, nodes: int, program: Sequence[str], arguments: Sequence[str]
+) -> list[str]:
+    """The command that runs `program` (e.g. ("-m", "tpdet.serve")) as `ranks` tasks of `nodes`.
+
+    Ranks are numbered node by node, share cores if there are fewer cores than ranks, and all end
+    when one fails. srun reads a site's partition and account from its SLURM_* variables.
+    """
+    return [
+        *("srun", f"--nodes={nodes}", f"--ntasks={ranks}", f"--ntasks-per-node={ranks // nodes}"),
+        *("--distribution=block", "--cpu-bind=none", "--overcommit", "--kill-on-bad-exit=1"),
+        *("--input=none", "--job-name=tpdet"),
+        *python_command(*program, *arguments),
+    ]
+
+
+def cluster_nodes(environ: Mapping[str, str] | None = None) -> int:
+    """How many nodes srun could use: the job's; outside of a job, all that are up.
+
+    Raises NotFoundError without srun, without a controller that answers, and without such nodes.
+    """
+    environ = os.environ if environ is None else environ
+    try:
+        subprocess.run(["srun", "--version"], capture_output=True, env=dict(environ))
+        if environ.get("SLURM_JOB_NUM_NODES"):
+            return int(environ["SLURM_JOB_NUM_NODES"])
+        done = subprocess.run(
+            ["sinfo", "--noheader", "--responding", "--Node", "--format=%N %t"],
+            capture_output=True,
+            text=True,
+            timeout=_CONTROLLER_SECONDS,
+            env=dict(environ),
+        )
+    except FileNotFoundError as error:
+        raise NotFoundError(
+            f"Slurm's {error.filename} is not installed here: {_ELSEWHERE}"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise NotFoundError(
+            f"Slurm's controller does not answer in {_CONTROLLER_SECONDS:g} s: {_ELSEWHERE}"
+        ) from error
+    lines = [line.split() for line in done.stdout.splitlines()]
+    nodes = {name for name, state in lines if state.startswith(("idle", "mix", "alloc", "comp"))}
+    if done.returncode != 0 or not nodes:
+        said = done.stderr.strip()[:300] or "no node of it is up"
+        raise NotFoundError(f"no Slurm cluster answers here ({said}): {_ELSEWHERE}")
+    return len(nodes)

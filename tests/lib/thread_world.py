@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tpdet.comm.world.alone import Alone
+from tpdet.comm.world.rehearsal_world import Alone
 from tpdet.comm.world.roll_call import ExitReason, PeerReasons
 from tpdet.comm.world.world import checked_message, group_of, local_place
 from tpdet.errors import PeerLostError

@@ -73,14 +73,6 @@ def test_ranks_apart_or_without_a_list_compile_for_themselves():
     assert [len(share(everyone, rank)) for rank in range(3)] == [6, 6, 0]
 
 
-def test_a_list_travels_as_bytes():
-    asked = KernelRequest(*digests("here"), digests(1, 2))
-    assert KernelRequest.decode(asked.encode()) == asked
-    for wrong in (b"", asked.encode()[:-1]):
-        with pytest.raises(ValueError, match="digest"):
-            KernelRequest.decode(wrong)
-
-
 @pytest.fixture
 def compiled(monkeypatch):
     """Names of the threads' ranks by what they compiled; nothing is compiled."""

@@ -29,7 +29,7 @@ READY = 0
 """The number of the first answer, which says that kernels may come; kernels count from 1."""
 
 
-class Answers:
+class AnswerLines:
     """Lines that several threads write; an alarm ends the process if one is owed for too long."""
 
     def __init__(self, file: TextIO) -> None:
@@ -53,7 +53,7 @@ class Answers:
 def main() -> None:
     """Answer until standard input ends."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    answers = Answers(os.fdopen(os.dup(1), "w"))
+    answers = AnswerLines(os.fdopen(os.dup(1), "w"))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody else's line among the answers
     check_triton()
     hash_callees_first()
@@ -67,7 +67,7 @@ def main() -> None:
         os._exit(0)  # not after what the threads are at: nobody waits for it
 
 
-def _answer(line: str, answers: Answers) -> None:
+def _answer(line: str, answers: AnswerLines) -> None:
     number, key, plain = json.loads(line)
     try:
         problem = _compile(key, plain)

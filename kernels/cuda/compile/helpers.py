@@ -37,7 +37,7 @@ _MODULE = "tpdet.kernels.cuda.compile.helper_process"
 
 
 @dataclass(frozen=True)
-class _Job:
+class _CompileJob:
     """A kernel to compile, and its key in Triton's cache."""
 
     each: Specialization
@@ -113,10 +113,10 @@ class Helpers:
             finally:
                 waiting.clear()
 
-    def _job(self, each: Specialization, key: str) -> _Job | None:
+    def _job(self, each: Specialization, key: str) -> _CompileJob | None:
         """What a helper is sent; None for a kernel that cannot be sent."""
         try:
-            return _Job(each, key, to_plain(each))
+            return _CompileJob(each, key, to_plain(each))
         except TypeError as error:
             self.problems.append(f"{each.name} is compiled by no helper: {error}")
             return None
@@ -148,7 +148,7 @@ class _Helper:
     """One process. A thread reads its answers to `news`, with None after the last."""
 
     def __init__(self, threads: int, news: "SimpleQueue[tuple[_Helper | None, Any]]") -> None:
-        self.owed: dict[int, _Job] = {}
+        self.owed: dict[int, _CompileJob] = {}
         """What it compiles, by number."""
         self.reason = ""
         """Why it has ended."""
@@ -181,7 +181,7 @@ class _Helper:
         self.reason = self.reason or f"a helper ended with code {code}"
         news.put((self, None))
 
-    def take(self, waiting: "deque[_Job]") -> None:
+    def take(self, waiting: "deque[_CompileJob]") -> None:
         """Send what there is room for."""
         assert self._process.stdin is not None
         while len(self.owed) < self._room and waiting:
@@ -200,7 +200,7 @@ class _Helper:
             except OSError:  # it has ended, as `_read` is about to say
                 return
 
-    def answered(self, number: int, well: bool) -> _Job | None:
+    def answered(self, number: int, well: bool) -> _CompileJob | None:
         """Note an answer: the job that it is about, None for the first one."""
         self.usable = self.usable and well
         self._room = self._threads if self.usable else 0

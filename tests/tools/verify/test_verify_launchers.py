@@ -11,7 +11,7 @@ import pytest
 from tests.lib.server.harness import eventually
 from tpdet.cli import main
 from tpdet.errors import NotFoundError, TpdetError
-from tpdet.launch.start.srun import cluster_nodes
+from tpdet.launch.start.slurm import cluster_nodes
 from tpdet.tools.worlds import launchers, worlds
 from tpdet.tools.worlds.launchers import Launchers, find_launchers
 from tpdet.tools.worlds.ways import LaunchWay

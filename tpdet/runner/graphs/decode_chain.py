@@ -36,7 +36,7 @@ _WAYS = [PlainRows.of([RowParams(1.0, 1, 3, top_p=top_p)]) for top_p in (1.0, 0.
 """A row that is not filtered, and one that is: graphs differ by that."""
 
 
-class _Memory(NamedTuple):
+class _ChainMemory(NamedTuple):
     """What the second graph reads and writes, besides logits; R rows with pads."""
 
     packed: torch.Tensor
@@ -63,7 +63,7 @@ class DecodeChain:
         self._advances: dict[tuple[int, bool], Graph] = {}
         self._samples: dict[tuple[int, int, bool], Graph] = {}
         values, device = MOST_STEPS * HEAD_ROWS * _FIELDS, sampled.device
-        self._numbers = PackedBuffer(device, 2 * _numbers(HEAD_ROWS))  # of `_Memory`
+        self._numbers = PackedBuffer(device, 2 * _numbers(HEAD_ROWS))  # of `_ChainMemory`
         self._answers = torch.zeros(values, dtype=torch.float64, device=device)
         self._link: ChainedSteps | None = None
 
@@ -102,10 +102,10 @@ class DecodeChain:
             self._link.copy_answers()
         self._link = None
 
-    def _memory(self, rows: int) -> _Memory:
+    def _memory(self, rows: int) -> _ChainMemory:
         numbers = self._numbers.packed.view(torch.int64)[: _numbers(rows)]
         answers = self._answers[: MOST_STEPS * rows * _FIELDS].view(MOST_STEPS, rows, _FIELDS)
-        return _Memory(self._room.packed, numbers, self._sampled, answers)
+        return _ChainMemory(self._room.packed, numbers, self._sampled, answers)
 
     def _write(self, params: PlainRows, rows: int) -> bool:
         """Write the numbers of `rows` rows, the last of them pads; whether any row is filtered."""
@@ -149,7 +149,7 @@ class DecodeChain:
             memory = self._memory(step.shape.rows)
 
             def first() -> None:
-                copies = _Memory(*(part.clone() for part in memory))
+                copies = _ChainMemory(*(part.clone() for part in memory))
                 self._advance(copies, step.shape, step.logits, filtered)
 
             advance = partial(self._advance, memory, step.shape, step.logits, filtered)
@@ -165,7 +165,7 @@ class DecodeChain:
         return self._samples[key]
 
     def _advance(
-        self, memory: _Memory, shape: StepShape, logits: torch.Tensor, filtered: bool
+        self, memory: _ChainMemory, shape: StepShape, logits: torch.Tensor, filtered: bool
     ) -> None:
         """Sample a step and make the buffers those of the next."""
         self._sample(memory, logits, filtered)
@@ -178,7 +178,7 @@ class DecodeChain:
         ops.move_on(of_rows, live)
         number.add_(1)
 
-    def _sample(self, memory: _Memory, logits: torch.Tensor, filtered: bool) -> None:
+    def _sample(self, memory: _ChainMemory, logits: torch.Tensor, filtered: bool) -> None:
         """Sample a step: its answers, and its tokens for the step behind it."""
         of_rows, _, _, number = _cut(memory.numbers, len(logits))
         logits = self._model.whole_logits(logits)
@@ -191,7 +191,7 @@ class DecodeChain:
 class ChainedSteps:
     """Steps of the same rows, one position after the other."""
 
-    def __init__(self, decode: Graph, advance: Graph, memory: _Memory, rows: int) -> None:
+    def __init__(self, decode: Graph, advance: Graph, memory: _ChainMemory, rows: int) -> None:
         self._graphs = decode, advance
         self._memory, self._rows = memory, rows
         self._steps = 0
@@ -227,11 +227,11 @@ class ChainedSteps:
 
 
 def _numbers(rows: int) -> int:
-    """int64 values of `_Memory.numbers`."""
+    """int64 values of `_ChainMemory.numbers`."""
     return rows * (WORDS + 2) + 1
 
 
 def _cut(numbers: Any, rows: int) -> tuple[Any, Any, Any, Any]:
-    """The four parts of `_Memory.numbers`, of an array or a tensor."""
+    """The four parts of `_ChainMemory.numbers`, of an array or a tensor."""
     table, ids, live = (rows * words for words in (WORDS, WORDS + 1, WORDS + 2))
     return numbers[:table], numbers[table:ids], numbers[ids:live], numbers[live:]

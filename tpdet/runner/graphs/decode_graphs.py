@@ -25,7 +25,7 @@ def decode_shapes(max_rows: int, width: int, fixed_rows: int = 0) -> list[StepSh
     return [
         StepShape((BatchShape(rows, rows, 0, splits, width),))
         for rows in row_buckets(max_rows, fixed_rows)
-        for splits in _split_buckets(rows, width)
+        for splits in split_buckets(rows, width, times=2)
     ]
 
 
@@ -91,10 +91,10 @@ def row_buckets(max_rows: int, fixed_rows: int = 0) -> list[int]:
     return sorted({*(n for n in _ROWS if n < largest), largest})
 
 
-def _split_buckets(rows: int, width: int) -> Iterator[int]:
-    """Numbers of attention splits for `rows` rows: rows times 1, 2, 4, ... up to `width` pages."""
+def split_buckets(rows: int, width: int, times: int) -> Iterator[int]:
+    """Numbers of attention splits: rows times 1, `times`, its square, ... up to `width` pages."""
     pages = 1
     while pages < width:
         yield rows * pages
-        pages *= 2
+        pages *= times
     yield rows * width

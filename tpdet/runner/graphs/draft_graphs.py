@@ -8,8 +8,8 @@ Those that are usual with a draft model are captured at the start.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, partial
 
 import torch
 
@@ -18,6 +18,7 @@ from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.runner.graphs.captured_steps import CapturedSteps, GraphSource
+from tpdet.runner.graphs.decode_graphs import split_buckets
 from tpdet.runner.graphs.graph_room import Graph
 from tpdet.runner.graphs.packed_step import BatchShape, StepShape
 
@@ -146,13 +147,7 @@ def _shape_of(rows: int, sequences: int, splits: int, width: int, positions: int
     return StepShape((BatchShape(rows, sequences, 0, splits, width, positions),))
 
 
-def _split_buckets(sequences: int, width: int) -> Iterator[int]:
-    """Numbers of attention splits: sequences times 1, 4, 16, ... up to `width` pages."""
-    pages = 1
-    while pages < width:
-        yield sequences * pages
-        pages *= _TIMES_SPLITS
-    yield sequences * width
+_split_buckets = partial(split_buckets, times=_TIMES_SPLITS)
 
 
 def _least(buckets: Sequence[int], needed: int) -> int:

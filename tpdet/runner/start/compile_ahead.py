@@ -18,12 +18,12 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 from tpdet.checkpoint.load_progress import LoadProgress
@@ -37,30 +37,19 @@ if TYPE_CHECKING:
     from tpdet.kernels.cuda.compile.recording import Recorded
 
 _log = logging.getLogger("tpdet.engine")
-_SIZE = 32  # bytes of a digest
 
 PROCESSES, LEAST_THREADS = 4, 2
 """Processes that compile at once on a host, ranks included, at most; cores that each takes."""
 
 
-@dataclass(frozen=True)
-class KernelRequest:
+class KernelRequest(msgspec.Struct, frozen=True, array_like=True):
     """A message of one rank to the others: where its compiled kernels are, and which it needs."""
 
     place: bytes
     digests: tuple[bytes, ...]
 
-    def encode(self) -> bytes:
-        """The place and each digest, 32 bytes each."""
-        return self.place + b"".join(self.digests)
 
-    @staticmethod
-    def decode(data: bytes) -> "KernelRequest":
-        """The inverse of `encode`. Raises ValueError for a length that does not fit."""
-        if not data or len(data) % _SIZE:
-            raise ValueError(f"{len(data)} bytes are no list of {_SIZE}-byte digests")
-        parts = [data[first : first + _SIZE] for first in range(0, len(data), _SIZE)]
-        return KernelRequest(parts[0], tuple(parts[1:]))
+_requests = msgspec.msgpack.Decoder(KernelRequest)
 
 
 class CompilingAhead:
@@ -186,8 +175,8 @@ def compile_ahead(
     from tpdet.kernels.cuda.compile.pool import compile_all
 
     recorded = _record(work, world)
-    asked = KernelRequest(_place(), tuple(recorded))
-    everyone = [KernelRequest.decode(data) for data in world.gather_bytes(asked.encode())]
+    request = msgspec.msgpack.encode(KernelRequest(_place(), tuple(recorded)))
+    everyone = [_requests.decode(data) for data in world.gather_bytes(request)]
     mine = share(everyone, world.rank)
     threads = max(1, len(os.sched_getaffinity(0)) // world.local_size)
     progress = LoadProgress(len(mine), world.rank == 0, doing="compiling", unit="kernel")

@@ -12,7 +12,7 @@ from tpdet.launch.host.interpreter import python_command
 from tpdet.launch.ranks.pinned import fill
 from tpdet.launch.start.local_ranks import local_ranks_command
 from tpdet.launch.start.mpirun import mpirun_command, refusal_of_root, which_mpi
-from tpdet.launch.start.srun import cluster_nodes, srun_command
+from tpdet.launch.start.slurm import cluster_nodes, srun_command
 from tpdet.launch.start.torchrun import torchrun_command
 from tpdet.tools.worlds.placement import VISIBLE
 from tpdet.tools.worlds.ways import LaunchWay
