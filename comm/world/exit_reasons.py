@@ -55,10 +55,10 @@ def _reason_of(error: BaseException) -> ExitReason:
 
 def _explained(world: World, error: PeerLostError, during: str) -> PeerLostError:
     """The error with the ranks it is about, as far as the other ranks can be asked."""
-    found = world.end_early(ExitReason(False))
-    reasons = {rank: reason for rank, reason in sorted(found.reasons.items()) if reason.gave_up}
+    peers = world.end_early(ExitReason(False))
+    reasons = {rank: reason for rank, reason in sorted(peers.reasons.items()) if reason.gave_up}
     if not reasons:
-        public = f"{during}: {_silence(world, found)}"
+        public = f"{during}: {_silence(world, peers)}"
         return PeerLostError(f"{error}; {rank_on_node(world)} says: {public}").explained(public)
     rank, reason = next(iter(reasons.items()))
     who = f"{rank_on_node(world, rank)} gave up"
@@ -70,16 +70,16 @@ def _explained(world: World, error: PeerLostError, during: str) -> PeerLostError
     return lost.explained(public, reason.exit_code, reason.code)
 
 
-def _silence(world: World, found: PeerReasons) -> str:
+def _silence(world: World, peers: PeerReasons) -> str:
     """Which ranks do not answer, when none reported a reason."""
     names = dict(enumerate(world.node_names))
-    if not found.store_answers:
+    if not peers.store_answers:
         # No rank can be asked: all that is known is that rank 0's node cannot be reached.
         return (
             f"node {world.node_names[0]}, where the ranks of this world meet, cannot be reached "
             f"from node {world.node_names[world.rank]}: it is lost, or one of them is cut off"
         )
-    silent = [r for r in range(world.size) if r != world.rank and r not in found.reasons]
+    silent = [r for r in range(world.size) if r != world.rank and r not in peers.reasons]
     if silent:
         verb = "does" if len(silent) == 1 else "do"
         return f"{rank_list(silent, names)} {verb} not answer"

@@ -194,15 +194,15 @@ class GroupWorld:
         """The part of this rank's group: another process group. Raises PeerLostError."""
         if self._whole is not None:
             raise ValueError("a part of a world is not cut again: cut the whole")
-        mine = group_of(self.rank, self.size, groups)
-        place, here = (mine.index(self.rank), len(mine)), local_place(self, mine)
+        group_here = group_of(self.rank, self.size, groups)
+        place, here = (group_here.index(self.rank), len(group_here)), local_place(self, group_here)
         part = GroupWorld(place, here, self._device, self.timeout, self)
-        part.node_names = tuple(self.node_names[member] for member in mine)
+        part.node_names = tuple(self.node_names[member] for member in group_here)
         limit = timedelta(seconds=self.timeout)
         with self._peers_needed(f"part into {len(groups)} groups"):
             for group in groups:  # every rank makes every group, in one order
                 made = dist.new_group([*group], timeout=limit, backend=self._backend)
-                part._group = made if group is mine else part._group
+                part._group = made if group is group_here else part._group
             if self._carrier is not None:
                 part._carrier = self._carrier.part(groups)
         self._parts.append(part)
@@ -214,11 +214,11 @@ class GroupWorld:
             return self._whole.end_early(reason)
         if self._roll is None:
             return PeerReasons({}, store_answers=False)
-        found = self._roll.report(reason)
+        reasons = self._roll.report(reason)
         if self._broken is None:
             self._broken = f"rank {self.rank} of {self.size} has given up: {reason.message}"
             self._leave_if_safe()
-        return found
+        return reasons
 
     @property
     def _backend(self) -> str:

@@ -94,7 +94,7 @@ class MpiCarrier:
                 "tensors travel by %s: ranks %s have an MPI that is not CUDA-aware, so all go "
                 "through host memory (docs/cluster.md says which MPI is)",
                 self.name,
-                ", ".join(str(rank) for rank, said in enumerate(everyone.tolist()) if not said),
+                ", ".join(str(rank) for rank, aware in enumerate(everyone.tolist()) if not aware),
             )
 
     def leave(self) -> None:

@@ -142,7 +142,7 @@ class RollCall:
         caller = threading.Thread(target=call, name="roll call", daemon=True)
         caller.start()
         caller.join(seconds + _REASON_SECONDS)
-        others = {rank: found for rank, found in reasons.copy().items() if rank != self._rank}
+        others = {rank: other for rank, other in reasons.copy().items() if rank != self._rank}
         return PeerReasons(others, answered.is_set())
 
     def _await_reasons(self, reasons: dict[int, ExitReason], deadline: float) -> None:
@@ -158,12 +158,12 @@ class RollCall:
         self, kind: str, known: dict[int, Result], decode: Callable[[bytes], Result]
     ) -> dict[int, Result]:
         """The entries of one kind that are not `known` yet, by rank."""
-        found = {}
+        entries = {}
         for rank in range(self._size):
             key = f"{kind}/{rank}"
             if rank not in known and self._store.check([key]):
-                found[rank] = decode(self._store.get(key))
-        return found
+                entries[rank] = decode(self._store.get(key))
+        return entries
 
     def _missing(self, came: dict[int, Node], expected: Sequence[str], limit: float) -> str:
         missing = [rank for rank in range(self._size) if rank not in came]

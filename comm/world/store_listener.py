@@ -20,16 +20,16 @@ def store_listener(address: str, port: int) -> int | None:
     """
     literal = _is_literal(address)
     try:
-        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     except socket.gaierror:
-        found = []
-    for family, kind, _, _, place in found:
-        if not literal and ipaddress.ip_address(place[0]).is_loopback:
+        addresses = []
+    for family, kind, _, _, socket_address in addresses:
+        if not literal and ipaddress.ip_address(socket_address[0]).is_loopback:
             continue
         listener = socket.socket(family, kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(place)
+            listener.bind(socket_address)
         except OSError as error:
             listener.close()
             if error.errno == errno.EADDRNOTAVAIL:

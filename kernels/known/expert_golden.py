@@ -30,8 +30,8 @@ def expert_golden_digest(device: torch.device) -> str:
     alike = torch.zeros_like(logits)
     for over_chosen in (True, False):
         routing = Routing(_EXPERTS, _CHOSEN, over_chosen=over_chosen, scale=2.5)
-        for found in choose_experts(alike, None, batch, routing)[:2]:
-            digest.update(raw_bytes(found))
+        for answer in choose_experts(alike, None, batch, routing)[:2]:
+            digest.update(raw_bytes(answer))
     mixed = fixed_values(_SEED, 2, (_ROWS, _CHOSEN, _WIDTH)).to(device)
     weights = fixed_values(_SEED, 3, (_ROWS, _CHOSEN)).abs().to(device)
     # One power of two in each row of the weight: a chain of one product that is exact.

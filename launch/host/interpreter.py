@@ -25,9 +25,9 @@ def python_command(*arguments: str) -> list[str]:
 
 def python_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """`environ`, this process's if None, for a child that imports this very tpdet."""
-    found = dict(os.environ if environ is None else environ)
-    guard(found)
-    return found
+    child = dict(os.environ if environ is None else environ)
+    guard(child)
+    return child
 
 
 def guard(environ: MutableMapping[str, str]) -> None:

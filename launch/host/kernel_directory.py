@@ -62,12 +62,12 @@ class KernelDirectory:
 
         capability: of this machine's GPU; empty where it is not known yet.
         """
-        found = {"Triton": triton_version(), "tpdet's kernel sources": sources_digest()}
+        here = {"Triton": triton_version(), "tpdet's kernel sources": sources_digest()}
         made = {"Triton": self.facts.triton, "tpdet's kernel sources": self.facts.sources}
         if capability:
-            found["the GPU's compute capability"] = capability
+            here["the GPU's compute capability"] = capability
             made["the GPU's compute capability"] = self.facts.capability
-        for name, value in found.items():
+        for name, value in here.items():
             if made[name] != value:
                 raise self._differs(f"{name}: compiled for {made[name][:16]}, here is {value[:16]}")
         compiled = self.facts.contracts.get(str(ranks))
@@ -134,9 +134,9 @@ def read_directory(name: str) -> KernelDirectory:
         what = "is not one of its compiled files" if file in there else "is missing"
         raise _damaged(path, f"{file} {what}")
     for file, (size, digest) in files.items():
-        found = (path / file).stat().st_size
-        if found != size:
-            raise _damaged(path, f"{file} has {found} bytes of {size}")
+        bytes_there = (path / file).stat().st_size
+        if bytes_there != size:
+            raise _damaged(path, f"{file} has {bytes_there} bytes of {size}")
         if _sha256(path / file) != digest:
             raise _damaged(path, f"{file} does not hold what was compiled")
     return KernelDirectory(path, facts, sum(file.endswith(".cubin") for file in files))
@@ -180,10 +180,10 @@ def triton_version() -> str:
 
 def sources_digest() -> str:
     """SHA-256 (hex) over the names and bytes of all files of `tpdet.kernels`: code and tables."""
-    found = importlib.util.find_spec("tpdet.kernels")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("tpdet.kernels")
+    if spec is None or not spec.submodule_search_locations:
         raise NotFoundError("tpdet.kernels is missing: install tpdet anew")
-    root = Path(found.submodule_search_locations[0]).resolve()
+    root = Path(spec.submodule_search_locations[0]).resolve()
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*")):
         if file.suffix in (".py", ".json"):

@@ -26,24 +26,24 @@ class Listener:
 
 def listeners(pid: int) -> list[Listener]:
     """The listening sockets that a process of this host holds, in order; [] if /proc hides them."""
-    held = set()
+    sockets = set()
     with suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
-                held.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-    found = set()
+                sockets.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    listening = set()
     for table in _TABLES:
         with suppress(OSError):
             for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
                 fields = line.split()
-                wanted = _TCP_LISTEN if table.startswith("tcp") else _UDP_UNCONNECTED
-                if fields[3] == wanted and f"socket:[{fields[9]}]" in held:
+                state = _TCP_LISTEN if table.startswith("tcp") else _UDP_UNCONNECTED
+                if fields[3] == state and f"socket:[{fields[9]}]" in sockets:
                     address, _, port = fields[1].rpartition(":")
-                    found.add(Listener(table[:3], _address(address), int(port, 16)))
-    return sorted(found)
+                    listening.add(Listener(table[:3], _address(address), int(port, 16)))
+    return sorted(listening)
 
 
 def _address(text: str) -> str:
     """An address as /proc writes it: 32-bit words in the host's byte order, here little-endian."""
-    words = [bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8)]
+    words = [bytes.fromhex(text[begin : begin + 8])[::-1] for begin in range(0, len(text), 8)]
     return str(ipaddress.ip_address(b"".join(words)))

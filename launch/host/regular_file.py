@@ -34,7 +34,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
             raise
         raise _irregular("a socket", path) from None
     mode = os.fstat(descriptor).st_mode
-    kind = next((text for of, text in _KINDS if of(mode)), "no regular file")
+    kind = next((text for is_of_kind, text in _KINDS if is_of_kind(mode)), "no regular file")
     if stat.S_ISREG(mode):
         if os.pread(descriptor, len(_POINTER), 0) != _POINTER:
             return os.fdopen(descriptor, "rb")

@@ -23,11 +23,11 @@ def resource_error(error: BaseException) -> ResourceError | None:
     """The error to report in place of one that means no room; None for any other."""
     if isinstance(error, TpdetError):
         return error if isinstance(error, ResourceError) else None
-    number, said = getattr(error, "errno", None), str(error)
-    if isinstance(error, MemoryError) or number == errno.ENOMEM or _names_memory(error, said):
-        what = f" ({said})" if said else ""
+    number, message = getattr(error, "errno", None), str(error)
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or _names_memory(error, message):
+        what = f" ({message})" if message else ""
         return ResourceError(f"memory for this process ran out{what}: {_MORE_MEMORY}")
-    if isinstance(error, RuntimeError) and "can't start new thread" in said:
+    if isinstance(error, RuntimeError) and "can't start new thread" in message:
         return ResourceError(f"no more threads can be started: {_MORE_MEMORY}")
     if isinstance(error, BlockingIOError) and number == errno.EAGAIN and error.filename is None:
         return ResourceError("no more processes can be started: raise the limit (ulimit -u)")
@@ -36,14 +36,14 @@ def resource_error(error: BaseException) -> ResourceError | None:
     if isinstance(error, OSError) and number in FULL_DISK:
         where = f"{error.filename} cannot be written" if error.filename else "a file's disk is full"
         return ResourceError(f"{where} ({os.strerror(number)}): {_MORE_DISK}")
-    if isinstance(error, FileNotFoundError) and "usable temporary directory" in said:
+    if isinstance(error, FileNotFoundError) and "usable temporary directory" in message:
         return ResourceError(
             "no temporary folder takes a file (is its disk full?): free some space, or set TMPDIR"
         )
     return None
 
 
-def _names_memory(error: BaseException, said: str) -> bool:
+def _names_memory(error: BaseException, message: str) -> bool:
     return isinstance(error, ImportError | RuntimeError | OSError) and any(
-        words in said.lower() for words in _MEMORY_WORDS
+        words in message.lower() for words in _MEMORY_WORDS
     )

@@ -35,10 +35,10 @@ def run_command(command: Callable[[], int]) -> int:
         except KeyboardInterrupt:
             return 130
         except Exception as error:
-            if (found := resource_error(error)) is None or _of_a_stream(error):
+            if (shortage := resource_error(error)) is None or _of_a_stream(error):
                 raise
-            _say(str(found))
-            return found.exit_code
+            _say(str(shortage))
+            return shortage.exit_code
         finally:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()

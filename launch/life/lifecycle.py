@@ -111,9 +111,9 @@ def end_process(
     exit_code, code = exit_of(error)
     message = str(error)[:_MESSAGE_CHARACTERS] or type(error).__name__
     decision, owned = ExitDecision(exit_code, code, rank, message), supervised()
-    if (mine := run or owned) is not None:
-        mine.decide_exit(exit_code, code, rank, message)
-        decision = (mine.exit_decision() if mine.current else None) or decision
+    if (directory := run or owned) is not None:
+        directory.decide_exit(exit_code, code, rank, message)
+        decision = (directory.exit_decision() if directory.current else None) or decision
     if before_exit is not None:
         with suppress(Exception):
             before_exit()
@@ -156,9 +156,9 @@ def _let_rank_0_speak(run: RunDirectory) -> None:
 
 def exit_of(error: BaseException) -> tuple[int, str]:
     """Exit code and name for an error; an error of no class of ours is internal."""
-    found = resource_error(error) or error
-    if isinstance(found, TpdetError):
-        return found.exit_code, found.code
+    cause = resource_error(error) or error
+    if isinstance(cause, TpdetError):
+        return cause.exit_code, cause.code
     return TpdetError.exit_code, TpdetError.code
 
 

@@ -55,10 +55,10 @@ def pending_reload(run: RunDirectory) -> ReloadRequest | None:
         return None
     content = read_json(path) if owner == os.geteuid() else None
     try:
-        found = ReloadRequest(**(content or {}))
-        known = isinstance(found.id, str) and isinstance(found.model, str)
-        if known and isinstance(found.patience, int | float):
-            return found
+        request = ReloadRequest(**(content or {}))
+        known = isinstance(request.id, str) and isinstance(request.model, str)
+        if known and isinstance(request.patience, int | float):
+            return request
     except TypeError:
         pass
     with suppress(OSError):

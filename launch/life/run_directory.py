@@ -145,8 +145,8 @@ class RunDirectory:
     @property
     def current(self) -> bool:
         """Whether the directory still belongs to this session."""
-        found = read_json(self.path / "session.json")
-        return found is not None and found.get("session") == self.session
+        content = read_json(self.path / "session.json")
+        return content is not None and content.get("session") == self.session
 
     @property
     def owned(self) -> bool:

@@ -18,10 +18,10 @@ _TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?", re.ASCII)
 
 def hosts(text: str) -> list[str]:
     """The hosts of a list, in its order. Raises UsageError for any other text."""
-    found = list(islice(_hosts(text), _MAX_HOSTS + 1))
-    if len(found) > _MAX_HOSTS:
+    names = list(islice(_hosts(text), _MAX_HOSTS + 1))
+    if len(names) > _MAX_HOSTS:
         raise UsageError(f"Slurm's node list {text[:100]!r} names over {_MAX_HOSTS} hosts")
-    return found
+    return names
 
 
 def first_host(text: str) -> str:

@@ -57,7 +57,7 @@ def node_names(nodes: Sequence[Node]) -> tuple[str, ...]:
     by_name: dict[str, dict[Node, None]] = {}
     for node in nodes:
         by_name.setdefault(node.name, {})[node] = None
-    numbers = {node: at for at, node in enumerate(dict.fromkeys(nodes))}
+    numbers = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
     return tuple(
         node.name
         if len(by_name[node.name]) == 1

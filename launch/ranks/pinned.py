@@ -60,6 +60,6 @@ def _share_of_cores(local_ranks: int) -> int:
 def check(environ: Mapping[str, str]) -> None:
     """Raise UsageError for a value that is enforced and differs."""
     for name, value, reason in ENVIRONMENT:
-        found = environ.get(name, value)
-        if name in ENFORCED and found != value:
-            raise UsageError(f"{name} is {found!r}: it must be {value}, because {reason}")
+        setting = environ.get(name, value)
+        if name in ENFORCED and setting != value:
+            raise UsageError(f"{name} is {setting!r}: it must be {value}, because {reason}")

@@ -49,11 +49,11 @@ class LocalRanks:
         store.touch(mode=0o600)
         follow = partial(die_with_parent, signal.SIGKILL, os.getpid())
         for rank in range(ranks):
-            place = dict(zip(TORCHRUN_NAMES, map(str, (rank, ranks, rank, ranks)), strict=True))
+            numbers = dict(zip(TORCHRUN_NAMES, map(str, (rank, ranks, rank, ranks)), strict=True))
             self._processes.append(
                 subprocess.Popen(
                     command,
-                    env={**environment, **place, STORE_VARIABLE: str(store)},
+                    env={**environment, **numbers, STORE_VARIABLE: str(store)},
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
                     preexec_fn=follow,

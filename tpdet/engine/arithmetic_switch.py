@@ -39,9 +39,9 @@ class ArithmeticSwitch:
         if plan.approximate == self._computes_approximately:
             return False
         if self._computes_approximately or not self._permitted:
-            wanted = APPROXIMATE if plan.approximate else "strict"
+            arithmetic = APPROXIMATE if plan.approximate else "strict"
             raise IntegrityError(
-                f"step {plan.step} is planned for {wanted} arithmetic, which rank "
+                f"step {plan.step} is planned for {arithmetic} arithmetic, which rank "
                 f"{self._world.rank} may not change to"
             )
         self.approximate = self._computes_approximately = True

@@ -48,9 +48,9 @@ class ControlChannel:
     def broadcast(self, data: bytes | None) -> bytes:
         """Rank 0's `data` on every rank. Raises IntegrityError where it is not rank 0's next."""
         sealed = self._sealer.seal(data) if data is not None else None
-        found = self._world.broadcast_bytes(sealed)
+        received = self._world.broadcast_bytes(sealed)
         try:
-            return self._opener.open(found)
+            return self._opener.open(received)
         except IntegrityError as error:
             raise IntegrityError(
                 f"{rank_on_node(self._world)} refused a message in the name of "
@@ -70,8 +70,8 @@ class ControlChannel:
 
 def _agree(world: World, secret: bytes | None) -> tuple[bytes, str, bytes]:
     """(secret, purpose, nonces) that all ranks share from now on. Raises DisagreementError."""
-    mine = _HAS_SECRET if secret is not None else _HAS_NONE
-    shown = world.gather_bytes(mine + secrets.token_bytes(_NONCE_BYTES))
+    own = _HAS_SECRET if secret is not None else _HAS_NONE
+    shown = world.gather_bytes(own + secrets.token_bytes(_NONCE_BYTES))
     having = [rank for rank, data in enumerate(shown) if data[:1] == _HAS_SECRET]
     if not having:
         secret = world.broadcast_bytes(new_secret() if world.rank == 0 else None)

@@ -20,8 +20,8 @@ class FaultPoints:
     """One rank's faults, in the order of their steps; each happens once."""
 
     def __init__(self, faults: Sequence[Fault], rank: int) -> None:
-        mine = [fault for fault in faults if fault.rank == rank]
-        self._waiting = sorted(mine, key=lambda fault: fault.step)
+        of_rank = [fault for fault in faults if fault.rank == rank]
+        self._waiting = sorted(of_rank, key=lambda fault: fault.step)
 
     def meet(self, plan: StepPlan, results: TakeLogits) -> tuple[StepPlan, TakeLogits]:
         """Cause the faults due at this plan; the plan and the results to go on with."""

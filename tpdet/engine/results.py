@@ -220,15 +220,15 @@ class StepResults:
         counts = [sequence.row_sampling.logprobs for sequence in sequences]
         return sample_columns(logits, params, counts, Shard(0, logits.shape[1]))
 
-    def _score(self, wanted: ScoringRow, position: int, logits: torch.Tensor) -> None:
+    def _score(self, row: ScoringRow, position: int, logits: torch.Tensor) -> None:
         """Log-probabilities of the prompt tokens that follow these positions."""
-        skip = position - wanted.start
-        targets = wanted.target_ids[max(skip, 0) : skip + len(logits)]
+        skip = position - row.start
+        targets = row.target_ids[max(skip, 0) : skip + len(logits)]
         if not targets:
             return
-        results = prompt_logprobs(logits[: len(targets)], targets, wanted.top)
+        results = prompt_logprobs(logits[: len(targets)], targets, row.top)
         for result in results:
             if isinstance(result, NumericalFailure):
-                self.failures.setdefault(wanted.request_id, result.reason)
+                self.failures.setdefault(row.request_id, result.reason)
             else:
-                self.scores.setdefault(wanted.key, []).append(result)
+                self.scores.setdefault(row.key, []).append(result)

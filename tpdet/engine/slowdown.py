@@ -52,9 +52,9 @@ class SlowdownWatch(StepObserver):
         if not _decodes(plan.rows) or plan.approximate:
             return
         if self._sample is not None:
-            rows, found = self._sample
+            rows, times = self._sample
             if len(plan.rows) == rows:
-                found.append(seconds)
+                times.append(seconds)
             return
         cell = self._cell(plan.rows)
         if cell is not None:
@@ -66,11 +66,11 @@ class SlowdownWatch(StepObserver):
 
     def end_sample(self, cell: Cell, least: int) -> bool:
         """Calibrate `cell` by what was sampled since; False, and no more, with under `least`."""
-        found = self._sample[1] if self._sample is not None else []
+        times = self._sample[1] if self._sample is not None else []
         self._sample = None
-        if len(found) < least:
+        if len(times) < least:
             return False
-        self._calibrated[cell] = statistics.median(found)
+        self._calibrated[cell] = statistics.median(times)
         self._last[cell] = deque(maxlen=WINDOW)
         return True
 

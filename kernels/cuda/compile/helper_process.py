@@ -80,8 +80,8 @@ def _compile(key: str, plain: list[Any]) -> str:
     """Compile one kernel; what keeps it from being the one that was asked for."""
     driver.set_active(TargetDriver(target_of(plain)))
     each: Specialization = from_plain(plain)
-    found = missing_key(each)
-    if found is not None and found != key:
+    key_here = missing_key(each)
+    if key_here is not None and key_here != key:
         return f"{each.name} has another key here"
     each.compile()
     return ""

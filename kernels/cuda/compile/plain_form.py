@@ -65,14 +65,14 @@ def from_plain(plain: list[Any]) -> Specialization:
     function = _found(plain[1], JITFunction)
     signature, constexprs, options, attributes = (_unpack(part) for part in plain[2:])
     # The first argument says where this process would keep the kernel; it keeps none.
-    given = "", signature, 0, constexprs, SimpleNamespace(**options), attributes
-    return Specialization(function, given)
+    arguments = "", signature, 0, constexprs, SimpleNamespace(**options), attributes
+    return Specialization(function, arguments)
 
 
 def _name_of(thing: Any) -> list[str]:
     """Module and name. Raises TypeError unless that is where it is found."""
-    of = thing.fn if isinstance(thing, JITFunction) else thing
-    name = [of.__module__, of.__name__]
+    function = thing.fn if isinstance(thing, JITFunction) else thing
+    name = [function.__module__, function.__name__]
     try:
         there = _found(name, object)
     except (ImportError, AttributeError, ValueError):

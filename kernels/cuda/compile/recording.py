@@ -92,17 +92,17 @@ def _zeroed_workspaces(owner: int) -> Iterator[None]:
 
     A mode of torch would be asked at each look at a shape too: a third of a rehearsal's time.
     """
-    kept = [(place, name, getattr(place, name), name in vars(place)) for place, name in _MAKERS]
-    for place, name, make, _ in kept:
-        setattr(place, name, _zeroing(make, owner))
+    kept = [(room, name, getattr(room, name), name in vars(room)) for room, name in _MAKERS]
+    for room, name, make, _ in kept:
+        setattr(room, name, _zeroing(make, owner))
     try:
         yield
     finally:
-        for place, name, make, own in kept:
+        for room, name, make, own in kept:
             if own:
-                setattr(place, name, make)
+                setattr(room, name, make)
             else:  # it is a base's again
-                delattr(place, name)
+                delattr(room, name)
 
 
 def _zeroing(make: Callable[..., torch.Tensor], owner: int) -> Callable[..., torch.Tensor]:
@@ -128,16 +128,16 @@ def recording() -> Iterator[Recorded]:
         stand_ins: list[tuple[dict[str, Any], str, _StandIn]] = []
 
         def run_nothing(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-            mine = threading.get_ident() == owner
-            return run(self, *args, grid=grid, warmup=warmup or mine, **kwargs)
+            records = threading.get_ident() == owner
+            return run(self, *args, grid=grid, warmup=warmup or records, **kwargs)
 
         def note_or_compile(self: Any, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != owner:
                 return compile_now(self, *args, **kwargs)
-            given = inspect.signature(compile_now).bind(self, *args, **kwargs).arguments
-            each = Specialization(self, tuple(given[name] for name in _COMPILE[1:-1]))
+            bound = inspect.signature(compile_now).bind(self, *args, **kwargs).arguments
+            each = Specialization(self, tuple(bound[name] for name in _COMPILE[1:-1]))
             stand_in = _StandIn(asked.setdefault(each.digest, each))
-            known, key = self.device_caches[given["device"]][0], given["key"]
+            known, key = self.device_caches[bound["device"]][0], bound["key"]
             known[key] = stand_in  # so that it is looked up once
             stand_ins.append((known, key, stand_in))
             return None  # as where Triton's own hook wants nothing compiled
@@ -178,9 +178,9 @@ def hash_callees_first() -> None:
 
 def check_triton() -> None:
     """Raise RuntimeError unless Triton's private methods take what is expected of them."""
-    wanted = (JITFunction, "run", _RUN), (JITFunction, "_do_compile", _COMPILE)
-    for owner, method, expected in (*wanted, (DependenciesFinder, "_update_hash", _HASH)):
-        found = getattr(owner, method, None)
-        names = tuple(inspect.signature(found).parameters) if callable(found) else ()
+    expected_members = (JITFunction, "run", _RUN), (JITFunction, "_do_compile", _COMPILE)
+    for owner, method, expected in (*expected_members, (DependenciesFinder, "_update_hash", _HASH)):
+        member = getattr(owner, method, None)
+        names = tuple(inspect.signature(member).parameters) if callable(member) else ()
         if names != expected:
             raise RuntimeError(f"Triton's {owner.__name__}.{method} takes {names}, not {expected}")

@@ -102,9 +102,9 @@ class Tape:
 
     def at(self, tensor: torch.Tensor) -> int | None:
         """Which of the tensors that were made holds this one, counted from 0; the last of them."""
-        of = tensor.data_ptr(), tensor.nbytes
-        found = [number for number, made in enumerate(self.made) if made == of]
-        return found[-1] if found and tensor.is_contiguous() else None
+        memory = tensor.data_ptr(), tensor.nbytes
+        numbers = [number for number, made in enumerate(self.made) if made == memory]
+        return numbers[-1] if numbers and tensor.is_contiguous() else None
 
     def explains(self, address: int) -> bool:
         """Whether the work made the memory there, or was given it."""
@@ -176,13 +176,13 @@ def taping(
 def _noted(tape: Tape, launcher: Callable[..., None]) -> Callable[..., None]:
     """The launcher, which notes on the tape what it is called with."""
 
-    def launch(*of: Any) -> None:
-        launcher(*of)
-        x, y, z, _, function, packed, _, *hooks = of[:9]
+    def launch(*launched: Any) -> None:
+        launcher(*launched)
+        x, y, z, _, function, packed, _, *hooks = launched[:9]
         if any(getattr(hook, "calls", hook) for hook in hooks):
             tape.refused = "hooks of launches"  # of a profiler: each launch is to be seen
         kind = launcher, x, y, z, function, packed
-        arguments = tuple(_changed(value, _address) for value in of[9:])
+        arguments = tuple(_changed(value, _address) for value in launched[9:])
 
         def make(others: Sequence[Any], stream: int) -> None:
             launcher(x, y, z, stream, function, packed, None, None, None, *others)

@@ -90,7 +90,7 @@ class DecodeChain:
         if buffer is None or count > HEAD_ROWS:
             return None
         self._end_link()
-        rows = min(next(it for it in row_buckets(HEAD_ROWS) if it >= count), len(buffer))
+        rows = min(next(size for size in row_buckets(HEAD_ROWS) if size >= count), len(buffer))
         self._sample_of(buffer, rows, self._write(params, rows)).replay()
         packed = self._memory(rows).answers[0, :count].clone()
         host, copied = to_host(packed.view(-1))
@@ -182,10 +182,10 @@ class DecodeChain:
         """Sample a step: its answers, and its tokens for the step behind it."""
         of_rows, _, _, number = _cut(memory.numbers, len(logits))
         logits = self._model.whole_logits(logits)
-        found = ops.sample_written(logits, of_rows, filtered, Shard(0, logits.shape[1]))
-        memory.answers.index_copy_(0, number, found.packed[None])
+        sample = ops.sample_written(logits, of_rows, filtered, Shard(0, logits.shape[1]))
+        memory.answers.index_copy_(0, number, sample.packed[None])
         # -1 (a row that found no token, and fails) must not be read as an id.
-        memory.sampled[: len(logits)].copy_(found.tokens.clamp(min=0))
+        memory.sampled[: len(logits)].copy_(sample.tokens.clamp(min=0))
 
 
 class ChainedSteps:
@@ -222,8 +222,8 @@ class ChainedSteps:
         host, copied = self._copied
         count, memory = self._rows, self._memory
         tokens, packed = memory.sampled[:count], memory.answers[step, :count]
-        mine = host[step, :count].view(-1)
-        return PendingSample(tokens, packed, (None,) * count, (0,) * count, mine, copied)
+        values = host[step, :count].view(-1)
+        return PendingSample(tokens, packed, (None,) * count, (0,) * count, values, copied)
 
 
 def _numbers(rows: int) -> int:

@@ -64,7 +64,7 @@ class DecodeGraphs(CapturedSteps):
 
     def pack_pads(self, rows: int) -> PackedStep:
         """Pack the smallest step of a bucket of rows, all of them pads."""
-        shape, graph = next(it for it in self._buckets if it[0].rows == rows)
+        shape, graph = next(bucket for bucket in self._buckets if bucket[0].rows == rows)
         assert self._room is not None and self._kept
         self._fill(self._room, shape, NO_ROWS, self._spans(NO_ROWS, shape).within(shape) or [])
         return PackedStep(shape, graph, self._kept[0][: shape.rows])

@@ -116,7 +116,7 @@ def rehearsed_shapes(max_rows: int, width: int) -> list[StepShape]:
 def usual_shapes(max_rows: int, width: int, tokens: int) -> list[StepShape]:
     """Shapes of steps of few sequences that are not long, with up to `tokens` of each."""
     most = _least(_SEQUENCES, min(max_rows, USUAL_SEQUENCES))
-    found = [
+    shapes = [
         _shape_of(_least(_ROWS, rows), sequences, splits, width, positions)
         for sequences in _SEQUENCES
         if sequences <= most
@@ -127,7 +127,7 @@ def usual_shapes(max_rows: int, width: int, tokens: int) -> list[StepShape]:
         if positions // 4 < rows <= sequences * tokens
         for splits in list(_split_buckets(sequences, width))[:_USUAL_SPLITS]
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(shapes))
 
 
 def largest_shape(max_rows: int, width: int) -> StepShape:

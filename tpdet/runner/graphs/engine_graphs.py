@@ -47,10 +47,10 @@ class Graphs:
 
     def buffer_of(self, logits: torch.Tensor) -> torch.Tensor | None:
         """Where `logits` returned these: fp32 [more rows, V'], at the same place for every step."""
-        found = self.decode.buffer_of(logits)
-        if found is None and self.drafts is not None:
-            found = self.drafts.buffer_of(logits)
-        return found
+        buffer = self.decode.buffer_of(logits)
+        if buffer is None and self.drafts is not None:
+            buffer = self.drafts.buffer_of(logits)
+        return buffer
 
     def hidden(self, rows: PlanRows) -> torch.Tensor | None:
         """A replayed step's normed rows whose logits are wanted [R, H]; None if no graph fits.

@@ -113,10 +113,10 @@ class StepShape:
 
         packed: a tensor or an array; wide: its dtype int64, which ids, positions and slots have.
         """
-        ids, *found = [
+        ids, *parts_of_batches = [
             packed[part.begin : part.end].reshape(part.height, part.width) for part in self._bounds
         ]
-        views = iter(found)
+        views = iter(parts_of_batches)
         batches = [BatchParts(*(next(views) for _ in batch.parts())) for batch in self.batches]
         batches = [
             parts._replace(
@@ -204,11 +204,11 @@ class StepSpans:
         positions, slots, tables, spans, blocks, splits, short = parts
         count, total = len(self.count), int(self.count.sum())
         index = np.repeat(np.arange(count), self.count)
-        place = np.arange(total) + np.repeat(self.start - self.first, self.count)
-        positions[:total], positions[total:] = place, 0
-        slots[:total] = self.tables[index, place // PAGE_TOKENS]
+        row_positions = np.arange(total) + np.repeat(self.start - self.first, self.count)
+        positions[:total], positions[total:] = row_positions, 0
+        slots[:total] = self.tables[index, row_positions // PAGE_TOKENS]
         slots[:total] *= PAGE_TOKENS
-        slots[:total] += place % PAGE_TOKENS
+        slots[:total] += row_positions % PAGE_TOKENS
         slots[total:] = scratch * PAGE_TOKENS + np.arange(shape.rows - total) % PAGE_TOKENS
         tables[:count], tables[count:] = self.tables, scratch
         spans[:count, _FIRST] = self.first

@@ -122,10 +122,10 @@ class StepGraphs(CapturedSteps):
         return self._model.alike(self._pages, but_last=self._finishes)
 
     def _on_device(self, numbers: np.ndarray) -> torch.Tensor:
-        found = torch.from_numpy(numbers)
+        rows = torch.from_numpy(numbers)
         if self._sampled.device.type == "cuda":
-            found = found.pin_memory().to(self._sampled.device, non_blocking=True)
-        return found
+            rows = rows.pin_memory().to(self._sampled.device, non_blocking=True)
+        return rows
 
 
 def wanted_rows(rows: PlanRows, spans: StepSpans) -> StepSpans:
@@ -167,22 +167,22 @@ def step_rows(most: int) -> list[int]:
 
     They are multiples of `_ROUNDED`. Only the coarse ones have graphs for more than 1,024 splits.
     """
-    found, rows = _coarse_rows(most), LEAST_ROWS
+    buckets, rows = _coarse_rows(most), LEAST_ROWS
     while rows < most:
-        found.add(rows)
+        buckets.add(rows)
         rows += max((1 << rows.bit_length() - 1) // _FINE, _ROUNDED)
-    return sorted(found)
+    return sorted(buckets)
 
 
 def _coarse_rows(most: int) -> set[int]:
     """`most` times 1, 3/4, 1/2, 3/8, ... down to `LEAST_ROWS`, and `SHORT_ROWS`."""
-    found = {most, *(rows for rows in SHORT_ROWS if rows < most)}
+    buckets = {most, *(rows for rows in SHORT_ROWS if rows < most)}
     for halvings in range(most.bit_length()):
         for share in (most >> halvings, 3 * most >> (halvings + 2)):
             rows = -(-share // _ROUNDED) * _ROUNDED
             if rows >= LEAST_ROWS:
-                found.add(min(rows, most))
-    return found
+                buckets.add(min(rows, most))
+    return buckets
 
 
 def _shapes_of(

@@ -177,17 +177,17 @@ def compile_ahead(
     recorded = _record(work, world)
     request = msgspec.msgpack.encode(KernelRequest(_place(), tuple(recorded)))
     everyone = [_requests.decode(data) for data in world.gather_bytes(request)]
-    mine = share(everyone, world.rank)
+    own = share(everyone, world.rank)
     threads = max(1, len(os.sched_getaffinity(0)) // world.local_size)
-    progress = LoadProgress(len(mine), world.rank == 0, doing="compiling", unit="kernel")
-    failed = compile_all([recorded[digest] for digest in mine], threads, progress.step, helpers)
+    progress = LoadProgress(len(own), world.rank == 0, doing="compiling", unit="kernel")
+    failed = compile_all([recorded[digest] for digest in own], threads, progress.step, helpers)
     progress.close()
     if helpers is not None and helpers.problems:
         _log.warning("this rank compiled for processes that failed: %s", helpers.problems[0])
         helpers.problems.clear()
     world.barrier()
     # What other ranks compiled lies on disk now; what does not is compiled here after all.
-    others = [each for digest, each in recorded.items() if digest not in mine]
+    others = [each for digest, each in recorded.items() if digest not in own]
     failed += compile_all(others, threads)
     if failed:
         _log.warning(
@@ -210,13 +210,13 @@ def share(everyone: Sequence[KernelRequest], rank: int) -> Mapping[bytes, None]:
             for digest in asked.digests:
                 holders.setdefault(digest, []).append(other)
     taken: Counter[int] = Counter()
-    mine: dict[bytes, None] = {}
+    own: dict[bytes, None] = {}
     for digest in sorted(holders, key=lambda digest: (len(holders[digest]), digest)):
         owner = min(holders[digest], key=lambda other: (taken[other], other))
         taken[owner] += 1
         if owner == rank:
-            mine[digest] = None
-    return mine
+            own[digest] = None
+    return own
 
 
 def _record(work: Callable[[], object], world: World) -> "Recorded":

@@ -117,7 +117,7 @@ def admit_products(
     layer = expert_layer(partition)
     try:
         failed = failing_tiles(expert_products(partition), layer, device, dtype)
-        found = admission.check(rank_products(partition), device, limits, dtype=dtype)
+        admission_report = admission.check(rank_products(partition), device, limits, dtype=dtype)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError) as error:
@@ -127,16 +127,16 @@ def admit_products(
             f"{'; '.join(failed)}: other bits than the dense product on this GPU, no answer can be "
             "trusted"
         )
-    if found.not_in_table:
+    if admission_report.not_in_table:
         end_copies()
     partition.arithmetic.admitted = library_trials.with_libraries(
-        found.admitted, found.not_in_table, device
+        admission_report.admitted, admission_report.not_in_table, device
     )
-    _log.info("%s", found)
+    _log.info("%s", admission_report)
     untuned = layer is not None and not is_tuned(layer, dtype.itemsize, device)
     if untuned:
         _log.info("not in the table, by a static rule: %s", layer)
-    if found.not_in_table or untuned:
+    if admission_report.not_in_table or untuned:
         _log.info("no table holds these shapes: %s measures them once", tune_command)
 
 

@@ -96,11 +96,11 @@ class Loader:
         """The digest of weights that were read, which all ranks agree on. Collective."""
         digests = self._finish(source)
         self._settle()
-        found = self._digest(merge_digests(self._world, digests))
+        digest = self._digest(merge_digests(self._world, digests))
         tables = table_digest(tuple(chain.from_iterable(decoder.tables.values())))
-        agree(self._world, {"model digest": found, "rotary tables": tables})
+        agree(self._world, {"model digest": digest, "rotary tables": tables})
         self.reads = tuple(source.reads)
-        return found
+        return digest
 
     def _settle(self) -> None:
         """Return when all ranks have their weights in place: peers read parts of a vocabulary."""
@@ -136,21 +136,21 @@ class Loader:
 
     def _check_together(self, name: str, tick: Tick) -> tuple[Path, Digests, str]:
         """Directory, this rank's digests and all ranks' merged one. Raises ReloadError on all."""
-        refusal, found = None, None
+        refusal, checked = None, None
         try:
-            found = self._check(name, tick)
+            checked = self._check(name, tick)
         except Exception as error:
             kind = error if isinstance(error, TpdetError) else TpdetError()
             refusal = (kind.exit_code, kind.code, str(error) or type(error).__name__)
-        said = self._world.gather_bytes(msgspec.msgpack.encode(refusal))
-        for rank, data in enumerate(said):
+        answers = self._world.gather_bytes(msgspec.msgpack.encode(refusal))
+        for rank, data in enumerate(answers):
             refusal_there = _refusals.decode(data)
             if refusal_there is not None:
                 exit_code, code, message = refusal_there
                 where = f"{rank_on_node(self._world, rank)}: " if self._world.size > 1 else ""
                 raise ReloadError(f"{where}{message}", exit_code, code)
-        assert found is not None
-        directory, digests = found
+        assert checked is not None
+        directory, digests = checked
         try:
             weights = merge_digests(self._world, digests)
         except TpdetError as error:
@@ -172,9 +172,9 @@ class Loader:
         return directory, self._finish(source)
 
     def _check_config(self, directory: Path) -> None:
-        found = load_model_config(directory, self._config.dtype)
+        changed = load_model_config(directory, self._config.dtype)
         for field in fields(ModelConfig):
-            old, new = (getattr(config, field.name) for config in (self._model, found))
+            old, new = (getattr(config, field.name) for config in (self._model, changed))
             if old != new:
                 raise CheckpointError(
                     f"config.json: {field.name} is {new!r}, the model that serves has {old!r}: a "
@@ -183,9 +183,9 @@ class Loader:
 
     def _check_tokenizer(self, directory: Path) -> None:
         """The HTTP process keeps its tokenizer, so the files it came from must be the same."""
-        found = self._served_tokenizer(directory)
-        for name in _TOKENIZER_FILES if found else ():
-            old, new = (digests.get(name, "absent") for digests in (self._tokenizer, found))
+        changed = self._served_tokenizer(directory)
+        for name in _TOKENIZER_FILES if changed else ():
+            old, new = (digests.get(name, "absent") for digests in (self._tokenizer, changed))
             if old != new:
                 raise CheckpointError(
                     f"{name} is {new[:16]}, the model that serves has {old[:16]}: a reload changes "

@@ -106,17 +106,17 @@ def _remedy(config: EngineConfig, dtype: str, ranks: Sequence[Least], memory: Gp
     """What makes room: the flags that would help here."""
     needed = sum(map(sum, ranks))
     weights = sum(each.weights for each in ranks)
-    found = [smaller_dtype(config, dtype, ranks, memory)]
+    remedies = [smaller_dtype(config, dtype, ranks, memory)]
     if config.kv_pages is None and needed <= memory.free:
-        found.append("raise --gpu-memory-utilization")
+        remedies.append("raise --gpu-memory-utilization")
     if config.kv_pages is not None and weights < memory.free:
-        found.append("lower --kv-pages")
+        remedies.append("lower --kv-pages")
     if config.draft_model is not None:
-        found.append("leave --draft-model out")
+        remedies.append("leave --draft-model out")
     if memory.free < needed <= memory.total:
-        found.append("end what else runs on the GPU")
-    found.append("use more GPUs (--tp)" if len(ranks) == 1 else "give each rank a GPU")
-    *others, last = filter(None, found)
+        remedies.append("end what else runs on the GPU")
+    remedies.append("use more GPUs (--tp)" if len(ranks) == 1 else "give each rank a GPU")
+    *others, last = filter(None, remedies)
     return f"{', '.join(others)}, or {last}" if others else last
 
 

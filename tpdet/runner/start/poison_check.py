@@ -62,8 +62,8 @@ def poison_check(
             "too large to compute with; check the checkpoint, or choose another --dtype"
         )
     same = torch.equal(clean.view(torch.int32), poisoned.view(torch.int32))
-    for rank, said in enumerate(world.gather_bytes(b"\1" if same else b"\0")):
-        if said != b"\1":
+    for rank, answer in enumerate(world.gather_bytes(b"\1" if same else b"\0")):
+        if answer != b"\1":
             raise TpdetError(
                 f"poison check: NaN in free pages and workspaces changes the logits of rank {rank}"
                 ": an operation reads what it does not own, no answer can be trusted"
@@ -81,7 +81,7 @@ def _logits(
         layer.values[:count].fill_(value)
     own = min(_PAGES, count) // 2
     length = max(1, min(PROMPT_TOKENS, max_model_len - 1, PAGE_TOKENS - 1))
-    found = []
+    blocks = []
     with Workspaces(value):
         for start, size in ((0, length), (length, 1)):
             if start + size > max_model_len:
@@ -91,5 +91,5 @@ def _logits(
                 (PagedSequence(0, size, start, (own,)),), first.device, model.overlaps_exchanges
             )
             x_MH = model.hidden(ids.to(first.device), pages, *batches)
-            found.append(model.local_logits(x_MH[-1:]))
-    return torch.cat(found)
+            blocks.append(model.local_logits(x_MH[-1:]))
+    return torch.cat(blocks)

@@ -69,19 +69,19 @@ def naming_memory(config: EngineConfig, times: StartTimes) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        said = str(error)
-        if "out of memory" not in said:  # torch, Triton, NCCL and the driver all say so
+        message = str(error)
+        if "out of memory" not in message:  # torch, Triton, NCCL and the driver all say so
             raise
         raise ResourceError(
-            f"GPU memory ran out while {times.doing} of {config.model}{_figures(said)}: "
+            f"GPU memory ran out while {times.doing} of {config.model}{_figures(message)}: "
             f"{_REMEDY[times.doing]}"
         ) from None
 
 
-def _figures(said: str) -> str:
+def _figures(message: str) -> str:
     """The bytes in torch's message, if it has them."""
-    asked = re.search(r"Tried to allocate ([\d.]+ \w+)", said)
-    free = re.search(r"of which ([\d.]+ \w+) is free", said)
+    asked = re.search(r"Tried to allocate ([\d.]+ \w+)", message)
+    free = re.search(r"of which ([\d.]+ \w+) is free", message)
     if asked is None or free is None:
         return ""
     return f" ({asked.group(1)} more were needed, {free.group(1)} are free)"

@@ -54,12 +54,12 @@ class StepTokens:
         return self if streams else replace(self, mixed=self.most)
 
     def __str__(self) -> str:
-        said = f"up to {self.most:,} tokens a step"
+        text = f"up to {self.most:,} tokens a step"
         if self.mixed != self.most:
-            said += f", {self.mixed:,} while sequences decode"
+            text += f", {self.mixed:,} while sequences decode"
         if self.cache_share:
-            said += f"; over {LEAST_TOKENS:,} they take {self.cache_share:.1%} of the KV cache"
-        return said
+            text += f"; over {LEAST_TOKENS:,} they take {self.cache_share:.1%} of the KV cache"
+        return text
 
 
 def choose_step_tokens(
@@ -69,9 +69,9 @@ def choose_step_tokens(
 
     gpu: NO_GPU for a CPU; memory: bytes of the GPU that this rank may use, weights and all.
     """
-    given = config.max_num_batched_tokens
-    if given is not None:
-        return StepTokens(given, given)
+    asked = config.max_num_batched_tokens
+    if asked is not None:
+        return StepTokens(asked, asked)
     if gpu == NO_GPU:
         return StepTokens(LEAST_TOKENS, LEAST_TOKENS)
     # Decode rows leave half of the least to prompts.

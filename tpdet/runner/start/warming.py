@@ -93,8 +93,8 @@ def warm_engine(loaded: "LoadedModel", weights_there: Callable[[], None]) -> int
     device, sampled, most = loaded.device, loaded.sampled, loaded.step_tokens.most
     pages = loaded.allocate_pages(pages_needed(most, context))
     graphs = captures_graphs(config, device)
-    of = model, pages, sampled, loaded.sharing, config, most, context, graphs
-    loaded.ahead.compile(lambda: rehearse_steps(*of), "warm-up")
+    steps = model, pages, sampled, loaded.sharing, config, most, context, graphs
+    loaded.ahead.compile(lambda: rehearse_steps(*steps), "warm-up")
     loaded.times.doing = LOADING
     weights_there()
     torch.cuda.empty_cache()  # of what the load took meanwhile, so that pages get it

@@ -85,22 +85,22 @@ class RowSharing:
             raise IntegrityError("the plan has ranks sample together: this rank was not started so")
         exchange, world, size = self._rows, self._world, self._shard.vocab_size
         rows = plan.rows
-        wanted = rows.logits[rows.logits > 0]
+        counted = rows.logits[rows.logits > 0]
         # Rows with drafts sample at each of their logits.
-        of = zip(how.rows, rows.choice[rows.logits > 0].tolist(), wanted.tolist(), strict=True)
+        of = zip(how.rows, rows.choice[rows.logits > 0].tolist(), counted.tolist(), strict=True)
         packed = b"".join([one.packed(choice) * n for one, choice, n in of])
-        after = np.repeat(np.cumsum(rows.logits), rows.logits) - np.arange(wanted.sum()) - 1
+        after = np.repeat(np.cumsum(rows.logits), rows.logits) - np.arange(counted.sum()) - 1
         params = PlainRows(packed, np.repeat(rows.start + rows.count, rows.logits) - after)
-        each = zip(how.rows, wanted.tolist(), strict=True)
+        each = zip(how.rows, counted.tolist(), strict=True)
         counts = [one.logprobs for one, n in each for _ in range(n)]
 
         def by_columns(first: int, logits: torch.Tensor) -> PendingSample:
-            mine = slice(first, first + len(logits))
-            return sample_columns(logits, params[mine], counts[mine], self._shard)
+            block = slice(first, first + len(logits))
+            return sample_columns(logits, params[block], counts[block], self._shard)
 
         def by_shares(first: int, logits: torch.Tensor) -> PendingSample:
-            mine = slice(first, first + len(logits))
-            of = params[mine], counts[mine], exchange, world.rank, world.size, size
+            block = slice(first, first + len(logits))
+            of = params[block], counts[block], exchange, world.rank, world.size, size
             return sample_shared(logits, *of)
 
         return by_columns if isinstance(how, ByColumns) else by_shares

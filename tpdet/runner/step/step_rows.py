@@ -42,10 +42,10 @@ def gather_rows(rows: PlanRows, fixed_batch: int, scratch_page: int) -> StepRows
         ids += row.token_ids
         wanted += range(len(ids) - row.logits, len(ids))
     if len(ids) == len(rows):
-        for place in range(len(rows), fixed_batch):
-            pad = PagedSequence(place, 1, 0, (scratch_page,))
+        for row_number in range(len(rows), fixed_batch):
+            pad = PagedSequence(row_number, 1, 0, (scratch_page,))
             sequences.append(pad)
             ends.append(replace(pad, first_row=len(wanted)))
             ids.append(0)
-            wanted.append(place)
+            wanted.append(row_number)
     return StepRows(tuple(sequences), ids, wanted, tuple(ends))
