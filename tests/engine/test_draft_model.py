@@ -198,7 +198,7 @@ def test_a_draft_model_that_fails_is_switched_off(tiny_model, plain, monkeypatch
 def test_a_gpu_without_room_for_the_model_itself_is_refused_before_the_draft_model_loads(
     tiny_model, monkeypatch
 ):
-    def no_room(config, partition, world, device):
+    def no_room(config, partition, device):
         raise ResourceError(f"no room for {config.model}")
 
     monkeypatch.setattr(start, "check_room", no_room)
