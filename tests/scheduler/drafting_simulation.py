@@ -75,27 +75,20 @@ class SmallModel:
         self, clock: Clock, chance: float, times: DraftTimes, captured: set, seed: int
     ) -> None:
         self._clock, self._chance, self._captured = clock, chance, captured
-        self._times, self._draw = times, random.Random(f"{seed} {chance}")
+        self.times, self._draw = times, random.Random(f"{seed} {chance}")
         self._copies: dict[RowKey, list[int]] = {}
-
-    def seconds(self, sequences: int) -> float:
-        return self._times.seconds(sequences)
-
-    def first_seconds(self, sequences: int) -> float:
-        return self._times.first_seconds(sequences)
 
     def captures(self, sequences: int) -> bool:
         return sequences > USUAL_SEQUENCES
 
-    def entry_seconds(self, sequence: Sequence) -> float:
-        lacking = self._lacking(sequence)
-        return self._times.entry_seconds if lacking > 2 else 0.0
+    def lags(self, sequence: Sequence) -> bool:
+        return self._lacking(sequence) > 2
 
     def forget(self, key: RowKey) -> None:
         self._copies.pop(key, None)
 
     def draft(self, requests: Rows[tuple[Sequence, int]]) -> list[list[int]]:
-        self._times.begin(len(requests))
+        self.times.begin(len(requests))
         step = SMALL_STEP if len(requests) <= 4 else LARGE_STEP
         lacking = [self._lacking(sequence) for sequence, _ in requests]
         sequences = (len(requests) - 1).bit_length()
@@ -104,12 +97,12 @@ class SmallModel:
         elif max(lacking) == 2:
             self._capture(("pair", sequences), SMALL_CAPTURE)
         self._clock.now += step + FIRST_STEP
-        self._times.end(max(lacking) <= 2, sequences=len(lacking))
+        self.times.end(max(lacking) <= 2, sequences=len(lacking))
         for _ in range(max(count for _, count in requests) - 1):
             self._capture(("sample", sequences), SAMPLING_CAPTURE)
             self._clock.now += step
-            self._times.end(True)
-        self._times.finish()
+            self.times.end(True)
+        self.times.finish()
         return [self._say(sequence, count) for sequence, count in requests]
 
     def _lacking(self, sequence: Sequence) -> int:

@@ -69,6 +69,21 @@ class PrefixChain:
         return self._keys[index]
 
 
+@dataclass(slots=True)
+class PrefixUse:
+    """How one sequence uses the prefix cache, which alone writes this.
+
+    chain: the keys of its full pages. last: the parent of its next page in the cache. offered: how
+    many of its pages were read from the cache or offered to it. cached_tokens: how many tokens were
+    read from it when the sequence first got pages; None before.
+    """
+
+    chain: PrefixChain | None = None
+    last: CachedPage | None = None
+    offered: int = 0
+    cached_tokens: int | None = None
+
+
 def page_key(parent: bytes, domain: bytes, token_bytes: bytes) -> bytes:
     """SHA-256 over the parent's key [32], the domain [32] and a page's token ids (int32)."""
     return hashlib.sha256(parent + domain + token_bytes).digest()

@@ -39,7 +39,7 @@ from tpdet.requests.seeds import Seeds
 from tpdet.runner import Follower, Runner, TakeLogits, Tick
 from tpdet.scheduler.limits import check_drafts
 from tpdet.scheduler.scheduler import Scheduler
-from tpdet.scheduler.speculator import NoSpeculator, Speculator
+from tpdet.scheduler.speculator import Speculator
 from tpdet.scheduler.statistics import SchedulerStatistics
 from tpdet.speculative.draft_model.start import start_draft_model
 from tpdet.speculative.speculator import DraftSpeculator
@@ -263,7 +263,7 @@ class Engine:
     def _speculator(self) -> Speculator:
         """What drafts for rows; nothing does where a step's rows are fixed or reach the bits."""
         if self.config.fixed_batch or self.config.approximate:
-            return NoSpeculator()
+            return Speculator()
         return DraftSpeculator(self.config.drafters, self.run_ahead, model=self.draft_model)
 
     @property

@@ -62,18 +62,18 @@ class PageManager:
         Positions of cached pages count as computed. Returns False and changes nothing when pages
         are short, or when a running sequence is computing the very page that is needed next.
         """
-        found = self.prefixes.find(sequence)
-        if self.prefixes.must_wait(sequence, len(found)):
+        cached = self.prefixes.find(sequence)
+        if self.prefixes.must_wait(sequence, len(cached)):
             return False
         index = self.prefixes.index
-        idle = sum(index.is_idle(entry.page) for entry in found)
-        if pages_for(len(sequence.tokens)) - len(found) > self.free_count - idle:
+        idle = sum(index.is_idle(entry.page) for entry in cached)
+        if pages_for(len(sequence.tokens)) - len(cached) > self.free_count - idle:
             return False
-        for entry in found:
+        for entry in cached:
             index.take(entry.page)
             self._hold(sequence, entry.page)
-        self.prefixes.admitted(sequence, found)
-        sequence.computed = len(found) * PAGE_TOKENS
+        self.prefixes.admitted(sequence, cached)
+        sequence.computed = len(cached) * PAGE_TOKENS
         self.grow(sequence)
         return True
 
@@ -149,7 +149,7 @@ class PageManager:
                 if len(holders[page]) > 1 and not index.is_shared(page):
                     first, second = holders[page]
                     raise IntegrityError(f"page {page} is held by {first.key} and by {second.key}")
-        index.check_integrity({page: len(found) for page, found in holders.items()})
+        index.check_integrity({page: len(readers) for page, readers in holders.items()})
         for page in range(self.allocator.num_pages):
             owner = NOBODY
             if index.is_shared(page):

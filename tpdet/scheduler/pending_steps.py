@@ -8,7 +8,7 @@ from tpdet.control.row_messages import RowKey, ScoringRow
 from tpdet.errors import IntegrityError
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.scheduler.rows import row_params, scoring_row
-from tpdet.scheduler.sequence import PENDING, Sequence
+from tpdet.scheduler.sequence import Sequence
 
 Wanted = tuple[list[RowParams | None], list[ScoringRow | None]]
 """For each row of a plan, in order: what to sample after it, and what to score in it."""
@@ -68,15 +68,10 @@ class PendingSteps:
                 scoring = scoring_row(sequence, sequence.computed, end)
                 if scoring is not None:
                     step.scoring[sequence.key] = scoring
-            sequence.computed = end
-            sequence.pending_rows += 1
-            if count == 1:
-                sequence.sample_index = sampled
-                sampled += 1
-                sequence.tokens.append(PENDING)
-            elif count:
+            sequence.begin_row(end, count, sampled)
+            sampled += count
+            if count > 1:
                 step.drafted[sequence.key] = count - 1
-                sampled += count
         self._steps.append(step)
 
     def has(self, sequence: Sequence) -> bool:

@@ -66,9 +66,7 @@ class Policy:
         """Take the pages of a running sequence, which keeps its tokens and waits again."""
         self.running.remove(sequence)
         self.page_manager.release(sequence)
-        sequence.computed = 0
-        if sequence.constraint is not None:
-            sequence.constraint.forget()
+        sequence.forget_computed()
         self.waiting.put(sequence)
         self.preemptions += 1
 
@@ -77,7 +75,7 @@ class Policy:
         for sequence in reversed(list(self.running)):
             self.preempt(sequence)
         for sequence in self.waiting:
-            sequence.chain = None  # its keys belong to the old identity
+            sequence.prefix.chain = None  # its keys belong to the old identity
         self.page_manager.reload(prefix_identity)
 
     def remove(self, sequence: Sequence) -> None:

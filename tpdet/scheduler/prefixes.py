@@ -32,38 +32,39 @@ class Prefixes:
 
     def find(self, sequence: Sequence) -> list[CachedPage]:
         """The longest cached prefix of `sequence` that leaves a token to compute, page by page."""
-        found: list[CachedPage] = []
+        entries: list[CachedPage] = []
         if self._identity is None or not sequence.reads_cache:
-            return found
+            return entries
         chain, parent = self._chain(sequence, self._identity), None
         for index in range((len(sequence.tokens) - 1) // PAGE_TOKENS):
             parent = self.index.find(chain.key(sequence.tokens, index), parent)
             if parent is None:
                 break
-            found.append(parent)
-        return found
+            entries.append(parent)
+        return entries
 
-    def must_wait(self, sequence: Sequence, found: int) -> bool:
-        """Whether a running sequence is computing the page after the first `found` pages."""
-        wanted = (len(sequence.tokens) - 1) // PAGE_TOKENS
-        if self._identity is None or not sequence.reads_cache or found >= wanted:
+    def must_wait(self, sequence: Sequence, cached: int) -> bool:
+        """Whether a running sequence is computing the page after the first `cached` pages."""
+        readable = (len(sequence.tokens) - 1) // PAGE_TOKENS
+        if self._identity is None or not sequence.reads_cache or cached >= readable:
             return False
-        key = self._chain(sequence, self._identity).key(sequence.tokens, found)
+        key = self._chain(sequence, self._identity).key(sequence.tokens, cached)
         return key.key in self._being_computed
 
-    def admitted(self, sequence: Sequence, found: list[CachedPage]) -> None:
+    def admitted(self, sequence: Sequence, entries: list[CachedPage]) -> None:
         """Note the cached pages that `sequence` reads; its other full pages are being computed."""
-        sequence.last_cached = found[-1] if found else None
-        sequence.offered = len(found)
+        use, cached_tokens = sequence.prefix, len(entries) * PAGE_TOKENS
+        use.last = entries[-1] if entries else None
+        use.offered = len(entries)
         if self._identity is None:
             return
         if sequence.reads_cache:
             self.query_tokens += len(sequence.tokens)
-            self.hit_tokens += len(found) * PAGE_TOKENS
-        if sequence.cached_tokens is None:
-            sequence.cached_tokens = len(found) * PAGE_TOKENS
+            self.hit_tokens += cached_tokens
+        if use.cached_tokens is None:
+            use.cached_tokens = cached_tokens
         chain = self._chain(sequence, self._identity)
-        for index in range(len(found), len(sequence.tokens) // PAGE_TOKENS):
+        for index in range(len(entries), len(sequence.tokens) // PAGE_TOKENS):
             self._being_computed.setdefault(chain.key(sequence.tokens, index).key, sequence)
 
     def share(self, sequence: Sequence, end: int) -> Iterator[tuple[int, int | None]]:
@@ -75,12 +76,12 @@ class Prefixes:
         """
         if self._identity is None:
             return
-        chain = self._chain(sequence, self._identity)
-        for index in range(sequence.offered, end // PAGE_TOKENS):
-            sequence.offered = index + 1
+        chain, use = self._chain(sequence, self._identity), sequence.prefix
+        for index in range(use.offered, end // PAGE_TOKENS):
+            use.offered = index + 1
             key = chain.key(sequence.tokens, index)
             self._computed(key.key, sequence)
-            parent, page = sequence.last_cached, sequence.pages[index]
+            parent, page = use.last, sequence.pages[index]
             entry = self.index.find(key, parent)
             if entry is None and self.index.holds(parent):
                 occupant, stale = self.index.occupant(key), None
@@ -89,14 +90,15 @@ class Prefixes:
                 entry = self.index.put(key, page, parent)
                 yield page, stale
             # A page whose parent cannot be found is never found either, so it is not added.
-            sequence.last_cached = entry or parent
+            use.last = entry or parent
 
     def released(self, sequence: Sequence) -> None:
         """Forget the pages that `sequence` was computing."""
-        if sequence.chain is not None:
-            for index in range(sequence.offered, sequence.tokens_when_admitted // PAGE_TOKENS):
-                self._computed(sequence.chain.key(sequence.tokens, index).key, sequence)
-        sequence.last_cached, sequence.offered = None, 0
+        use = sequence.prefix
+        if use.chain is not None:
+            for index in range(use.offered, sequence.tokens_when_admitted // PAGE_TOKENS):
+                self._computed(use.chain.key(sequence.tokens, index).key, sequence)
+        use.last, use.offered = None, 0
 
     def _computed(self, key: bytes, sequence: Sequence) -> None:
         if self._being_computed.get(key) is sequence:
@@ -104,8 +106,9 @@ class Prefixes:
 
     @staticmethod
     def _chain(sequence: Sequence, identity: bytes) -> PrefixChain:
-        if sequence.chain is None:
+        chain = sequence.prefix.chain
+        if chain is None:
             request = sequence.request
             domain = prefix_domain(identity, request.tenant_salt, request.cache_salt)
-            sequence.chain = PrefixChain(domain)
-        return sequence.chain
+            chain = sequence.prefix.chain = PrefixChain(domain)
+        return chain

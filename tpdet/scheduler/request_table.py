@@ -7,7 +7,7 @@ from tpdet.grammar.constraint import Constraint
 from tpdet.requests.answer_form import AnswerForm
 from tpdet.requests.request import Request
 from tpdet.scheduler.limits import check_fits
-from tpdet.scheduler.sequence import Sequence, choices_of
+from tpdet.scheduler.sequence import Sequence
 
 
 class RequestTable:
@@ -52,7 +52,7 @@ class RequestTable:
         check_fits(request, num_pages, self.max_model_len)
         if len(self._unstarted) >= self.max_queue:
             raise OverloadedError(f"{self.max_queue} requests wait already: try again later")
-        sequences = choices_of(request, self._next_admission, self._constrain)
+        sequences = self._choices(request)
         self._next_admission += 1
         self._requests[name] = sequences
         self._unstarted[name] = None
@@ -79,3 +79,13 @@ class RequestTable:
         if not self.live(request_id):
             del self._requests[request_id]
             self._unstarted.pop(request_id, None)
+
+    def _choices(self, request: Request) -> list[Sequence]:
+        """The `n` sequences of a request. Raises RequestError for a form that cannot be used."""
+        form, constrain, admission = request.params.form, self._constrain, self._next_admission
+        if form is not None and constrain is None:
+            raise RequestError(f"{form.field} needs a tokenizer: none is loaded", form.field)
+        return [
+            Sequence.of(request, admission, choice, constrain(form) if form and constrain else None)
+            for choice in range(request.params.n)
+        ]

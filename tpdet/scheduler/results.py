@@ -103,7 +103,7 @@ def _end_of_prompt(sequence: Sequence, approximate: bool) -> TokenOutput:
         -1,
         0.0,
         finish_reason="length",
-        cached_tokens=sequence.cached_tokens or 0,
+        cached_tokens=sequence.prefix.cached_tokens or 0,
         approximate=approximate,
     )
 
@@ -143,11 +143,8 @@ def take_run(
     next row computes those positions again. True if one of them has no token: it may owe that to
     the drafts behind it (masked values that are not finite), so it must be computed without any.
     """
-    begin = end - sequence.drafted
-    drafts = sequence.tokens[begin:]
-    del sequence.tokens[begin:]
-    sequence.schema_start.take_back(begin)
-    sequence.drafted = 0
+    drafts = sequence.take_drafts()
+    begin = end - len(drafts)
     outputs: list[Output] = []
     lacks_token = False
     for place, token in enumerate(run):
@@ -204,7 +201,7 @@ def _take_token(
         token.top,
         reason,
         stop,
-        (sequence.cached_tokens or 0) if end == sequence.prompt_length else 0,
+        (sequence.prefix.cached_tokens or 0) if end == sequence.prompt_length else 0,
         dead_end,
         approximate,
         token.rank,

@@ -36,7 +36,7 @@ from tpdet.scheduler.results import (
 )
 from tpdet.scheduler.rows import plan_rows
 from tpdet.scheduler.sequence import Sequence
-from tpdet.scheduler.speculator import NoSpeculator, Speculator
+from tpdet.scheduler.speculator import Speculator
 from tpdet.scheduler.statistics import SchedulerStatistics, Totals, take_statistics
 
 
@@ -68,7 +68,7 @@ class Scheduler:
         self.preempt_every = preempt_every
         self.policy = Policy(max_num_seqs, max_num_batched_tokens, num_pages, prefix_identity)
         self.policy.mixed_step_tokens = mixed_step_tokens or max_num_batched_tokens
-        self.speculator: Speculator = speculator or NoSpeculator()
+        self.speculator = speculator or Speculator()
         self._requests = RequestTable(max_queue, max_model_len, constrain)
         self._pending = PendingSteps()
         self._next_step = 0
@@ -200,7 +200,7 @@ class Scheduler:
                 outputs += self._commit_run(sequence, end, runs.get(sequence.key, ()), approximate)
                 continue
             token = sampled.get(sequence.key)
-            offers = logits and end // PAGE_TOKENS > sequence.offered
+            offers = logits and end // PAGE_TOKENS > sequence.prefix.offered
             if token is not None and not offers:
                 output = plain_output(sequence, end, token, approximate)
                 if output is not None:  # by far the most rows
@@ -231,7 +231,7 @@ class Scheduler:
             self.speculator.stop(sequence)
         if not outputs:
             return outputs
-        offers = sequence.computed // PAGE_TOKENS > sequence.offered
+        offers = sequence.computed // PAGE_TOKENS > sequence.prefix.offered
         if offers and not isinstance(outputs[-1], RequestFailed):
             self.policy.page_manager.share(sequence, sequence.computed)
         self._totals.generated_tokens += len(outputs) - 1  # only the last one may be its end

@@ -1,7 +1,6 @@
-"""The interface of a speculator, by which rows get drafts, and the one that has none."""
+"""The interface by which rows get drafts, which the engine gives an implementation."""
 
-from collections.abc import Sequence as Rows
-from typing import Protocol
+from collections import abc
 
 import msgspec
 
@@ -37,17 +36,18 @@ class DraftCounts(msgspec.Struct):
             self.accepted_at[index] += 1
 
 
-class Speculator(Protocol):
-    """Proposes drafts for the rows of a step, and learns which of them were accepted.
+class Speculator:
+    """Proposes drafts for the rows of a step, and learns which were accepted; this one has none.
 
     counts: verified drafts, by proposer. paused: no row carries drafts. The scheduler calls the
     first six methods; by the others a speculator hears of the engine's steps, as observers do.
     """
 
-    counts: dict[str, DraftCounts]
-    paused: bool
+    def __init__(self) -> None:
+        self.counts: dict[str, DraftCounts] = {}
+        self.paused = False
 
-    def admit(self, request: Request, sequences: Rows[Sequence]) -> None:
+    def admit(self, request: Request, sequences: abc.Sequence[Sequence]) -> None:
         """Take note of a new request, of which these are the choices."""
 
     def propose(self, running: SequenceQueue, counts: dict[RowKey, int], budget: int) -> None:
@@ -82,42 +82,3 @@ class Speculator(Protocol):
 
     def idle(self) -> None:
         """There is no work: the next step does not follow the last one."""
-
-
-class NoSpeculator:
-    """Proposes nothing, where a step's rows are fixed or reach the bits."""
-
-    def __init__(self) -> None:
-        self.counts: dict[str, DraftCounts] = {}
-        self.paused = False
-
-    def admit(self, request: Request, sequences: Rows[Sequence]) -> None:
-        """As `Speculator.admit`."""
-
-    def propose(self, running: SequenceQueue, counts: dict[RowKey, int], budget: int) -> None:
-        """As `Speculator.propose`."""
-
-    def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """As `Speculator.learn`."""
-
-    def stop(self, sequence: Sequence) -> None:
-        """As `Speculator.stop`."""
-        sequence.wait_for_drafts(False)
-
-    def finish(self, sequence: Sequence) -> None:
-        """As `Speculator.finish`."""
-
-    def close(self) -> None:
-        """As `Speculator.close`."""
-
-    def begin(self, pending: bool) -> None:
-        """As `Speculator.begin`."""
-
-    def running(self) -> None:
-        """As `Speculator.running`."""
-
-    def end(self, plan: StepPlan, synchronous: bool) -> None:
-        """As `Speculator.end`."""
-
-    def idle(self) -> None:
-        """As `Speculator.idle`."""

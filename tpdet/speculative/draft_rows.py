@@ -66,15 +66,13 @@ def _add_drafts(sequence: Sequence, drafts: abc.Sequence[int]) -> int:
 
     They end before an id that would end the sequence and before the first that its schema forbids.
     """
-    known = len(sequence.tokens)
     if sequence.constraint is None and sequence.ends.isdisjoint(drafts):  # the usual case
-        sequence.tokens += drafts
-        drafts = ()
+        sequence.add_drafts(drafts)
+        return len(drafts)
     for draft in drafts:
         if draft in sequence.ends or not _allows(sequence, draft):
             break
-        sequence.tokens.append(draft)
-    sequence.drafted = len(sequence.tokens) - known
+        sequence.add_drafts((draft,))
     return sequence.drafted
 
 

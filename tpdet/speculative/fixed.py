@@ -7,7 +7,7 @@ from tpdet.control.row_messages import RowKey
 from tpdet.requests.request import Request
 from tpdet.scheduler.queue import SequenceQueue
 from tpdet.scheduler.sequence import PENDING, Sequence
-from tpdet.scheduler.speculator import NoSpeculator
+from tpdet.scheduler.speculator import Speculator
 from tpdet.speculative.draft_rows import decodes, fill_rows, step_room
 from tpdet.speculative.proposers.prediction import predicted_by
 
@@ -15,7 +15,7 @@ Dictate = abc.Callable[[Sequence, int], abc.Sequence[int]]
 """What may follow the tokens of a sequence: at most so many ids, all of the vocabulary."""
 
 
-class FixedSpeculator(NoSpeculator):
+class FixedSpeculator(Speculator):
     """Drafts by one function for every sequence whose request has drafts or a prediction."""
 
     def __init__(self, dictate: Dictate) -> None:
@@ -43,7 +43,7 @@ class FixedSpeculator(NoSpeculator):
 
     def stop(self, sequence: Sequence) -> None:
         """As `Speculator.stop`."""
-        super().stop(sequence)
+        sequence.wait_for_drafts(False)
         self._sequences.pop(sequence.key, None)
 
     def finish(self, sequence: Sequence) -> None:

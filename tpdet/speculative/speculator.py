@@ -15,7 +15,7 @@ from tpdet.control.row_messages import RowKey
 from tpdet.requests.request import Request
 from tpdet.scheduler.queue import SequenceQueue
 from tpdet.scheduler.sequence import PENDING, Sequence
-from tpdet.scheduler.speculator import DraftCounts, NoSpeculator
+from tpdet.scheduler.speculator import DraftCounts, Speculator
 from tpdet.speculative.acceptance import AcceptanceRates, RejectionStreak
 from tpdet.speculative.draft_rows import (
     Proposal,
@@ -57,7 +57,7 @@ _HANGS = 1.0  # seconds of one look after which a proposer is switched off
 _log = logging.getLogger("tpdet.engine")
 
 
-class DraftSpeculator(NoSpeculator):
+class DraftSpeculator(Speculator):
     """The `Speculator` that drafts where it is expected to pay.
 
     times: of steps so far.

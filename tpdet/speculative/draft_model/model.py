@@ -45,21 +45,13 @@ class DraftModel:
             width = pages_for(runner.max_model_len)
             self._chain.capture(runner.loaded.config.max_running, width, SHORT)
 
-    def seconds(self, sequences: int) -> float:
-        """Seconds of a step that drafts a token of each sequence; 0 before it is measured."""
-        return self.times.seconds(sequences)
-
-    def first_seconds(self, sequences: int) -> float:
-        """Seconds of the first such step of a call; 0 before it is measured."""
-        return self.times.first_seconds(sequences)
-
     def captures(self, sequences: int) -> bool:
         """Whether the first drafts of so many sequences may have to capture graphs."""
         return self._chain is not None and sequences > USUAL_SEQUENCES
 
-    def entry_seconds(self, sequence: Sequence) -> float:
-        """Seconds to compute the tokens that its copy lacks; 0 where a usual step does so."""
-        return self.times.entry_seconds if self._copies.lacking(sequence) > SHORT else 0.0
+    def lags(self, sequence: Sequence) -> bool:
+        """Whether the copy of a sequence lacks more tokens than a usual step computes."""
+        return self._copies.lacking(sequence) > SHORT
 
     def draft(
         self, requests: abc.Sequence[tuple[Sequence, int]], fallback: Fallback | None = None

@@ -75,11 +75,13 @@ class DraftModelProposer:
         made tokens, or has left.
         """
         assumed = (_SHARE_OF_STEP + _SHARE_OF_ROW * rows) * self._times.seconds(rows, False)
-        each = self._model.seconds(rows) or assumed
+        times = self._model.times
+        each = times.seconds(rows) or assumed
         made = max(len(sequence.tokens) - sequence.prompt_length, _LEAST_STEPS)
         left = max(sequence.full_length - len(sequence.tokens), 1)
-        first = max(self._model.first_seconds(rows) - each, 0.0)
-        return DraftCost(each, first, self._model.entry_seconds(sequence) / min(made, left))
+        first = max(times.first_seconds(rows) - each, 0.0)
+        entry = times.entry_seconds if self._model.lags(sequence) else 0.0
+        return DraftCost(each, first, entry / min(made, left))
 
     def least_gain(self, rows: int) -> float:
         """What a step with its drafts must gain, where it may capture graphs for them."""

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from tpdet.control.row_messages import RowKey
 from tpdet.scheduler.sequence import Sequence
+from tpdet.speculative.draft_model.times import DraftTimes
 
 DRAFTS, PREDICTION, SCHEMA, EARLIER, NGRAM = "drafts", "prediction", "schema", "earlier", "ngram"
 DRAFT_MODEL = "draft_model"
@@ -37,17 +38,13 @@ class Proposer(Protocol):
 class BatchProposer(Protocol):
     """Proposes for many sequences at once, in as many steps as the longest proposal has tokens."""
 
-    def seconds(self, sequences: int) -> float:
-        """Seconds of a step that drafts a token of each sequence; 0 before it is measured."""
-
-    def first_seconds(self, sequences: int) -> float:
-        """Seconds of the first such step of a call; 0 before it is measured."""
+    times: DraftTimes
 
     def captures(self, sequences: int) -> bool:
         """Whether the first drafts of so many sequences may have to capture graphs."""
 
-    def entry_seconds(self, sequence: Sequence) -> float:
-        """Seconds that the first drafts of a sequence add; 0 where it was asked just now."""
+    def lags(self, sequence: Sequence) -> bool:
+        """Whether it must compute more of a sequence than usual before it can draft for it."""
 
     def draft(
         self, requests: abc.Sequence[tuple[Sequence, int]]

@@ -105,9 +105,8 @@ class _Replaced:
     """A draft model that computes its drafts, and says those of synthetic drafters."""
 
     def __init__(self, model: DraftModel, drafter: abc.Callable[[Sequence], Synthetic]) -> None:
-        self.seconds, self.entry_seconds = model.seconds, model.entry_seconds
-        self.first_seconds, self.captures = model.first_seconds, model.captures
-        self.forget = model.forget
+        self.times, self.captures = model.times, model.captures
+        self.lags, self.forget = model.lags, model.forget
         self._model, self._drafter = model, drafter
 
     def draft(self, requests: abc.Sequence[tuple[Sequence, int]]) -> list[list[int]]:
@@ -234,7 +233,7 @@ def beside(
         "drafters": counts,
     }
     if llm.engine.draft_model is not None:
-        metrics["draft_step_ms"] = 1e3 * llm.engine.draft_model.seconds(batch)
+        metrics["draft_step_ms"] = 1e3 * llm.engine.draft_model.times.seconds(batch)
     common = {"batch": batch, "context": context, "peer": "without drafts"}
     steps = engine_row(
         llm.engine,
