@@ -1,7 +1,6 @@
 """What a step's results mean for a sequence: its tokens, its prompt scores, its end."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Rows
+from collections import abc
 
 import msgspec
 
@@ -12,13 +11,13 @@ from tpdet.scheduler.pending_steps import PendingStep
 from tpdet.scheduler.sequence import PENDING, Sequence
 
 Output = TokenOutput | PromptOutput | RequestFailed
-Scores = Mapping[RowKey, tuple[SampledToken, ...]]
-Runs = Mapping[RowKey, Rows[SampledToken]]
+Scores = abc.Mapping[RowKey, tuple[SampledToken, ...]]
+Runs = abc.Mapping[RowKey, abc.Sequence[SampledToken]]
 """The tokens of rows with drafts, in order, up to the first position that has none."""
 
 
 def check_results(
-    step: PendingStep, sampled: Mapping[RowKey, SampledToken], scores: Scores, runs: Runs
+    step: PendingStep, sampled: abc.Mapping[RowKey, SampledToken], scores: Scores, runs: Runs
 ) -> None:
     """Refuse (IntegrityError) results that do not answer the rows of a pending step.
 
@@ -34,7 +33,7 @@ def check_results(
 
 
 def _check_tokens(
-    step: PendingStep, sampled: Mapping[RowKey, SampledToken], scores: Scores, runs: Runs
+    step: PendingStep, sampled: abc.Mapping[RowKey, SampledToken], scores: Scores, runs: Runs
 ) -> None:
     for key in (sampled.keys() | scores.keys() | runs.keys()) - {
         sequence.key for sequence in step.sequences
@@ -45,9 +44,8 @@ def _check_tokens(
             continue
         one, run = samples == 1, runs.get(sequence.key)
         if one != (sequence.key in sampled) or len(run or ()) > samples * (samples > 1):
-            wanted = {0: "no token", 1: "a token"}.get(samples, f"at most {samples} tokens")
-            wanted = f"wants {wanted}"
-            raise IntegrityError(f"{sequence.key} at position {end} {wanted}")
+            due = {0: "no token", 1: "a token"}.get(samples, f"at most {samples} tokens")
+            raise IntegrityError(f"{sequence.key} at position {end} wants {due}")
 
 
 def _check_scores(step: PendingStep, scores: Scores) -> None:
@@ -57,11 +55,11 @@ def _check_scores(step: PendingStep, scores: Scores) -> None:
             continue
         scoring = step.scoring.get(sequence.key)
         targets = () if scoring is None else scoring.target_ids
-        found = tuple(score.token_id for score in scores.get(sequence.key, ()))
-        if found != targets:
+        scored = tuple(score.token_id for score in scores.get(sequence.key, ()))
+        if scored != targets:
             raise IntegrityError(
                 f"{sequence.key} wants {len(targets)} prompt scores for positions {start} to "
-                f"{end - 1}; got {len(found)}, or of other tokens"
+                f"{end - 1}; got {len(scored)}, or of other tokens"
             )
 
 
@@ -87,12 +85,23 @@ def take_results(
     outputs: list[Output] = []
     # Nothing generated before means that the prompt was completed just now, for the first time.
     if sequence.scores_prompt and end == sequence.prompt_length:
-        outputs.append(sequence.prompt_output())
+        outputs.append(_prompt_output(sequence))
     if token is not None:
         outputs.append(_take_token(sequence, end, token, approximate))
     else:
         outputs.append(_end_of_prompt(sequence, approximate))
     return outputs
+
+
+def _prompt_output(sequence: Sequence) -> PromptOutput:
+    """The log-probabilities of the whole prompt; the first token has none."""
+    scores = sequence.prompt_scores
+    return PromptOutput(
+        sequence.request_id,
+        (None, *(score.logprob for score in scores)),
+        ((), *(score.top for score in scores)),
+        (0, *(score.rank for score in scores)),
+    )
 
 
 def _end_of_prompt(sequence: Sequence, approximate: bool) -> TokenOutput:
@@ -134,7 +143,7 @@ def plain_output(
 
 
 def take_run(
-    sequence: Sequence, end: int, run: Rows[SampledToken], approximate: bool
+    sequence: Sequence, end: int, run: abc.Sequence[SampledToken], approximate: bool
 ) -> tuple[list[Output], bool]:
     """Commit the tokens of a row with drafts, which ends before position `end`: the outputs.
 
@@ -147,15 +156,15 @@ def take_run(
     begin = end - len(drafts)
     outputs: list[Output] = []
     lacks_token = False
-    for place, token in enumerate(run):
+    for index, token in enumerate(run):
         sequence.tokens.append(PENDING)
-        position = begin + place
+        position = begin + index
         plain = plain_output(sequence, position, token, approximate)
         output = plain or _take_token(sequence, position, token, approximate)
         outputs.append(output)
         if isinstance(output, RequestFailed) or output.finish_reason is not None:
             break
-        if place == len(drafts) or not follows_draft(token, drafts[place]):
+        if index == len(drafts) or not follows_draft(token, drafts[index]):
             break
     else:
         lacks_token = True

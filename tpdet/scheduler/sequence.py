@@ -10,7 +10,7 @@ from tpdet.errors import RequestError
 from tpdet.grammar.constraint import Constraint, Next
 from tpdet.grammar.schema_start import SchemaStart
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.requests.request import PromptOutput, Request
+from tpdet.requests.request import Request
 from tpdet.scheduler.traits import SequenceTraits
 
 PENDING = -1  # stands for a token that a pending step samples
@@ -179,16 +179,6 @@ class Sequence(SequenceTraits):
         if self.tokens[position] in self.ends:
             return "stop"
         return "length" if position + 1 >= self.full_length else None
-
-    def prompt_output(self) -> PromptOutput:
-        """The log-probabilities of the whole prompt; the first token has none."""
-        scores = self.prompt_scores
-        return PromptOutput(
-            self.request.request_id,
-            (None, *(score.logprob for score in scores)),
-            ((), *(score.top for score in scores)),
-            (0, *(score.rank for score in scores)),
-        )
 
 
 def pages_for(positions: int) -> int:
