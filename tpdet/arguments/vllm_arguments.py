@@ -9,22 +9,14 @@ from dataclasses import dataclass
 from tpdet.errors import UsageError
 
 DTYPES = {
-    "half": "float16",
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "float": "float32",
-    "fp32": "float32",
-}
+    "half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32",
+}  # fmt: skip
 """Short names of dtypes."""
 
 REASONING_PARSERS = {
-    "qwen3": "think",
-    "deepseek_r1": "think",
-    "glm45": "think",
-    "seed_oss": "think",
-    "mistral": "think",
-    "openai_gptoss": "harmony",
-}
+    "qwen3": "think", "deepseek_r1": "think", "glm45": "think", "seed_oss": "think",
+    "mistral": "think", "openai_gptoss": "harmony",
+}  # fmt: skip
 """vLLM's names of reasoning parsers."""
 
 _SUFFIXES = {

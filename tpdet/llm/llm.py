@@ -28,7 +28,6 @@ from tpdet.llm.recorded import (
 )
 from tpdet.llm.results import RequestOutput
 from tpdet.llm.vllm_keywords import refuse_what_asks
-from tpdet.requests.request import Request
 from tpdet.text.outputs import RequestAssembler
 
 if TYPE_CHECKING:
@@ -253,36 +252,31 @@ class LLM(OfflineModel):
         prompts = read()
         given = read_params(sampling_params, len(prompts))
         expected = read_predictions(self._reader, drafts, predictions, given)
-        requests = self._checked(list(zip(prompts, given, expected, strict=True)))
-        texts = [prompt.text for prompt in prompts]
-        return CallRequests(requests, texts, self._assemblers(requests))
+        asked = self._checked(list(zip(prompts, given, expected, strict=True)))
+        return CallRequests(asked, [prompt.text for prompt in prompts])
 
     def _recorded_requests(self, answers: Sequence[RecordedAnswer]) -> CallRequests:
         """The checked requests that compute recorded answers again."""
-        requests = self._checked(self._recorded(answers))
-        texts: list[str | None] = [None] * len(requests)
-        return CallRequests(requests, texts, self._assemblers(requests), CHECKED_AT_ONCE)
+        asked = self._checked(self._recorded(answers))
+        return CallRequests(asked, [None] * len(asked), CHECKED_AT_ONCE)
 
     def _assembled(self, assemblers: Sequence[RequestAssembler]) -> CallRequests:
         """The requests of assemblers, whose schemas were tried."""
-        requests = [assembler.request for assembler in assemblers]
-        for request in requests:
-            if request.params.form is not None:
-                self.engine.grammars.constrain(request.params.form)
-        texts: list[str | None] = [None] * len(requests)
-        return CallRequests(requests, texts, [*assemblers], CHECKED_AT_ONCE)
+        for assembler in assemblers:
+            form = assembler.request.params.form
+            if form is not None:
+                self.engine.grammars.constrain(form)
+        return CallRequests([*assemblers], [None] * len(assemblers), CHECKED_AT_ONCE)
 
-    def _assemblers(self, requests: Sequence[Request]) -> list[RequestAssembler]:
-        return [RequestAssembler(request, self.tokenizer) for request in requests]
-
-    def _checked(self, asked: Sequence[Asked]) -> list[Request]:
-        requests = []
+    def _checked(self, asked: Sequence[Asked]) -> list[RequestAssembler]:
+        assemblers = []
         for index, (prompt, params, expected) in enumerate(asked):
-            requests.append(self._request(prompt, params, expected, f"llm-{self._calls}-{index}"))
+            request = self._request(prompt, params, expected, f"llm-{self._calls}-{index}")
+            assemblers.append(RequestAssembler(request, self.tokenizer))
             if params.form is not None:
                 trial.check(params.form)
                 self.engine.grammars.constrain(params.form)
-        return requests
+        return assemblers
 
     @contextmanager
     def _one_call(self) -> Iterator[None]:

@@ -32,7 +32,7 @@ from tpdet.requests.request import Request, SamplingParams
 from tpdet.scheduler.limits import check_drafts
 from tpdet.text.hugging_face import HuggingFaceTokenizer
 from tpdet.text.outputs import RequestAssembler
-from tpdet.text.tokenizer import Tokenizer
+from tpdet.text.tokenizer import Tokenizer, ending_ids
 from tpdet.text.tokenizer_ahead import TokenizerAhead
 
 if TYPE_CHECKING:
@@ -157,12 +157,11 @@ class OfflineModel(ABC):
                 raise
             self._shaped = HuggingFaceTokenizer(self.tokenizer)
         model = self.engine.model_config
-        more = self.tokenizer.eos_token_ids if self.tokenizer is not None else ()
         self._reader = PromptReader(
             self.tokenizer,
             model.vocab_size,
             self.engine.max_model_len,
-            tuple(sorted({*model.eos_token_ids, *more})),
+            ending_ids(model.eos_token_ids, self.tokenizer),
         )
         self._writer = ResultWriter(self.engine, self.tokenizer)
 

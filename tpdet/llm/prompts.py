@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, TypedDict
 import msgspec
 
 from tpdet.errors import RequestError, UsageError
-from tpdet.requests.request import Request, SamplingParams, check_against_model
+from tpdet.requests.body.limits import MAX_CACHE_SALT_BYTES
+from tpdet.requests.request import Request, SamplingParams, check_against_model, room_behind
 from tpdet.requests.resumed import check_resumed_counts
 from tpdet.text.token_guard import checked
 from tpdet.text.tokenizer import Tokenizer
 
-MAX_SALT_BYTES = 256
 _EXAMPLES = 'text, a list of token ids, {"prompt": TEXT} or {"prompt_token_ids": IDS}'
 
 
@@ -174,7 +174,7 @@ class PromptReader:
         """The parameters of a prompt of `length` tokens, with the `max_tokens` that they mean."""
         if params.max_tokens is not None:
             return params
-        return msgspec.structs.replace(params, max_tokens=max(1, self.max_model_len - length))
+        return msgspec.structs.replace(params, max_tokens=room_behind(length, self.max_model_len))
 
     def _of_dictionary(self, given: Mapping[Any, Any], place: str) -> ReadPrompt:
         for name, value in given.items():
@@ -195,8 +195,8 @@ class PromptReader:
             )
         checked(text or "")
         salt = given.get("cache_salt") or ""
-        if not isinstance(salt, str) or len(salt.encode("utf-8", "replace")) > MAX_SALT_BYTES:
-            raise RequestError(f"cache_salt must be text of {MAX_SALT_BYTES} bytes at most")
+        if not isinstance(salt, str) or len(salt.encode("utf-8", "replace")) > MAX_CACHE_SALT_BYTES:
+            raise RequestError(f"cache_salt must be text of {MAX_CACHE_SALT_BYTES} bytes at most")
         if ids is not None:
             return ReadPrompt(token_ids_of(ids, place), text, salt)
         return ReadPrompt(self._encode(text or ""), text, salt)

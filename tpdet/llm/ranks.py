@@ -40,16 +40,19 @@ CallResult = list[RequestOutput] | BaseException
 
 
 class CallRequests(NamedTuple):
-    """The requests of a call, and the text of each prompt that was given as text.
+    """What takes the outputs of each request of a call, and each prompt's text if it was text.
 
-    `assemblers`: what takes each one's outputs on rank 0. `at_once`: choices in the engine at a
-    time, at most; None for as many as it takes.
+    `at_once`: choices in the engine at a time, at most; None for as many as it takes.
     """
 
-    requests: list[Request]
-    texts: list[str | None]
     assemblers: list[RequestAssembler]
+    texts: list[str | None]
     at_once: int | None = None
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests, in the order of the prompts."""
+        return [assembler.request for assembler in self.assemblers]
 
 
 class _CallDigest(msgspec.Struct, frozen=True):
@@ -87,7 +90,7 @@ def agree_on_call(
     Raises PeerLostError if a rank is lost.
     """
     refusal: BaseException | None = None
-    given = CallRequests([], [], [])
+    given = CallRequests([], [])
     try:
         given = make()
     except Exception as error:

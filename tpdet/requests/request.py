@@ -115,6 +115,11 @@ def with_seed(request: Request, seed: int) -> Request:
     return msgspec.structs.replace(request, params=params)
 
 
+def room_behind(prompt_tokens: int, max_model_len: int) -> int:
+    """The `max_tokens` of a request that leaves them open: the rest of the context, 1 or more."""
+    return max(1, max_model_len - prompt_tokens)
+
+
 def check_against_model(request: Request, vocab_size: int, max_model_len: int) -> None:
     """Refuse an empty prompt, ids outside [0, vocab_size), and a request over the context.
 

@@ -389,3 +389,8 @@ def _chosen_template(chosen: str | Path | None) -> str | None:
     if not Path(chosen).exists():
         raise NotFoundError(f"chat template {chosen} does not exist: name a file with one")
     return read_text_file(Path(chosen), MOST_BYTES)
+
+
+def ending_ids(of_model: Iterable[int], tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """Ids that end a text: the model's and the tokenizer's, ascending."""
+    return tuple(sorted({*of_model, *(() if tokenizer is None else tokenizer.eos_token_ids)}))

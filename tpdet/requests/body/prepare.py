@@ -31,12 +31,12 @@ from tpdet.requests.body.schema import (
     StreamOptions,
 )
 from tpdet.requests.engine_facts import EngineFacts
-from tpdet.requests.request import Request, SamplingParams, check_against_model
+from tpdet.requests.request import Request, SamplingParams, check_against_model, room_behind
 from tpdet.requests.resumed import check_resumed_counts
 from tpdet.requests.structured_outputs import FIELD as FORM
 from tpdet.requests.structured_outputs import OLDER, form_in, schema_text
 from tpdet.text.reasoning import ReasoningParser
-from tpdet.text.tokenizer import Tokenizer
+from tpdet.text.tokenizer import Tokenizer, ending_ids
 
 DEFAULT_COMPLETION_TOKENS = 16
 _CONVERTED = ("max_tokens", "stop", "stop_token_ids", "logit_bias", "prompt_logprobs")
@@ -125,8 +125,7 @@ class Preparer:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a text: the model's and the tokenizer's, ascending."""
-        more = () if self.tokenizer is None else self.tokenizer.eos_token_ids
-        return tuple(sorted({*self.facts.eos_token_ids, *more}))
+        return ending_ids(self.facts.eos_token_ids, self.tokenizer)
 
     def completion(self, body: CompletionBody, request_id: str) -> Call:
         """Requests of `POST /v1/completions`. Raises ApiError or RequestError."""
@@ -149,7 +148,7 @@ class Preparer:
         prompt = self.prompts.of_chat(body)
         max_tokens = _max_tokens(body)
         if max_tokens is None:
-            max_tokens = max(1, self.facts.max_model_len - len(prompt.token_ids))
+            max_tokens = room_behind(len(prompt.token_ids), self.facts.max_model_len)
         shown = (body.top_logprobs or 0) if body.logprobs else None
         size = _Size(max_tokens, shown, body.prompt_logprobs)
         return self._call(f"chatcmpl-{request_id}", body, [prompt], size)

@@ -17,14 +17,8 @@ from tpdet.server.about.operations import OPERATIONS
 
 _POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
 _LINKS = (
-    "/openapi.json",
-    "/health",
-    "/ready",
-    "/metrics",
-    "/version",
-    "/server_info",
-    "/v1/models",
-)
+    "/openapi.json", "/health", "/ready", "/metrics", "/version", "/server_info", "/v1/models",
+)  # fmt: skip
 
 
 class Page(Response):

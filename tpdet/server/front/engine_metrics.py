@@ -11,59 +11,31 @@ from tpdet.speculative.proposers.proposer import NAMES
 
 # Engine counter -> our name and vLLM's, with the help text.
 ENGINE_COUNTERS = {
-    "preemptions": (
-        "tpdet_preemptions",
-        "vllm:num_preemptions",
-        "Sequences that gave up their KV pages and were computed again",
-    ),
-    "requests_failed": (
-        "tpdet_nan",
-        None,
-        "Requests that failed because their logits held NaN, infinity or no token to choose",
-    ),
-    "prefix_query_tokens": (
-        "tpdet_prefix_query_tokens",
-        "vllm:prefix_cache_queries",
-        "Prompt tokens looked up in the prefix cache",
-    ),
-    "prefix_hit_tokens": (
-        "tpdet_prefix_hit_tokens",
-        "vllm:prefix_cache_hits",
-        "Prompt tokens found in the prefix cache and not computed",
-    ),
-    "plan_digest_mismatches": (
-        "tpdet_plan_digest_mismatch",
-        None,
-        "Step plans that a rank refused because their digest did not match",
-    ),
-    "page_version_conflicts": (
-        "tpdet_page_version_conflict",
-        None,
-        "Reads of a KV page that were refused because they named an older version of it",
-    ),
-    "canary_mismatches": (
-        "tpdet_canary_mismatch",
-        None,
-        "Canary answers whose bits were not those of the first one",
-    ),
-}
+    "preemptions": ("tpdet_preemptions", "vllm:num_preemptions",
+        "Sequences that gave up their KV pages and were computed again"),
+    "requests_failed": ("tpdet_nan", None,
+        "Requests that failed because their logits held NaN, infinity or no token to choose"),
+    "prefix_query_tokens": ("tpdet_prefix_query_tokens", "vllm:prefix_cache_queries",
+        "Prompt tokens looked up in the prefix cache"),
+    "prefix_hit_tokens": ("tpdet_prefix_hit_tokens", "vllm:prefix_cache_hits",
+        "Prompt tokens found in the prefix cache and not computed"),
+    "plan_digest_mismatches": ("tpdet_plan_digest_mismatch", None,
+        "Step plans that a rank refused because their digest did not match"),
+    "page_version_conflicts": ("tpdet_page_version_conflict", None,
+        "Reads of a KV page that were refused because they named an older version of it"),
+    "canary_mismatches": ("tpdet_canary_mismatch", None,
+        "Canary answers whose bits were not those of the first one"),
+}  # fmt: skip
 
 # Engine gauge -> our name, with the help text.
 ENGINE_GAUGES = {
-    "approximate": (
-        "tpdet_approximate",
-        "1 while answers are computed approximately, 0 while they are deterministic",
-    ),
-    "slowdown_ratio": (
-        "tpdet_deterministic_slowdown_ratio",
-        "Time of deterministic decode steps, as a multiple of the time measured at the start",
-    ),
-    "start_seconds": (
-        "tpdet_start_seconds",
-        "Time that loading, compiling and warming up took at the start, in seconds",
-    ),
-}
-
+    "approximate": ("tpdet_approximate",
+        "1 while answers are computed approximately, 0 while they are deterministic"),
+    "slowdown_ratio": ("tpdet_deterministic_slowdown_ratio",
+        "Time of deterministic decode steps, as a multiple of the time measured at the start"),
+    "start_seconds": ("tpdet_start_seconds",
+        "Time that loading, compiling and warming up took at the start, in seconds"),
+}  # fmt: skip
 
 # Counter of a drafter -> vLLM's name, with the help text.
 DRAFT_COUNTERS = {

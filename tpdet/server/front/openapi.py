@@ -24,27 +24,17 @@ _BODIES: dict[str, type[Body]] = {
 }
 _TEXTS = {"/metrics": "text/plain", "/": "text/html", "/docs": "text/html"}
 _REFERENCE = "#/components/schemas/{model}"
+_TEXT, _TEXT_OR_NULL = {"type": "string"}, {"type": ["string", "null"]}
 _ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-_EVENT = {
-    "type": "object",
-    "required": ["data"],
-    "properties": {"id": {"type": "string"}, "data": {"type": "string"}},
-}
+    "type": "object", "required": ["error"],
+    "properties": {"error": {
+        "type": "object", "required": ["message", "type", "param", "code"],
+        "properties": {
+            "message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL,
+        },
+    }},
+}  # fmt: skip
+_EVENT = {"type": "object", "required": ["data"], "properties": {"id": _TEXT, "data": _TEXT}}
 _ANY_ERRORS = ("401", "404", "405", "408", "431", "500", "503")
 _BODY_ERRORS = ("400", "409", "411", "413", "415")
 
@@ -76,7 +66,7 @@ def _describe_operation(path: str, operation: dict[str, Any]) -> None:
     operation["responses"] = dict(sorted(answers.items()))
     operation["summary"], operation["description"] = OPERATIONS[path]
     if path in _TEXTS:
-        answers["200"]["content"] = {_TEXTS[path]: {"schema": {"type": "string"}}}
+        answers["200"]["content"] = {_TEXTS[path]: {"schema": _TEXT}}
     if path in _BODIES:
         answers["200"]["content"] = {
             "application/json": {"schema": {"type": "object"}},
@@ -89,5 +79,5 @@ def _describe_operation(path: str, operation: dict[str, Any]) -> None:
         }
     if "{model_id}" in path:
         operation["parameters"] = [
-            {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
+            {"name": "model_id", "in": "path", "required": True, "schema": _TEXT}
         ]
