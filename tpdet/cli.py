@@ -55,8 +55,12 @@ def _main(arguments: list[str]) -> int:
     if arguments[:1] == [OWN_RANKS]:
         return _serve(arguments[1:])
     if arguments[:1] == [CLUSTER]:
-        return _launch(arguments[1:])
-    options = command_parser().parse_args(_complete(arguments))
+        from tpdet.server.commands.launch import launch_command
+
+        return launch_command(arguments[1:])
+    from tpdet.tools.bench.arguments import complete
+
+    options = command_parser().parse_args(complete(arguments))
     if not hasattr(options, "run"):
         print(command_parser().format_help(), end="", file=sys.stderr)
         return UsageError.exit_code
@@ -97,12 +101,6 @@ def command_parser() -> Parser:
     return parser
 
 
-def _complete(arguments: list[str]) -> list[str]:
-    from tpdet.tools.bench.arguments import complete
-
-    return complete(arguments)
-
-
 def _serve(arguments: list[str]) -> int:
     interrupt_at_stop()  # before the imports, because a stop signal is no failure
     try:
@@ -111,12 +109,6 @@ def _serve(arguments: list[str]) -> int:
         print("tpdet: the start was stopped", file=sys.stderr)
         return 0
     return serve(arguments)
-
-
-def _launch(arguments: list[str]) -> int:
-    from tpdet.server.commands.launch import launch_command
-
-    return launch_command(arguments)
 
 
 def _add_make_model(commands: argparse._SubParsersAction) -> None:

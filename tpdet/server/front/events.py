@@ -47,7 +47,8 @@ class EventWriter:
         self.chunk = chunk
         self.origin: Json = {}
         """What the first event of a choice names beside the seed."""
-        self._cursor_head = b""
+        self.cursor_head = b""
+        """What the cursors of all events begin with."""
         self._repeats_prompt = call.echo or call.token_ids
         self._text_only = call.logprobs is None and not call.token_ids and not call.continuous_usage
         self._around: tuple[dict[ChoiceKey, list[bytes]], ...] = ({}, {})  # content, reasoning
@@ -58,15 +59,11 @@ class EventWriter:
         for prepared in self._around:
             prepared.clear()
 
-    def set_cursor_head(self, head: bytes) -> None:
-        """What the cursors of all events begin with."""
-        self._cursor_head = head
-
     def id_line(self, tail: bytes | None) -> bytes:
         """The line of an event that holds its cursor; an empty one makes clients forget theirs."""
         if tail is None:
             return b""
-        return b"id: %b.%b\n" % (self._cursor_head, tail) if tail else b"id:\n"
+        return b"id: %b.%b\n" % (self.cursor_head, tail) if tail else b"id:\n"
 
     def small(self, events: list[Event]) -> bool:
         """Whether these may be written at once: a choice's first event may repeat the prompt."""

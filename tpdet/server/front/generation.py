@@ -135,7 +135,7 @@ class GenerationResponse(Response):
         facts, events = self._facts, self._events
         events.chunk["tpdet"] = {"seed": seed}
         events.set_fingerprint(self._fingerprint)
-        events.set_cursor_head(cursor_head(facts.contract, facts.model_digest, seed))
+        events.cursor_head = cursor_head(facts.contract, facts.model_digest, seed)
         if self._call.token_ids and not self._approximate:
             events.origin = self._origin
         if self._shown:  # while the client's tokens were compared
