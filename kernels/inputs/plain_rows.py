@@ -2,8 +2,6 @@
 
 import struct
 from collections.abc import Sequence
-from itertools import starmap
-from operator import attrgetter
 from typing import overload
 
 import numpy as np
@@ -14,7 +12,7 @@ _CODES = "".join({float: "d", int: "q"}[kind] for kind in PlainParams.__annotati
 _ROW, _PARAMS = struct.Struct(f"<Qq{_CODES}"), struct.Struct(f"<{_CODES}")
 FIELDS = _ROW.size // 8
 """int64 values of `pack_row`."""
-_PACKED_FIELDS = attrgetter("seed", "choice", *PlainParams._fields)
+_PACKED_FIELDS = ("seed", "choice", *PlainParams._fields)
 _SEED, _CHOICE, _TEMPERATURE = range(3)  # columns: from the last on stand `PlainParams`
 
 
@@ -37,8 +35,9 @@ class PlainRows(Sequence[RowParams]):
     @classmethod
     def of(cls, params: Sequence[RowParams]) -> "PlainRows":
         """R > 0 params but for their bias, penalties and lists of ids."""
-        packed = starmap(_ROW.pack, map(_PACKED_FIELDS, params))
-        return cls(b"".join(packed), [row.position for row in params])
+        columns = dict(zip(RowParams._fields, zip(*params, strict=True), strict=True))
+        packed = map(_ROW.pack, *(columns[name] for name in _PACKED_FIELDS))
+        return cls(b"".join(packed), columns["position"])
 
     @property
     def seed_words(self) -> np.ndarray:
@@ -76,6 +75,5 @@ class PlainRows(Sequence[RowParams]):
     def __getitem__(self, index: int | slice) -> "RowParams | PlainRows":
         if isinstance(index, slice):
             return PlainRows(self.numbers[index].tobytes(), self.positions[index])
-        seed, choice, *params = _ROW.unpack(self.numbers[index].tobytes())
-        numbers = PlainParams(*params)._asdict()
-        return RowParams(seed=seed, position=int(self.positions[index]), choice=choice, **numbers)
+        seed, choice, temperature, *others = _ROW.unpack(self.numbers[index].tobytes())
+        return RowParams(temperature, seed, int(self.positions[index]), choice, *others)

@@ -1,7 +1,7 @@
 """Sampling parameters of one row as plain numbers; no torch.
 
 A request's parameter that has the name of a field here reaches every row that is sampled. What
-stands in `PlainParams` too also travels to all ranks, and by columns.
+stands in `PlainParams` too, in the same order, also travels to all ranks, and by columns.
 """
 
 from collections.abc import Sequence
@@ -69,3 +69,8 @@ class RowParams(NamedTuple):
             or self.frequency_penalty != 0.0
             or self.presence_penalty != 0.0
         )
+
+
+_FIELDS = RowParams._fields
+OF_REQUEST = _FIELDS[_FIELDS.index("choice") + 1 : _FIELDS.index("prompt_ids")]
+"""The fields between a row's place and its lists of ids: with the temperature, the request's."""

@@ -2,18 +2,17 @@
 
 from collections import abc
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 
 from tpdet.control.plan import PlanRows
 from tpdet.control.row_messages import ScoringRow
-from tpdet.kernels.inputs.row_params import RowParams
+from tpdet.kernels.inputs.row_params import OF_REQUEST, RowParams
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.requests.sampling_params import ROW_PARAMETERS
 from tpdet.scheduler.sequence import PAGE_BYTES, PENDING, VERSION_BYTES, Sequence
 
-_row_numbers = attrgetter(*ROW_PARAMETERS)
+_OTHER_NAMES = {"bias": "logit_bias"}  # of a row's fields among a request's parameters
+_of_request = attrgetter("temperature", *(_OTHER_NAMES.get(name, name) for name in OF_REQUEST))
 
 
 def plan_rows(sequences: abc.Sequence[Sequence], counts: abc.Sequence[int]) -> PlanRows:
@@ -68,24 +67,16 @@ def row_params(sequence: Sequence, end: int) -> RowParams:
     also after a preemption. Forbidden ids would end the sequence before `min_tokens`.
     """
     params = sequence.request.params
-    numbers: dict[str, Any] = dict(zip(ROW_PARAMETERS, _row_numbers(params), strict=True))
+    temperature, *numbers = _of_request(params)
     prompt: list[int] = []
     output: list[int] = []
     if sequence.penalises:
         output = sequence.tokens[sequence.prompt_length : end]
         if params.repetition_penalty != 1.0:
             prompt = sequence.tokens[: sequence.prompt_length]
-    return RowParams(
-        **numbers,
-        seed=sequence.seed,
-        position=end,
-        choice=sequence.choice,
-        bias=params.logit_bias,
-        prompt_ids=prompt,
-        output_ids=output,
-        forbidden=sequence.forbidden_ids(end),
-        allowed=None if sequence.constraint is None else sequence.allowed_ids(end),
-    )
+    allowed = None if sequence.constraint is None else sequence.allowed_ids(end)
+    place = temperature, sequence.seed, end, sequence.choice
+    return RowParams._make((*place, *numbers, prompt, output, sequence.forbidden_ids(end), allowed))
 
 
 def scoring_row(sequence: Sequence, start: int, end: int) -> ScoringRow | None:
