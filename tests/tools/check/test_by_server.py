@@ -4,6 +4,7 @@ import json
 import math
 import re
 import struct
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -185,21 +186,17 @@ def test_what_the_server_cannot_show_again_is_refused(
     ],
 )
 @pytest.mark.parametrize("mark", [[], [5, 6]])
-def test_a_recorded_mark_before_a_form_is_asked_for_again(
-    tmp_path, monkeypatch, lines, mark, wanted
-):
+def test_a_recorded_mark_before_a_form_is_asked_for_again(tmp_path, lines, mark, wanted):
     """Whatever the parser of the server that checks, or without one."""
     line = json.loads(json.dumps(lines["greedy"]))
     line["request"]["body"] |= wanted
     answer = line["response"]["body"]
     answer["tpdet"] |= {"json_schema_after": mark} if mark else {}
     seen = []
-    monkeypatch.setattr(
-        Connection, "post_patiently", lambda _, path, body: seen.append(body) or answer
-    )
+    server = SimpleNamespace(post_patiently=lambda path, body: seen.append(body) or answer)
     (tmp_path / "a").write_text(json.dumps(line))
     facts = {"model": "m", **{name: answer["tpdet"][name] for name in ("contract", "weights")}}
-    (found,) = compare_by_server(None, read_lines(str(tmp_path / "a")), facts)
+    (found,) = compare_by_server(server, read_lines(str(tmp_path / "a")), facts)
     assert found.differences == []
     assert seen[0]["tpdet"]["json_schema_after"] == tuple(mark)
     assert seen[0]["tpdet"]["drafts"] == [tuple(answer["choices"][0]["token_ids"])]
