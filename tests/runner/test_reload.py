@@ -16,6 +16,7 @@ from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import IntegrityError, ReloadError
+from tpdet.runner import Runner
 from tpdet.scheduler.page_manager import PageManager
 
 pytestmark = pytest.mark.long
@@ -93,7 +94,7 @@ def test_the_weights_digest_in_the_key_alone_keeps_old_pages_from_new_answers(
 def test_without_the_digest_in_the_key_old_pages_would_answer(models, fresh, monkeypatch):
     """Negative control of the test above."""
     forgetful(monkeypatch)
-    monkeypatch.setattr(Engine, "_prefix_identity", lambda self: b"any weights")
+    monkeypatch.setattr(Runner, "prefix_identity", lambda self, approximate: b"any weights")
     found = run(models[0], [ask("a", BASE)], waves=[swap(models[1]), [ask("n", BASE)]])
     assert found.hits == [0, 512]
     assert not torch.equal(found.logits["n", 0, 599], fresh[1].logits["a", 0, 599])
