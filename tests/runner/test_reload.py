@@ -94,7 +94,7 @@ def test_the_weights_digest_in_the_key_alone_keeps_old_pages_from_new_answers(
 def test_without_the_digest_in_the_key_old_pages_would_answer(models, fresh, monkeypatch):
     """Negative control of the test above."""
     forgetful(monkeypatch)
-    monkeypatch.setattr(Runner, "prefix_identity", lambda self, approximate: b"any weights")
+    monkeypatch.setattr(Runner, "prefix_identity", lambda *given: b"any weights")
     found = run(models[0], [ask("a", BASE)], waves=[swap(models[1]), [ask("n", BASE)]])
     assert found.hits == [0, 512]
     assert not torch.equal(found.logits["n", 0, 599], fresh[1].logits["a", 0, 599])

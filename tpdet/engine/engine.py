@@ -110,7 +110,7 @@ class Engine:
             max_queue=config.max_queue,
             max_model_len=self.max_model_len,
             preempt_every=preempt_every,
-            prefix_identity=self.runner.prefix_identity(self.approximate),
+            prefix_identity=self.runner.prefix_identity(self.config, self.approximate),
             constrain=self.grammars.constrain,
             speculator=speculator or self._speculator(),
         )
@@ -223,7 +223,7 @@ class Engine:
         self._send(self._empty_plan(reload=model), Follower(0))
         with self._reporting_exit():
             self.runner.reload(model, tick)
-        self.scheduler.reload(self.runner.prefix_identity(self.approximate))
+        self.scheduler.reload(self.runner.prefix_identity(self.config, self.approximate))
         self.heartbeat()
 
     def stop_workers(self) -> None:
@@ -282,7 +282,7 @@ class Engine:
             assert self.watch is not None
             self.watch.alarm(self.runner.fingerprint(approximate=True))
             self.arithmetic.turn()
-            self.scheduler.restart(self.runner.prefix_identity(self.approximate))
+            self.scheduler.restart(self.runner.prefix_identity(self.config, self.approximate))
         for observer in self._observers:
             observer.begin(bool(self._pending))
 

@@ -75,9 +75,12 @@ class Runner:
         contract = self.contracts.of(approximate)
         return system_fingerprint(contract, self.model_digest, self._architecture)
 
-    def prefix_identity(self, approximate: bool) -> bytes | None:
-        """Names what pages are computed under by one arithmetic; None where they are not shared."""
-        if not self._config.enable_prefix_caching or self._config.enable_return_routed_experts:
+    def prefix_identity(self, config: EngineConfig, approximate: bool) -> bytes | None:
+        """Names what an engine's pages are computed under; None where it shares none.
+
+        config: the engine's. For verification it need not be what this runner was started with.
+        """
+        if not config.enable_prefix_caching or config.enable_return_routed_experts:
             return None
         return f"{self.model_digest}\n{self.contracts.of(approximate)}".encode()
 
