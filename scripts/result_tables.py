@@ -136,7 +136,7 @@ def summary(run: dict, rows: list[dict]) -> list[str]:
 
 
 TABLES = {"verify": verify_table, "fuzz": fuzz_table}
-"""Of files that hold no figures with floors and peers."""
+"""Makers of tables for files that hold no figures with floors and peers."""
 
 
 def render() -> str:

@@ -24,7 +24,7 @@ def other_orders(cases: Iterable[tuple[int, str]]) -> str:
 
 
 def _sent(order: str, ranks: int) -> str:
-    """Of 8 leaves: partials that a rank sends, at most, beside those of the default."""
+    """Say how many partials of 8 leaves a rank sends at most, beside the default's."""
     theirs, ours = (fold_plan(name, DEFAULT_LEAVES, ranks) for name in (order, DEFAULT_FOLD_ORDER))
     if ranks == 1:
         return "nothing is sent and as much added in either"

@@ -43,6 +43,7 @@ SPEC = VerifySpec(
     device="cpu",
     relations=GROUPS["all"],
 )
+QUIET = parts.WorldRuns(Console(quiet=True))
 
 
 def test_relations_are_chosen_by_group_or_name_and_hold_the_reference():
@@ -174,9 +175,9 @@ def test_an_empty_kernel_cache_must_have_been_compiled_into(monkeypatch, tmp_pat
     monkeypatch.setattr(parts, "run_world", run_world)
     if not compiles:
         with pytest.raises(TpdetError, match="no kernel was compiled"):
-            parts.run_worlds(SPEC, [(1, LaunchWay())], 1, Console(quiet=True), tmp_path)
+            parts.run_worlds(SPEC, [(1, LaunchWay())], QUIET, tmp_path)
         return
-    reports = parts.run_worlds(SPEC, [(1, LaunchWay())], 1, Console(quiet=True), tmp_path)
+    reports = parts.run_worlds(SPEC, [(1, LaunchWay())], QUIET, tmp_path)
     assert len(reports) == 3 and ["TRITON_CACHE_DIR" in found for found in started] == [
         False,
         False,

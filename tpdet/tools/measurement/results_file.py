@@ -3,7 +3,9 @@
 import json
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -41,6 +43,11 @@ def all_rows(path: Path) -> list[tuple[Run, list[Row]]]:
 def append_run(path: Path, bench: str, machine: Machine, command: str, rows: list) -> None:
     """Add one run to a results file; see `append_record`."""
     append_record(path, bench, run_record(bench, machine, command, rows))
+
+
+def this_command() -> str:
+    """The command line of this process, as a run names it."""
+    return shlex.join(["tpdet", *sys.argv[1:]])
 
 
 def run_record(bench: str, machine: Machine, command: str, rows: list) -> dict[str, Any]:

@@ -4,7 +4,6 @@ The last line of stdout is the run as the results file holds it, if `--json` is 
 no terminal and `--no-json` is not.
 """
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tpdet.launch.host.standard_streams import print_utf8
-from tpdet.tools.measurement.results_file import append_record, run_record
+from tpdet.tools.measurement.results_file import append_record, run_record, this_command
 from tpdet.tools.worlds.machine import Machine
 
 
@@ -90,7 +89,7 @@ def keep(
 ) -> dict[str, Any]:
     """The run of this command; appended to `output`: a file, a directory for `file`, or None."""
     plain = [msgspec.to_builtins(row) for row in rows]
-    record = run_record(bench, machine, shlex.join(["tpdet", *sys.argv[1:]]), plain)
+    record = run_record(bench, machine, this_command(), plain)
     if output is not None:
         append_record(output, file or bench, record)
     return record

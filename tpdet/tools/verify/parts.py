@@ -36,6 +36,19 @@ class Part:
         return f"tp{self.tp}.{self.name}.{way.launcher}.{way.transport}.{way.nodes}"
 
 
+@dataclass(frozen=True)
+class WorldRuns:
+    """How worlds run: who is told, which launchers start them, and how many may share a GPU.
+
+    progress: goes on counting from the worlds of other models; None: counts these alone.
+    """
+
+    console: Console
+    launchers: Launchers | None = None
+    worlds_per_gpu: int = 1
+    progress: RunProgress | None = None
+
+
 def parts_of(spec: VerifySpec, worlds: Sequence[tuple[int, LaunchWay]]) -> list[Part]:
     """Every world of a verification, by size and way; the first runs the reference.
 
@@ -53,26 +66,18 @@ def parts_of(spec: VerifySpec, worlds: Sequence[tuple[int, LaunchWay]]) -> list[
 
 
 def run_worlds(
-    spec: VerifySpec,
-    worlds: Sequence[tuple[int, LaunchWay]],
-    worlds_per_gpu: int,
-    console: Console,
-    folder: Path,
-    launchers: Launchers | None = None,
-    progress: RunProgress | None = None,
+    spec: VerifySpec, worlds: Sequence[tuple[int, LaunchWay]], runs: WorldRuns, folder: Path
 ) -> list[WorldReport]:
     """Run every world, side by side where they fit; reports in the order of `parts_of`.
-
-    `progress` goes on counting from the worlds of other models.
 
     Raises TpdetError when a world fails (with the end of its log), or did not run as specified.
     """
     parts = parts_of(spec, worlds)
-    progress = progress or RunProgress(console, len(parts))
+    progress = runs.progress or RunProgress(runs.console, len(parts))
     on_gpus = resolve_device(spec.device) == "cuda"
     gpus = gpus_here() if on_gpus else []
     needs, memory = [], 0
-    if gpus and worlds_per_gpu > 1:
+    if gpus and runs.worlds_per_gpu > 1:
         needs = [needed_bytes(spec, part.tp, part.name, len(gpus)) for part in parts]
         memory = smallest(gpus).total
 
@@ -82,10 +87,10 @@ def run_worlds(
         how = "" if part.way == USUAL else f", {part.way}"
         what = f"{Path(spec.model).name}, TP {part.tp}, {part.name}{how}{where}"
         with progress.watched(what, folder / part.folder):
-            _run(part, spec, place, folder / part.folder, launchers)
+            _run(part, spec, place, folder / part.folder, runs.launchers)
 
     sizes = [part.tp for part in parts]
-    run_placed(sizes, start, gpu_names(len(gpus)), worlds_per_gpu, needs, memory)
+    run_placed(sizes, start, gpu_names(len(gpus)), runs.worlds_per_gpu, needs, memory)
     paths = [folder / part.folder / "report.json" for part in parts]
     reports = [msgspec.json.decode(path.read_bytes(), type=WorldReport) for path in paths]
     for part, report in zip(parts, reports, strict=True):
@@ -95,9 +100,9 @@ def run_worlds(
             said = (
                 f"TP {part.tp}, {part.name}, {part.way}: tensors travelled by {report.seen.by_mpi}"
             )
-            console.print(said, style="dim", highlight=False)
+            runs.console.print(said, style="dim", highlight=False)
         for said in report.left_out:
-            console.print(f"left out, {said}", style="dim", highlight=False)
+            runs.console.print(f"left out, {said}", style="dim", highlight=False)
     return reports
 
 

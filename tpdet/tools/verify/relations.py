@@ -1,8 +1,7 @@
 """The relations that `tpdet verify` can show, by their names in `--relations`."""
 
-from tpdet.arguments.suggestions import did_you_mean
-from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
+from tpdet.tools.worlds.lists import refuse_unknown
 
 STEPS = {
     "alone": "every probe by itself: the reference, always run",
@@ -45,11 +44,9 @@ def parse_relations(text: str) -> tuple[str, ...]:
     UsageError for an unknown name.
     """
     wanted = {"alone"}
-    for name in text.split(","):
-        if name not in GROUPS and name not in GROUPS["all"]:
-            known = ", ".join((*GROUPS, *GROUPS["all"]))
-            nearby = did_you_mean(name, (*GROUPS, *GROUPS["all"]))
-            raise UsageError(f"relation {name!r}: use some of {known}{nearby}")
+    names = text.split(",")
+    refuse_unknown("relation", names, (*GROUPS, *GROUPS["all"]))
+    for name in names:
         wanted.update(GROUPS.get(name, (name,)))
     return tuple(name for name in GROUPS["all"] if name in wanted)
 

@@ -1,7 +1,5 @@
 """Runs `tpdet verify`: worlds of every tensor-parallel size and way, then the comparison."""
 
-import shlex
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,16 +16,16 @@ from tpdet.config import EngineConfig
 from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, PAGE_TOKENS
 from tpdet.launch.life.signals import raising
 from tpdet.speculative.draft_model.pair import read_draft_model
-from tpdet.tools.measurement.results_file import append_run
+from tpdet.tools.measurement.results_file import append_run, this_command
 from tpdet.tools.synthetic.make_model import make_model
 from tpdet.tools.verify.compare import Relation, compare
-from tpdet.tools.verify.parts import parts_of, run_worlds
+from tpdet.tools.verify.parts import WorldRuns, parts_of, run_worlds
 from tpdet.tools.verify.progress import RunProgress
 from tpdet.tools.verify.relations import that_apply
 from tpdet.tools.verify.report import print_matrix, result_rows
 from tpdet.tools.verify.room import check_worlds
 from tpdet.tools.verify.spec import VerifySpec
-from tpdet.tools.worlds.launchers import Launchers, find_launchers
+from tpdet.tools.worlds.launchers import find_launchers
 from tpdet.tools.worlds.room import gpus_here
 from tpdet.tools.worlds.ways import USUAL, LaunchWay, Ways, choose
 
@@ -39,12 +37,8 @@ _SECONDS_A_RUN = 8.0
 def verify(
     spec: VerifySpec,
     worlds: Sequence[tuple[int, LaunchWay]],
-    launchers: Launchers,
-    console: Console,
+    runs: WorldRuns,
     output: Path | None,
-    command: str,
-    worlds_per_gpu: int = 1,
-    progress: RunProgress | None = None,
 ) -> list[Relation]:
     """Verify one model at every size and in every way; prints the matrix, appends to `output`.
 
@@ -52,17 +46,17 @@ def verify(
     """
     with tempfile.TemporaryDirectory(prefix="tpdet-verify-") as name:
         folder = Path(name)
-        reports = run_worlds(spec, worlds, worlds_per_gpu, console, folder, launchers, progress)
+        reports = run_worlds(spec, worlds, runs, folder)
         relations = compare(reports, folder)
     model = Path(spec.model).name
-    print_matrix(model, relations, list(dict.fromkeys(tp for tp, _ in worlds)), console)
+    print_matrix(model, relations, list(dict.fromkeys(tp for tp, _ in worlds)), runs.console)
     if output is not None:
         rows = result_rows(model, relations, spec.control)
         largest = max((report.machine for report in reports), key=lambda found: found.gpus)
-        append_run(output, "verify", largest, command, rows)
+        append_run(output, "verify", largest, this_command(), rows)
     for relation in relations:
         if relation.difference is not None:
-            console.print(
+            runs.console.print(
                 f"{relation.dtype} {relation.mode}, {relation.circumstance}, "
                 f"TP {relation.tp}{named(relation.way)}: {relation.difference}",
                 style="red",
@@ -118,7 +112,6 @@ def verify_all(
     NotFoundError, before any work, for ways that are impossible here.
     """
     console = Console()
-    command = shlex.join(["tpdet", *sys.argv[1:]])
     device = resolve_device(spec.device)
     chosen_worlds = choose(ways or Ways(), tps, device, spec.control)
     launchers = find_launchers([way for _, way in chosen_worlds.worlds])
@@ -128,9 +121,10 @@ def verify_all(
     spec = msgspec.structs.replace(spec, relations=chosen)
     found: list[Relation] = []
     worlds = chosen_worlds.worlds
-    runs = len(parts_of(spec, worlds)) * (len(models) or len(families))
+    count = len(parts_of(spec, worlds)) * (len(models) or len(families))
     short = not models and device == "cpu" and len(families) == 1
-    progress = RunProgress(console, runs, _SECONDS_A_RUN if short else None)
+    progress = RunProgress(console, count, _SECONDS_A_RUN if short else None)
+    runs = WorldRuns(console, launchers, worlds_per_gpu, progress)
     with raising(), tempfile.TemporaryDirectory(prefix="tpdet-models-") as name:
         folder = Path(name)
         names = [directory_of(model, spec.load_format, folder) for model in models] or [
@@ -142,8 +136,7 @@ def verify_all(
             _check(one, worlds, device)
         progress.plan()
         for one in specs:
-            of = launchers, console, output, command, worlds_per_gpu, progress
-            found += verify(one, worlds, *of)
+            found += verify(one, worlds, runs, output)
     different = sum(not relation.equal for relation in found)
     verdict = "all equal" if not different else f"{different} DIFFERENT"
     console.print(f"{len(found)} relations, {verdict}", style="red" if different else "green")

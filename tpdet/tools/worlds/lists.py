@@ -1,6 +1,6 @@
 """Values of flags that are lists: sizes, ranges of lengths, rules of row layers."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from tpdet.arguments.suggestions import did_you_mean
 from tpdet.errors import UsageError
@@ -15,19 +15,24 @@ def parse_names(flag: str, text: str, known: Collection[str]) -> tuple[str, ...]
     return names
 
 
+def refuse_unknown(kind: str, names: Iterable[str], known: Collection[str], use: str = "") -> None:
+    """Raise UsageError for the first name that is not known. use: what to use, if not a list."""
+    for name in names:
+        if name not in known:
+            remedy = use or f"some of {', '.join(known)}"
+            raise UsageError(f"{kind} {name!r}: use {remedy}{did_you_mean(name, known)}")
+
+
 def parse_row_layers(text: str, control: bool = False) -> tuple[str, ...]:
     """The names in "fold", "gather" or "fold,gather", in that order. Raises UsageError.
 
     The control replaces a fold by its stock all-reduce, so it needs "fold".
     """
-    wanted = text.split(",")
-    for name in wanted:
-        if name not in ROW_LAYERS:
-            nearby = did_you_mean(name, ROW_LAYERS)
-            raise UsageError(f"row layers {name!r}: use fold, gather or fold,gather{nearby}")
-    if control and wanted != ["fold"]:
+    names = text.split(",")
+    refuse_unknown("row layers", names, ROW_LAYERS, "fold, gather or fold,gather")
+    if control and names != ["fold"]:
         raise UsageError("--control replaces a fold by a stock all-reduce: use --row-layers fold")
-    return tuple(name for name in ROW_LAYERS if name in wanted)
+    return tuple(name for name in ROW_LAYERS if name in names)
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpdet.arguments.suggestions import did_you_mean
 from tpdet.errors import UsageError
+from tpdet.tools.worlds.lists import refuse_unknown
 
 LAUNCHERS = {
     "self": "tpdet itself, as tpdet serve does",
@@ -136,9 +136,6 @@ def _wanted(tp: int, way: LaunchWay) -> tuple[str, ...]:
 
 
 def _names(flag: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    wanted = tuple(dict.fromkeys(text.split(",")))
-    for name in wanted:
-        if name not in known:
-            nearby = did_you_mean(name, known)
-            raise UsageError(f"{flag} {name!r}: use some of {', '.join(known)}{nearby}")
-    return wanted
+    names = tuple(dict.fromkeys(text.split(",")))
+    refuse_unknown(flag, names, known)
+    return names
