@@ -2,13 +2,14 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from tpdet.arguments.command_line import number, whole_number
 from tpdet.checkpoint.model_config.known_shapes import SHAPES
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS
 from tpdet.tools.plan.hardware import HARDWARE
 
-FIGURES = (
+FIGURES: tuple[tuple[str, Any, str, str], ...] = (
     ("--nodes", whole_number, "nodes", "hosts (default 1)"),
     ("--gpus-per-node", whole_number, "gpus", "GPUs of a host (default 8)"),
     ("--tp", whole_number, "tp", "tensor-parallel size; the recommended one if none"),
@@ -16,12 +17,13 @@ FIGURES = (
     ("--batch", whole_number, "batch", "sequences a world decodes (default 64)"),
     ("--budget", whole_number, "budget", "tokens in a step (default 8192)"),
     ("--leaves", whole_number, "leaves", "as of tpdet serve (default 8)"),
+    ("--fold-order", FOLD_ORDERS, "fold_order", f"default {DEFAULT_FOLD_ORDER}"),
     ("--gpu-memory-utilization", number, "utilization", "default 0.9"),
     ("--max-step-ms", number, "most_ms", "what a reader may wait for a token (default 50)"),
     ("--network-gbps", number, "gbps", "gigabits a second of each GPU's adapter (default 360)"),
     ("--network-us", number, "hop_us", "microseconds between hosts, beside NCCL's (default 5)"),
 )
-"""Flags that are numbers: each with its kind, the field of a `PlanRequest` and its help."""
+"""Flags, each with its kind or its choices, the field of a `PlanRequest`, and its help."""
 
 
 def add_plan(commands: argparse._SubParsersAction) -> None:
@@ -45,10 +47,9 @@ def add_plan(commands: argparse._SubParsersAction) -> None:
     command.add_argument(
         "--gpu", default="h200", help=f"whose times were measured: {', '.join(HARDWARE)}"
     )
-    command.add_argument("--fold-order", choices=FOLD_ORDERS, help=f"default {DEFAULT_FOLD_ORDER}")
     for name, kind, field, text in FIGURES:
-        shown = name[2:].replace("-", "_").upper()
-        command.add_argument(name, type=kind, dest=field, metavar=shown, help=text)
+        values = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
+        command.add_argument(name, dest=field, help=text, **values)
     command.add_argument("--json", action="store_true", help="one JSON object")
     command.add_argument(
         "--plot",
