@@ -18,12 +18,12 @@ import torch
 from tpdet.comm.exchange.peer_memory import PeerMemory
 from tpdet.errors import PeerLostError
 from tpdet.kernels.cuda.exchange.arguments import LOST_BASE, Buffers, Peers
-from tpdet.kernels.cuda.hardware import H200
+from tpdet.kernels.cuda.hardware import MEASURED
 
 GATHER_WORDS = 1 << 16
 """Words of a rank that one kernel gathers; each travels as 8 bytes."""
 
-_MOST_PROGRAMS = H200.multiprocessors  # all must be on the GPU at once; more were not measured
+_MOST_PROGRAMS = MEASURED.multiprocessors  # all must be on the GPU at once; more were not measured
 _LOST, _LIMIT = slice(0, 1), slice(1, 2)  # control words: who was lost, nanoseconds to wait
 _LONGEST = 1e9  # seconds of a timeout that 8 bytes of nanoseconds hold with ease
 _NANOSECONDS = 1e9

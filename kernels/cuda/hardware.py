@@ -76,6 +76,8 @@ MEASURED = H200
 """The GPU whose tile costs and most programs count for one that was not measured."""
 MEMORY = {H100: int(79.1 * (1 << 30)), H200: int(139.8 * (1 << 30))}
 """Bytes of their memory, about as the driver reports them."""
+SOLD_MEMORY = {H200: 141_000_000_000}
+"""Bytes of their memory by the data sheet, of GPUs whose steps can be planned."""
 
 
 class Rates(NamedTuple):

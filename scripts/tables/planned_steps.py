@@ -9,9 +9,9 @@ from tpdet.tools.bench.load import lengths
 from tpdet.tools.measurement.default_order import in_default_order
 from tpdet.tools.measurement.results_file import newest_rows
 from tpdet.tools.plan.constants import Constants
-from tpdet.tools.plan.figures import StepFigure, step_figures
+from scripts.fit.figures import StepFigure, step_figures
+from scripts.fit.steps import figure_world, predicted_seconds
 from tpdet.tools.plan.step import decode_parts, prefill_parts, step_seconds
-from tpdet.tools.plan.step_fit import figure_world, predicted_seconds
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,23 @@
 """What a product takes by a tile, in microseconds: one formula over the measured costs of tiles.
 
-    time      launch + norm(compute, memory) + read / reader
+    time      launch + norm(compute, memory) + read / reader (`roofline.py`)
     compute   rounds of programs: steps * max(latency, resident * step), and an end each
     memory    bytes of weights, activations and outputs / bandwidth
-    norm      of order 4: the larger of both, and more where they are alike
     read      bytes that the reader of a row product's sums moves
 
-The costs of tiles (`tile_costs/<gpu>.json`) are fitted by `scripts/fit_tile_costs.py` on times that
+The costs of tiles (`tile_costs/<gpu>.json`) are fitted by `scripts/fit/tile_costs.py` on times that
 `tpdet tune --times` measured; a GPU without a file takes those of `hardware.MEASURED`. A tile
 without costs is never estimated: it was not measured, or its estimates mislead.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tpdet.kernels.cuda.cost.roofline import roofline
 from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import DEEPEST, Tile
@@ -140,29 +140,16 @@ def load_of(gpu: Gpu, work: TileWork) -> TileLoad:
     return TileLoad(rounds, resident, rest, float(rest > 0), steps, gated, moved, read)
 
 
-def load_microseconds(cost: TileCost, load: TileLoad) -> Any:
-    """The time of a load; an array of times if the load holds arrays."""
-    compute, memory = compute_microseconds(cost, load), load.moved / (cost.bandwidth * 1e6)
-    bent = smooth_maximum(compute, memory, _SHARPNESS)
-    return cost.launch + bent + load.read / (cost.reader * 1e6)
-
-
-def compute_microseconds(cost: TileCost, load: TileLoad) -> Any:
-    """The time of the programs of a multiprocessor, as if memory were infinitely fast."""
-    step = load.rounds * _larger(cost.latency, load.resident * cost.step)
-    step += load.partial * _larger(cost.latency, load.rest * cost.step)
+def load_microseconds(
+    cost: TileCost, load: TileLoad, maximum: Callable[[Any, Any], Any] = max
+) -> Any:
+    """The time of a load; an array of times if the load holds arrays, with numpy's maximum."""
+    step = load.rounds * maximum(cost.latency, load.resident * cost.step)
+    step += load.partial * maximum(cost.latency, load.rest * cost.step)
     end = load.gated * cost.gated_end + (1 - load.gated) * cost.end
-    return load.steps * step + (load.rounds + load.partial) * end
-
-
-def smooth_maximum(one: Any, other: Any, sharpness: float) -> Any:
-    """The norm of order `sharpness` of two times: their maximum, and more where they are alike."""
-    return (one**sharpness + other**sharpness) ** (1 / sharpness)
-
-
-def _larger(left: Any, right: Any) -> Any:
-    """The larger of two numbers, or of each pair of two arrays."""
-    return (left + right + abs(left - right)) / 2
+    compute = load.steps * step + (load.rounds + load.partial) * end
+    memory, rest = load.moved / (cost.bandwidth * 1e6), load.read / (cost.reader * 1e6)
+    return roofline(cost.launch, compute, memory, rest, _SHARPNESS, maximum)
 
 
 def _resident(gpu: Gpu, work: TileWork) -> int:

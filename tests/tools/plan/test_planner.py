@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace as change
 
+from scripts.fit.figures import SHAPE_TABLE, step_figures
 from scripts.tables.planned_steps import compare_mixed, compare_steps, comparison_table
 from tests.lib.thread_world import run_threads
 from tests.lib.tree import ROOT
@@ -22,6 +23,7 @@ from tpdet.comm.exchange.slot_layout import SlotLayout
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import NotFoundError, ResourceError, UsageError
+from tpdet.kernels.cuda.cost.roofline import smooth_maximum
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.speculative.draft_model import start as draft_model
 from tpdet.tools.measurement.floor import RATES, decode_work
@@ -30,9 +32,7 @@ from tpdet.tools.plan.command import LEGEND
 from tpdet.tools.plan.constants import LayerCost, load_constants, write_constants
 from tpdet.tools.plan.draft import draft_request
 from tpdet.tools.plan.exchange_time import exchange_seconds, levels_of
-from tpdet.tools.plan.figures import SHAPE_TABLE, step_figures
 from tpdet.tools.plan.hardware import Network, hardware_of
-from tpdet.tools.plan.kernel_time import smooth_maximum
 from tpdet.tools.plan.memory import rank_memory
 from tpdet.tools.plan.plan import PlanRequest, choose_size, plan_size, plan_world
 from tpdet.tools.plan.step import make_world
@@ -59,7 +59,7 @@ def test_predictions_stand_within_15_per_cent_of_what_was_measured(constants):
     batches = {row.case for row in found if row.case.startswith("decode")}
     assert batches >= {f"decode, batch {batch}, context 128" for batch in (1, 16, 64, 256)}
     wrong = [row for row in found if not abs(row.error) <= WITHIN]
-    assert not wrong, "measured anew? run python -m tpdet.tools.plan.fit"
+    assert not wrong, "measured anew? run python -m scripts.fit.planner"
 
 
 def test_loads_that_nothing_was_fitted_to_are_within_15_per_cent(constants):
@@ -118,15 +118,15 @@ def test_worse_constants_would_be_seen(constants):
 
 def test_the_constants_are_what_the_results_give(tmp_path):
     pytest.importorskip("scipy")
-    from tpdet.tools.plan.fit import fit_constants
+    from scripts.fit.planner import fit_constants
 
     fitted = fit_constants(RESULTS, ROOT / SHAPE_TABLE.format(gpu="h200"), "h200")
     write_constants(fitted, tmp_path / "h200.json")
     names = load_constants("h200", tmp_path), load_constants("h200")
     new, old = (_numbers(msgspec.to_builtins(change(found, errors={}))) for found in names)
-    assert new.keys() == old.keys(), "run python -m tpdet.tools.plan.fit"
+    assert new.keys() == old.keys(), "run python -m scripts.fit.planner"
     wrong = {name: (new[name], old[name]) for name in new if not _close(new[name], old[name])}
-    assert not wrong, "results changed: run python -m tpdet.tools.plan.fit"
+    assert not wrong, "results changed: run python -m scripts.fit.planner"
 
 
 def _numbers(tree, name=""):
@@ -150,7 +150,7 @@ def _close(one, other):
 def test_sizes_that_were_held_back_are_predicted_too(constants):
     """Fitted to TP 1 and 2 only, TP 4 comes out; but not the host's time, seen only there."""
     pytest.importorskip("scipy")
-    from tpdet.tools.plan.step_fit import fit_steps
+    from scripts.fit.steps import fit_steps
 
     figures = step_figures(RESULTS, "h200")
     bare = change(constants, layer=LayerCost(0.0, 1e30), host=0.0)

@@ -1,4 +1,4 @@
-"""The planner's constants of one GPU, which `tpdet.tools.plan.fit` writes from measured results.
+"""The planner's constants of one GPU, which `scripts/fit/planner.py` writes from measured results.
 
 Times are in seconds, rates in bytes or operations a second.
 """
@@ -81,7 +81,7 @@ class OverlapCost(msgspec.Struct, frozen=True):
     sharpness: float
 
 
-class Source(msgspec.Struct, frozen=True):
+class MeasuredFile(msgspec.Struct, frozen=True):
     """A file that constants come from, and the commits of the runs used."""
 
     file: str
@@ -101,7 +101,7 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     format: int
     gpu: str
-    sources: tuple[Source, ...]
+    sources: tuple[MeasuredFile, ...]
     products: dict[str, ProductCost]
     decode_attention: DecodeAttentionCost
     prefill_attention: PrefillAttentionCost
@@ -128,7 +128,7 @@ def load_constants(gpu: str, folder: Path = FOLDER) -> Constants:
     if gpu not in known:
         raise UsageError(
             f"--gpu {gpu}: not measured, use {', '.join(known)}, or measure it (tpdet bench, "
-            "tpdet tune) and run python -m tpdet.tools.plan.fit"
+            "tpdet tune) and run python -m scripts.fit.planner"
         )
     path = folder / f"{gpu}.json"
     try:

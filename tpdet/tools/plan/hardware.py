@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tpdet.errors import UsageError
-from tpdet.kernels.cuda.hardware import H200
+from tpdet.kernels.cuda.hardware import KNOWN, SOLD_MEMORY
 
 GIB = 1 << 30
 
@@ -36,8 +36,12 @@ class Network:
     hop: float = 5e-6
 
 
-HARDWARE = {"h200": Hardware(141_000_000_000, 2 * GIB, H200.multiprocessors)}
-"""By short name. The memory is the data sheet's 141 GB."""
+HARDWARE = {
+    name: Hardware(SOLD_MEMORY[gpu], 2 * GIB, gpu.multiprocessors)
+    for name, gpu in KNOWN.items()
+    if gpu in SOLD_MEMORY
+}
+"""By short name."""
 
 
 def hardware_of(gpu: str) -> Hardware:

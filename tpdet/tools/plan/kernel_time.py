@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from tpdet.checkpoint.model_config.expert_load import fullest_rank
+from tpdet.kernels.cuda.cost.roofline import roofline
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.layers.products import LayerProduct
 from tpdet.tools.plan.constants import (
@@ -11,16 +12,6 @@ from tpdet.tools.plan.constants import (
     ProductCost,
     SamplingCost,
 )
-
-
-def smooth_maximum(one: float, other: float, sharpness: float) -> float:
-    """The norm of order `sharpness` of two times: their maximum, and more where they are alike."""
-    largest = max(one, other)
-    if largest <= 0.0:
-        return 0.0
-    return float(
-        largest * ((one / largest) ** sharpness + (other / largest) ** sharpness) ** (1 / sharpness)
-    )
 
 
 def product_work(kind: str, rows: int, n: int, k: int, roots: int) -> tuple[float, float, float]:
@@ -52,8 +43,9 @@ def experts_work(
 def product_seconds(cost: ProductCost, work: tuple[float, float, float]) -> float:
     """Seconds of a product, or a layer's experts: launch, smooth roofline, and activations."""
     weight, flops, activations = work
-    roof = smooth_maximum(weight / cost.bytes, flops / cost.flops, cost.sharpness)
-    return cost.launch + roof + activations / cost.activations
+    reading, computing = weight / cost.bytes, flops / cost.flops
+    rest = activations / cost.activations
+    return float(roofline(cost.launch, computing, reading, rest, cost.sharpness))
 
 
 def decode_attention_work(

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.kernels.cuda.cost.roofline import smooth_maximum
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.layers.partition import Partition
@@ -29,7 +30,6 @@ from tpdet.tools.plan.kernel_time import (
     product_seconds,
     product_work,
     sampling_seconds,
-    smooth_maximum,
 )
 from tpdet.tools.worlds.shapes import cut_for
 

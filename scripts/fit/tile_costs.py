@@ -1,4 +1,4 @@
-"""Fit the costs of tiles on measured times: `python scripts/fit_tile_costs.py TIMES.jsonl ...`.
+"""Fit the costs of tiles on measured times: `python -m scripts.fit.tile_costs TIMES.jsonl ...`.
 
 TIMES are files of `tpdet tune --times`. Each tile's costs are fitted alone, by least squares of
 logarithms, with weights that fall for times far from the best of their bucket, and with a wide
@@ -131,7 +131,9 @@ def _fit_one(times: list[Time], best: Mapping[tuple[object, ...], float]) -> Til
     weights = (_LEAST_WEIGHT + numpy.exp(-_FALL * over)) / _NOISE
 
     def residuals(logs: numpy.ndarray) -> numpy.ndarray:
-        errors = weights * numpy.log(load_microseconds(TileCost(*numpy.exp(logs)), load) / us)
+        errors = weights * numpy.log(
+            load_microseconds(TileCost(*numpy.exp(logs)), load, numpy.maximum) / us
+        )
         return numpy.concatenate([errors, (logs - prior) / numpy.array(_SPREAD)])
 
     found = least_squares(residuals, prior, loss="soft_l1", f_scale=2.0, max_nfev=100)

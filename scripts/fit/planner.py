@@ -1,6 +1,6 @@
 """Fits the planner's constants to measured figures and writes them.
 
-    python -m tpdet.tools.plan.fit [--gpu h200] [--results docs/results] [--output FILE]
+    python -m scripts.fit.planner [--gpu h200] [--results docs/results] [--output FILE]
 
 Each kernel's formula is fitted to that kernel's figures alone, by least squares of relative errors.
 The rest of a layer is then fitted to whole steps; last come the rate of an exchange that overlaps
@@ -15,11 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
+from scripts.fit import figures
+from scripts.fit.figures import EXPERTS_CASE
+from scripts.fit.steps import fit_steps
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, DEFAULT_LEAVES, fold_plan
 from tpdet.models.products import layer_products
 from tpdet.tools.measurement.floor import sent_bytes
-from tpdet.tools.plan import figures
 from tpdet.tools.plan.constants import (
     EXPERTS,
     FOLDER,
@@ -29,21 +31,19 @@ from tpdet.tools.plan.constants import (
     ExchangeCost,
     FitError,
     LayerCost,
+    MeasuredFile,
     OverlapCost,
     PrefillAttentionCost,
     ProductCost,
     SamplingCost,
-    Source,
     write_constants,
 )
-from tpdet.tools.plan.figures import EXPERTS_CASE
 from tpdet.tools.plan.kernel_time import (
     decode_attention_work,
     experts_work,
     product_seconds,
     product_work,
 )
-from tpdet.tools.plan.step_fit import fit_steps
 from tpdet.tools.worlds.shapes import cut_for, named_config
 
 _HIDDEN = 4096  # of the measured exchanges
@@ -75,12 +75,14 @@ def fit_constants(results: Path, table: Path, gpu: str) -> Constants:
     return fit_steps(first, figures.step_figures(results, gpu))
 
 
-def _sources(results: Path, table: Path, gpu: str) -> tuple[Source, ...]:
+def _sources(results: Path, table: Path, gpu: str) -> tuple[MeasuredFile, ...]:
     files = [results / f"{name}.{gpu}.json" for name in ("kernels", "allreduce", "latency")]
-    named = [Source(f"docs/results/{path.name}", figures.commits(path)) for path in files]
+    named = [MeasuredFile(f"docs/results/{path.name}", figures.commits(path)) for path in files]
     experts = figures.experts_file(results, gpu)
-    of_experts = Source(f"docs/results/{experts.name}", figures.commits(experts, EXPERTS_CASE))
-    return (Source(figures.SHAPE_TABLE.format(gpu=gpu), ()), *named, of_experts)
+    of_experts = MeasuredFile(
+        f"docs/results/{experts.name}", figures.commits(experts, EXPERTS_CASE)
+    )
+    return (MeasuredFile(figures.SHAPE_TABLE.format(gpu=gpu), ()), *named, of_experts)
 
 
 def positive_fit(
@@ -211,7 +213,7 @@ def _fit_sampling(results: Path, gpu: str, errors: dict[str, FitError]) -> Sampl
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fit the constants, write them, and print the errors."""
-    parser = argparse.ArgumentParser(prog="tpdet.tools.plan.fit", description=__doc__)
+    parser = argparse.ArgumentParser(prog="scripts.fit.planner", description=__doc__)
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--results", type=Path, default=Path("docs/results"))
     parser.add_argument("--table", type=Path, help="shape table; the package's own if none")

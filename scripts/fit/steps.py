@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
+from scripts.fit.figures import StepFigure
 from tpdet.models.products import layer_products
 from tpdet.tools.plan.constants import Constants, FitError, LayerCost, OverlapCost
-from tpdet.tools.plan.figures import StepFigure
 from tpdet.tools.plan.hardware import Network, hardware_of
 from tpdet.tools.plan.kernel_time import layer_bytes
 from tpdet.tools.plan.step import PlanWorld, decode_parts, make_world, prefill_parts, step_seconds

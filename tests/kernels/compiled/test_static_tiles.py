@@ -1,0 +1,96 @@
+"""Static tiles fit each GPU: compiled for its capability without one, against its shared memory."""
+
+from unittest import mock
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import triton
+from triton.backends.nvidia.compiler import CUDABackend
+
+from tpdet.kernels.cuda.experts.admission import differs
+from tpdet.kernels.cuda.experts.tiles import product_tiles, programs, weights_of
+from tpdet.kernels.cuda.gemm import column, gated, leaf
+from tpdet.kernels.cuda.hardware import BY_CAPABILITY
+from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.inputs.experts import ExpertLayer
+from tpdet.kernels.order import fold_tree
+from tpdet.tools.compile.asked import on_gpu
+
+CPU = torch.device("cpu")
+ROWS = (1, 20, 40, 100, 2000)
+LAYER = ExpertLayer(256, 128, 4, 4, 2)
+
+
+def columns(dtype, out=None):
+    """Products of few and of many columns; the static choice goes by rows and columns."""
+    for n in (512, 16384):
+        weight = torch.empty(n, 256, dtype=dtype)
+        for m in ROWS:
+            column.column_gemm(torch.empty(m, 256, dtype=dtype), weight, None, out or dtype)
+
+
+def gates():
+    for n in (512, 16384):
+        weight = torch.empty(n, 256, dtype=torch.bfloat16)
+        for m in ROWS:
+            gated.gated_gemm(torch.empty(m, 256, dtype=torch.bfloat16), weight)
+
+
+def leaves(widths=()):
+    weight = torch.empty(1 if widths else 4, 512, sum(widths) or 256, dtype=torch.bfloat16)
+    roots = (fold_tree("pairs", 4),)
+    for m in ROWS:
+        x = torch.empty(m, sum(widths) or 4 * 256, dtype=torch.bfloat16)
+        leaf.leaf_sums(x, weight, roots, widths=widths)
+
+
+def experts():
+    for weight in weights_of(LAYER, 2):
+        for tile, by_token in product_tiles(weight, programs(CPU)):
+            differs(weight, tile, by_token, CPU, torch.bfloat16)
+
+
+KINDS = {
+    "column": lambda: columns(torch.bfloat16),
+    "head": lambda: columns(torch.bfloat16, torch.float32),
+    "float32": lambda: columns(torch.float32),
+    "gated": gates,
+    "leaves": leaves,
+    "unequal leaves": lambda: leaves((256, 128, 256, 128)),
+    "experts": experts,
+}
+QUICK = "column", "float32"
+CASES = [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
+
+
+@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("gpu", BY_CAPABILITY, ids=lambda gpu: "{}.{}".format(*gpu.capability))
+def test_static_tiles_fit(gpu, kind):
+    used = shared_bytes(gpu, KINDS[kind])
+    assert used
+    for name, held in used.items():
+        assert held <= gpu.shared_bytes, f"{gpu.name}: {name} takes {held} bytes"
+
+
+def named_alone(backend, source, metadata, *_):
+    metadata["name"] = "of no code"
+    return ""
+
+
+def shared_bytes(gpu, launch):
+    """Bytes of shared memory of each kernel that is launched; nothing is assembled."""
+    with on_gpu(gpu), recording() as asked:
+        launch()
+    held = {}
+    uncoded = mock.patch.multiple(CUDABackend, make_ptx=named_alone, make_cubin=lambda *_: b"")
+    with on_gpu(gpu), triton.knobs.cache.scope(), uncoded:
+        triton.knobs.cache.dir = f"{triton.knobs.cache.dir}-without-ptx"
+        for each in asked.values():
+            done = each.function._do_compile(*each.arguments, warmup=True)
+            held[f"{each.name} {each.arguments[0]}"] = done.metadata.shared
+    for each in asked.values():
+        each.function.device_caches.clear()  # none is known to the next GPU's launches
+    return held
