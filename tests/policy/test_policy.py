@@ -321,6 +321,17 @@ def test_the_gpu_takes_nothing_from_the_cpu():
     assert not wrong
 
 
+def test_a_gpu_is_named_in_the_hardware_table_alone():
+    """Comments and docstrings say where something was measured; code asks the GPU in use."""
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path in sources()
+        if path != ROOT / "kernels" / "cuda" / "hardware.py"
+        and re.search(r"\bH[12]00\b", strip_comments(path))
+    ]
+    assert not wrong, f"{wrong}: take the limit of the GPU that hardware.gpu_of names"
+
+
 def test_every_module_and_public_function_says_what_it_does():
     wrong = []
     for path in sources():
