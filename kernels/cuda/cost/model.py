@@ -157,6 +157,6 @@ def _resident(gpu: Gpu, work: TileWork) -> int:
     tile, variant = work.tile, variant_of(work.tile)
     if variant.descriptors:
         return tile.ctas
-    held = variant.shared_bytes(tile, int(_OUTPUT_BYTES[work.kind])) + _PROGRAM_BYTES
+    held = variant.held_bytes(int(_OUTPUT_BYTES[work.kind]), tile, gpu) + _PROGRAM_BYTES
     by_threads = _MOST_THREADS // (32 * tile.warps)
     return max(1, min(gpu.shared_bytes // held, _MOST_PROGRAMS, by_threads))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from tpdet.kernels.cuda.experts.sorted_tokens import BY_TOKEN_ROWS
 from tpdet.kernels.cuda.experts.tiles import ExpertWeight
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.hardware import Gpu
 from tpdet.kernels.inputs.experts import ExpertLayer
 
 _LARGE = 64  # rows of blocks that are measured however many rows an expert has
@@ -56,11 +57,11 @@ CANDIDATES = (
 _TILES = tuple(dict.fromkeys(tile for bucket in CANDIDATES for tile in bucket.tiles))
 
 
-def fits(tile: Tile, weight: ExpertWeight) -> bool:
-    """Whether a tile is worth measuring for a weight of 2-byte values."""
-    if not tile.variant.startswith("pointer"):
-        return weight.fits(tile)
-    return weight.k % tile.depth == 0 and (tile.depth == 128 or weight.k % 128 != 0)
+def fits(tile: Tile, weight: ExpertWeight, gpu: Gpu) -> bool:
+    """Whether a tile is worth measuring for a weight of 2-byte values on a GPU."""
+    pointers = tile.variant.startswith("pointer")
+    deep = not pointers or tile.depth == 128 or weight.k % 128 != 0
+    return deep and (pointers or gpu.wgmma) and weight.fits(tile, gpu)
 
 
 def block_forms(layer: ExpertLayer, tokens: int) -> list[tuple[int, bool]]:
@@ -73,6 +74,6 @@ def block_forms(layer: ExpertLayer, tokens: int) -> list[tuple[int, bool]]:
     return forms + [(height, True) for height in heights if height == tokens <= 32]
 
 
-def tiles_of(height: int, weight: ExpertWeight) -> list[Tile]:
+def tiles_of(height: int, weight: ExpertWeight, gpu: Gpu) -> list[Tile]:
     """Those that are worth measuring for blocks of so many rows."""
-    return [tile for tile in _TILES if tile.rows == height and fits(tile, weight)]
+    return [tile for tile in _TILES if tile.rows == height and fits(tile, weight, gpu)]

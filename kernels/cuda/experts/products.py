@@ -8,6 +8,7 @@ weight. A tile's rows are those of a block (`sorted_tokens.py`).
 
 import torch
 
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.experts.sorted_tokens import SortedTokens
 from tpdet.kernels.cuda.experts.tiles import ExpertWeight
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
@@ -64,5 +65,7 @@ def _check(operands: Operands, sorted_tokens: SortedTokens, tile: Tile) -> None:
         )
     if bias is not None and (bias.shape != (count, n) or not bias.is_contiguous()):
         raise ValueError(f"bias {tuple(bias.shape)} does not fit weights {tuple(w.shape)}")
-    if not ExpertWeight(n, k, x.element_size(), operands.gated > 0).fits(tile):
+    if not ExpertWeight(n, k, x.element_size(), operands.gated > 0).fits(
+        tile, hardware.gpu_of(x.device)
+    ):
         raise ValueError(f"{tile} takes no weights {tuple(w.shape)} {w.dtype}: take another tile")

@@ -7,6 +7,7 @@ positions differ from rank to rank.
 
 import torch
 
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.experts.gather import rows_in_blocks, rows_of_choices
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.products import grouped_product
@@ -63,7 +64,8 @@ def expert_rows(
     gate_up [E, 2 * I, H], interleaved, of `experts` of `total`; a choice of none of them has +0.
     """
     sms, weight = programs(x.device), weight_of(gate_up, True)
-    tile, by_token = product_tile(ids.shape[0], ids.numel() / total, weight, sms)
+    gpu = hardware.gpu_of(x.device)
+    tile, by_token = product_tile(ids.shape[0], ids.numel() / total, weight, gpu)
     sorted_tokens = sort_tokens(ids, experts, tile.rows, by_token)
     mixed = _gate_up(x.contiguous(), gate_up, bias, sorted_tokens, tile, sms, activation)
     return rows_of_choices(mixed, sorted_tokens)
@@ -80,7 +82,8 @@ def sums_of_rows(
 ) -> PartialSums:
     """mixed [M, k, I], ids and weights [M, k], down [E, N, I] -> the roots of lanes [R, M, N]."""
     sms, weight = programs(mixed.device), weight_of(down, False)
-    tile, by_token = product_tile(ids.shape[0], ids.numel() / lanes.total, weight, sms)
+    gpu = hardware.gpu_of(mixed.device)
+    tile, by_token = product_tile(ids.shape[0], ids.numel() / lanes.total, weight, gpu)
     sorted_tokens = sort_tokens(ids, lanes.experts, tile.rows, by_token)
     rows = rows_in_blocks(mixed.contiguous(), sorted_tokens)
     y = grouped_product(rows, down, bias, sorted_tokens, tile, sms)

@@ -17,6 +17,7 @@ from tpdet.kernels.cuda.gemm.choice.shape_table import bucket_of, tuned_experts
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import ProductShape
+from tpdet.kernels.cuda.hardware import NO_GPU, Gpu
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 from tpdet.kernels.inputs.experts import ExpertLayer
 from tpdet.kernels.inputs.product import Product
@@ -59,11 +60,11 @@ class ExpertWeight(NamedTuple):
     size: int
     gated: bool
 
-    def fits(self, tile: Tile) -> bool:
+    def fits(self, tile: Tile, gpu: Gpu) -> bool:
         """Whether the tile's variant computes products of experts by it."""
         variant = variant_of(tile)
         shape = ProductShape(tile.rows, self.n, self.k, 1, self.size, self.gated)
-        return variant.experts and variant.fits(shape, tile)
+        return variant.experts and variant.fits(shape, tile, gpu)
 
 
 def weight_of(weights: torch.Tensor, gated: bool) -> ExpertWeight:
@@ -81,7 +82,7 @@ def layer_tiles(layer: ExpertLayer, tokens: int, size: int, device: torch.device
     """For steps of `tokens` rows, of values of `size` bytes. Raises as `load_table`."""
     if tuned := _tuned(layer, size, device):
         return tuned[bucket_of(tokens, tuned)]
-    return static_tiles(layer, tokens, size, programs(device))
+    return static_tiles(layer, tokens, size, hardware.gpu_of(device))
 
 
 def is_tuned(layer: ExpertLayer, size: int, device: torch.device) -> bool:
@@ -94,24 +95,24 @@ def _tuned(layer: ExpertLayer, size: int, device: torch.device) -> Mapping[int, 
     return {} if size != 2 else tuned_experts(hardware.gpu_of(device).name).get(layer, {})
 
 
-def static_tiles(layer: ExpertLayer, tokens: int, size: int, sms: int) -> LayerTiles:
-    """What runs without a table; sms: of `programs`."""
+def static_tiles(layer: ExpertLayer, tokens: int, size: int, gpu: Gpu) -> LayerTiles:
+    """What runs without a table."""
     mean, (gate_up, down) = layer.mean_rows(tokens), weights_of(layer, size)
-    up, by_token = product_tile(tokens, mean, gate_up, sms)
-    below, _ = product_tile(tokens, mean, down, sms)
+    up, by_token = product_tile(tokens, mean, gate_up, gpu)
+    below, _ = product_tile(tokens, mean, down, gpu)
     if up.rows != below.rows:  # only one of them takes the fast form
-        up, by_token = product_tile(tokens, mean, gate_up, 0)
-        below, _ = product_tile(tokens, mean, down, 0)
+        up, by_token = product_tile(tokens, mean, gate_up, NO_GPU)
+        below, _ = product_tile(tokens, mean, down, NO_GPU)
     return LayerTiles(up, below, by_token)
 
 
-def product_tile(tokens: int, mean: float, weight: ExpertWeight, sms: int) -> tuple[Tile, bool]:
+def product_tile(tokens: int, mean: float, weight: ExpertWeight, gpu: Gpu) -> tuple[Tile, bool]:
     """The tile of one product, and whether blocks are by token; as `layer_tiles`."""
     by_token, small = tokens <= BY_TOKEN_ROWS[-1], weight.size == 2
-    if sms and small:
+    if gpu.wgmma and small:
         tile = next(tile for most, tile in _HOPPER if by_token or mean <= most)
         tile = _FEW if tokens <= _FEW.rows else tile
-        if weight.fits(tile):
+        if weight.fits(tile, gpu):
             other = _GATED.get(tile) if weight.gated and not by_token else None
             deep = other is not None and weight.k % other.depth == 0  # as many bytes on their way
             return (other if other is not None and deep else tile), by_token
@@ -119,11 +120,11 @@ def product_tile(tokens: int, mean: float, weight: ExpertWeight, sms: int) -> tu
     return tile.at(weight.k), by_token and tokens <= tile.rows
 
 
-def product_tiles(weight: ExpertWeight, sms: int) -> list[tuple[Tile, bool]]:
+def product_tiles(weight: ExpertWeight, gpu: Gpu) -> list[tuple[Tile, bool]]:
     """All that `product_tile` names for a weight, whatever the step."""
     means = [most for most, _ in (*_HOPPER, *_POINTER, *_FLOAT32)]
     steps = [(tokens, mean) for tokens in (1, *BY_TOKEN_ROWS, 1024) for mean in means]
-    return list(dict.fromkeys(product_tile(*step, weight, sms) for step in steps))
+    return list(dict.fromkeys(product_tile(*step, weight, gpu) for step in steps))
 
 
 def tiles_in_use(
@@ -138,5 +139,5 @@ def tiles_in_use(
         found = [(gate_up, tiles.gate_up, tiles.by_token) for tiles in tuned.values()]
         return list(dict.fromkeys([*found, *((down, t.down, t.by_token) for t in tuned.values())]))
     weights = [ExpertWeight(each.n, each.k, size, each.gated) for each in products]
-    sms = programs(device)
-    return [(w, tile, by_token) for w in weights for tile, by_token in product_tiles(w, sms)]
+    gpu = hardware.gpu_of(device)
+    return [(w, tile, by_token) for w in weights for tile, by_token in product_tiles(w, gpu)]

@@ -18,6 +18,7 @@ from tpdet.kernels.cuda.experts.tiles import ExpertWeight
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.hardware import gpu_of
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 from tpdet.kernels.cuda.pointwise.fold import fold_final
 from tpdet.kernels.inputs.experts import Routing
@@ -62,7 +63,7 @@ def fitted(tile, weight, gated):
     else:
         for less in (0, 1):
             shorter = replace(tile, stages=tile.stages - less)
-            if ExpertWeight(n, k, size, gated).fits(shorter):
+            if ExpertWeight(n, k, size, gated).fits(shorter, gpu_of(weight.device)):
                 return shorter
     return Tile(tile.rows, 32, 16, 4, 3, "pointer_swapped")
 

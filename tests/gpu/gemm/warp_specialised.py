@@ -65,7 +65,7 @@ def forms(leaves, roots):
 
 def fitting(form):
     """Stages that leave room for what the form keeps."""
-    return [n for n in STAGES if folds(form, 512, replace(TILE, stages=n))]
+    return [n for n in STAGES if folds(form, 512, replace(TILE, stages=n), H200)]
 
 
 def fold(x, w, form, stages):

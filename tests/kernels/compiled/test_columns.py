@@ -97,7 +97,7 @@ GATED_TILES = (
     ],
 )
 def test_gated_tiles_compile_with_their_division_and_without_spills(kind, variant):
-    assert variant_of(variant).fits(ProductShape(4096, 24576, 4096, 1, 2, True), variant)
+    assert variant_of(variant).fits(ProductShape(4096, 24576, 4096, 1, 2, True), variant, H200)
     compile_candidate(variant, kind)
 
 

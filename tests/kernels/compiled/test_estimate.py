@@ -56,7 +56,7 @@ GPU = replace(hardware.H200, name="a GPU of this test")
 
 def test_the_least_estimate_is_chosen_and_what_has_no_cost_is_not(monkeypatch):
     product = Product("column", 6144, 4096)
-    narrow, wide = "128x128x64 w4 s5 tma trades", "128x256x64 w4 s3 tma trades"
+    narrow, wide = "128x128x64 w4 s5 tma specialised", "128x256x64 w4 s3 tma specialised"
     costs = {
         f"column {narrow}": COST,
         f"column {wide}": COST._replace(step=0.7, latency=0.7),
@@ -91,7 +91,7 @@ def test_every_known_model_has_choices_that_fit(name, gpu):
                 shape = ProductShape(
                     bucket, product.n, product.k, 1, bytes_out, product.kind == "gated"
                 )
-                assert variant_of(choice.tile).fits(shape, choice.tile), (product, choice)
+                assert variant_of(choice.tile).fits(shape, choice.tile, gpu), (product, choice)
 
 
 def test_a_tile_whose_depth_k_cuts_costs_in_proportion():

@@ -63,7 +63,7 @@ def check_tile(tile, shared, name):
     check(ptx, log, f"{tile} {name}", [instruction])
     assert held * tile.ctas <= H200.shared_bytes, f"{tile} takes {held} bytes"
     if not pointers:
-        assert ExpertWeight(1536, 2048, 2, bool(name)).fits(tile), tile
+        assert ExpertWeight(1536, 2048, 2, bool(name)).fits(tile, H200), tile
         assert "wgmma.wait_group.sync.aligned 1;" in ptx, "a step's products wait for themselves"
         assert "cp.async.bulk.tensor.2d.global.shared::cta" in ptx
     if name:
@@ -85,14 +85,14 @@ def test_every_tile_compiles_without_spills_or_serialised_instructions(tile, sha
 def test_clamped_gates_with_biases_compile_without_spills():
     tile = Tile(16, 128, 64, 4, 10, "warp_swapped")
     weights = ExpertWeight(5760, 2880, 2, True), ExpertWeight(2880, 2880, 2, False)  # gpt-oss
-    assert all(weight.fits(tile) for weight in weights)
+    assert all(weight.fits(tile, H200) for weight in weights)
     ptx, log, _ = compile_tile(tile, False, "clamped", bias=True)
     check(ptx, log, f"{tile} clamped", ["wgmma.mma_async.sync.aligned.m64n16k16", "div.full.f32"])
 
 
 def test_a_pipeline_that_does_not_fit_is_known():
     most = Tile(128, 128, 64, 4, 6, "warp_swapped")
-    assert ExpertWeight(2048, 768, 2, False).fits(most)
+    assert ExpertWeight(2048, 768, 2, False).fits(most, H200)
     for tile, n, k, size, gated in (
         (Tile(128, 128, 64, 4, 7, "warp_swapped"), 2048, 768, 2, False),
         (most, 2048, 768, 4, False),
@@ -103,7 +103,7 @@ def test_a_pipeline_that_does_not_fit_is_known():
         (Tile(16, 64, 64, 4, 3, "warp_swapped"), 2048, 768, 2, False),
         (Tile(128, 128, 64, 4, 5, "warp_specialised"), 2048, 768, 2, False),
     ):
-        assert not ExpertWeight(n, k, size, gated).fits(tile), tile
+        assert not ExpertWeight(n, k, size, gated).fits(tile, H200), tile
 
 
 def test_small_kernels_compile_and_their_atomics_count_choices_alone():

@@ -133,7 +133,7 @@ def test_four_stages_of_the_largest_tile_fit_a_gated_product_alone():
     [("pairs", RootForm(1, 4, 1, 2), False, 7), ("tree", RootForm(1, 2, 2, 2), True, 5)],
 )
 def test_what_is_said_to_fit_does_and_no_stage_more(name, form, sent, most):
-    fits = [folds(form, 512, replace(TILE, stages=n)) for n in (most, most + 1)]
+    fits = [folds(form, 512, replace(TILE, stages=n), H200) for n in (most, most + 1)]
     assert fits == [True, False]
     sizes = [compiled(name, stages=n, sent=sent)[2] for n in (most, most + 1)]
     assert sizes[0] <= H200.shared_bytes < sizes[1]

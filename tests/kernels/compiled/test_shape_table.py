@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.kernels.driverless import compile_for_hopper, take_gpu_kernels
 from tpdet.kernels.cpu.pointwise.activation import activate_and_multiply
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.cuda.cost.static import column_tile
 from tpdet.kernels.cuda.gemm import admission, trial_data
@@ -243,7 +244,8 @@ def test_the_static_choice_of_gated_products_fits_them():
         for m in BUCKETS:
             for sms in (0, 132):
                 tile = column_tile(m, n, k, float32=False, wide_out=False, sms=sms)
-                assert variant_of(tile).fits(ProductShape(m, n, k, 1, 2, True), tile), (m, n, tile)
+                shape = ProductShape(m, n, k, 1, 2, True)
+                assert variant_of(tile).fits(shape, tile, hardware.H200), (m, n, tile)
                 float_tile = column_tile(m, n, k, float32=True, wide_out=True, sms=0)
                 assert float_tile.columns % 16 == 0 and not variant_of(float_tile).descriptors
 

@@ -10,8 +10,9 @@ pytest.importorskip("triton")
 import triton
 from triton.backends.nvidia.compiler import CUDABackend
 
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.experts.admission import differs
-from tpdet.kernels.cuda.experts.tiles import product_tiles, programs, weights_of
+from tpdet.kernels.cuda.experts.tiles import product_tiles, weights_of
 from tpdet.kernels.cuda.gemm import column, gated, leaf
 from tpdet.kernels.cuda.hardware import BY_CAPABILITY
 from tpdet.kernels.cuda.launch.recording import recording
@@ -49,7 +50,7 @@ def leaves(widths=()):
 
 def experts():
     for weight in weights_of(LAYER, 2):
-        for tile, by_token in product_tiles(weight, programs(CPU)):
+        for tile, by_token in product_tiles(weight, hardware.gpu_of(CPU)):
             differs(weight, tile, by_token, CPU, torch.bfloat16)
 
 

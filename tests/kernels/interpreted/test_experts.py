@@ -22,6 +22,7 @@ from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
 from tpdet.kernels.cuda.gemm.variants import chain, gated, warp_swapped
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.hardware import NO_GPU
 from tpdet.kernels.cuda.launch import warp_pipeline
 from tpdet.kernels.cuda.pointwise import activation
 from tpdet.kernels.cuda.pointwise.fold import fold_final
@@ -270,7 +271,7 @@ def test_a_tile_that_leaves_the_bit_class_is_named(monkeypatch):
     )
     assert len(admission.failing_tiles(*case)) == 2
     small, large = (
-        product_tile(tokens, 4.0, ExpertWeight(80, 48, 2, False), 0) for tokens in (8, 99)
+        product_tile(tokens, 4.0, ExpertWeight(80, 48, 2, False), NO_GPU) for tokens in (8, 99)
     )
     assert small[1] and not large[1] and small[0].depth == large[0].depth == 16
 

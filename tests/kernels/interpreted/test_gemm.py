@@ -18,6 +18,7 @@ from tpdet.kernels.cuda.gemm.variants import leaf_fold as gemm_fold
 from tpdet.kernels.cuda.gemm.variants.root_form import root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Operands
+from tpdet.kernels.cuda.hardware import NO_GPU
 from tpdet.kernels.cuda.pointwise import activation, finish, fold, norm
 from tpdet.kernels.inputs.activations import ACTIVATIONS
 from tpdet.kernels.inputs.gated import interleaved
@@ -84,7 +85,7 @@ def fold_case(name, leaves, ranks, variant):
         assert_same_bits(got, wanted, f"fold_roots {name} {ranks}")
         form = root_form(rank * share, share, roots)
         for kernel in ("flat", "nested"):
-            if FOLDS[kernel].fits(form, 32, variant):
+            if FOLDS[kernel].fits(form, 32, variant, NO_GPU):
                 y = torch.zeros(plan.slots, 21, 48)
                 operands = Operands(columns, w[mine].contiguous(), None, y)
                 FOLDS[kernel].run(operands, form, variant, 3)

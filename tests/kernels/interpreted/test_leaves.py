@@ -16,6 +16,7 @@ from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice, cut_roots
 from tpdet.kernels.cuda.gemm.choice.variants import FOLDS
 from tpdet.kernels.cuda.gemm.variants.root_form import root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.hardware import NO_GPU
 from tpdet.kernels.cuda.pointwise import finish, fold
 from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.inputs.product import Product, write_roots
@@ -47,7 +48,9 @@ def choices(roots, leaves, turn):
         if form is None:
             continue
         for kernel in ("chain",) if cut == 1 else ("flat", "nested"):
-            fitting = [tile for tile in TILES if cut == 1 or FOLDS[kernel].fits(form, WIDTH, tile)]
+            fitting = [
+                tile for tile in TILES if cut == 1 or FOLDS[kernel].fits(form, WIDTH, tile, NO_GPU)
+            ]
             if fitting:
                 yield LeafChoice(cut, kernel, fitting[next(turns) % len(fitting)])
 

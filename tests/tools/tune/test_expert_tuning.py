@@ -25,7 +25,7 @@ from tpdet.tools.tune.table_file import layers_in, write_table
 
 CPU = torch.device("cpu")
 LAYER = ExpertLayer(128, 64, 4, 8, 2)
-GATE_UP, DOWN = (tiles_of(16, weight) for weight in weights_of(LAYER, 2))
+GATE_UP, DOWN = (tiles_of(16, weight, hardware.H200) for weight in weights_of(LAYER, 2))
 FACTS = {"gpu": "NVIDIA H200", "date": "1"}
 
 
@@ -61,7 +61,7 @@ def test_the_fastest_pair_in_the_class_is_chosen(made_up_gpu):
     times |= {up: 5.0, up_next: 6.0, down: 4.0, LayerTiles(up, down, True): 3.0,
               LayerTiles(up_next, down, True): 4.0}  # fmt: skip
     found = LayerTuner(Expert(LAYER), 1, CPU).tune([16])
-    static = static_tiles(LAYER, 16, 2, 132)
+    static = static_tiles(LAYER, 16, 2, hardware.H200)
     assert found.rows[16].tiles == LayerTiles(up, down, True) != static
     assert (found.rows[16].us, found.rows[16].static_us) == (3.0, 10.0) and not found.refused
     wrong.add(up)
@@ -81,11 +81,13 @@ def test_blocks_suit_the_rows_of_an_expert():
         assert all(tokens <= height for height, by_token in forms if by_token)
         for weight in weights_of(layer, 2):
             assert all(
-                fits(tile, weight) for height, _ in forms for tile in tiles_of(height, weight)
+                fits(tile, weight, hardware.H200)
+                for height, _ in forms
+                for tile in tiles_of(height, weight, hardware.H200)
             )
     assert not any(by_token for _, by_token in block_forms(layer, 64))
     wide = weights_of(ExpertLayer(2880, 2880, 32, 32, 4), 2)[0]
-    depths = {tile.depth for tile in tiles_of(16, wide)}
+    depths = {tile.depth for tile in tiles_of(16, wide, hardware.H200)}
     assert depths == {64} and {tile.depth for tile in GATE_UP} == {64, 128}
 
 
@@ -111,7 +113,7 @@ def test_tuned_layers_are_written_joined_and_taken(monkeypatch, tmp_path):
         assert layer_tiles(LAYER, tokens, 2, CPU) == wanted
     unknown = ExpertLayer(128, 64, 2, 8, 2)
     for layer, size in ((unknown, 2), (LAYER, 4)):
-        assert layer_tiles(layer, 16, size, CPU) == static_tiles(layer, 16, size, 132)
+        assert layer_tiles(layer, 16, size, CPU) == static_tiles(layer, 16, size, hardware.H200)
     gate_up, down = weights_of(LAYER, 2)
     products = Product("gated", 128, 128), Product("column", 128, 64)
     wanted = {(gate_up, GATE_UP[0], True), (gate_up, GATE_UP[1], False)}
@@ -119,7 +121,7 @@ def test_tuned_layers_are_written_joined_and_taken(monkeypatch, tmp_path):
     assert {*tiles_in_use(products, LAYER, 2, CPU)} == wanted
     static = {*tiles_in_use(products, None, 2, CPU)}
     for tokens in (1, 16, 64, 4096):
-        tiles = static_tiles(LAYER, tokens, 2, 132)
+        tiles = static_tiles(LAYER, tokens, 2, hardware.H200)
         assert {
             (gate_up, tiles.gate_up, tiles.by_token),
             (down, tiles.down, tiles.by_token),
@@ -130,7 +132,7 @@ def test_damaged_layers_are_refused_by_name(tmp_path):
     path = tmp_path / "gpu.json"
     write_table(path, FACTS, [], [a_tuned(LAYER)])
     text = path.read_text()
-    high = "32x128x64 w4 s9 swap tma trades"
+    high = "32x128x64 w4 s9 swap tma specialised"
     for change in (
         lambda layer: layer.update(held=0),
         lambda layer: layer.update(dtype="float16"),

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.experts.admission import differs
 from tpdet.kernels.cuda.experts.candidates import block_forms, tiles_of
 from tpdet.kernels.cuda.experts.gather import rows_in_blocks
@@ -186,7 +187,7 @@ class LayerTuner:
 
     def _tiles(self, block_rows: int, gated: bool) -> list[Tile]:
         gate_up, down = weights_of(self.expert.layer, 2)
-        return tiles_of(block_rows, gate_up if gated else down)
+        return tiles_of(block_rows, gate_up if gated else down, hardware.gpu_of(self._device))
 
     def _run(self, tile: Tile, gated: bool) -> Callable[[GroupedRows], object]:
         name = self.expert.activation if gated else ""
@@ -224,7 +225,7 @@ class LayerTuner:
         return run
 
     def _static(self, tokens: int) -> LayerTiles:
-        return static_tiles(self.expert.layer, tokens, 2, programs(self._device))
+        return static_tiles(self.expert.layer, tokens, 2, hardware.gpu_of(self._device))
 
     def _leaves_the_class(self, tile: Tile, by_token: bool, gated: bool) -> bool:
         case = tile, by_token, gated
@@ -234,7 +235,7 @@ class LayerTuner:
         return self._differ[case]
 
     def _floor(self, tokens: int, steps: Sequence[TuneStep]) -> float:
-        """Least microseconds: the touched weights at an H200's bandwidth, or its rate."""
+        """Least microseconds: the touched weights at `_RATES`, or `_FLOPS`."""
         layer, each = self.expert.layer, 3 * self.expert.layer.width * self.expert.layer.hidden
         touched = chosen = 0
         for step in steps:

@@ -138,4 +138,4 @@ def _layer_entry(tuned: TunedLayer) -> dict[str, Any]:
 def _layer_row(row: LayerRow) -> dict[str, Any]:
     times = _rounded({"us": row.us, "static_us": row.static_us, "floor_us": row.floor_us})
     tiles = {"gate_up": format_tile(row.tiles.gate_up), "down": format_tile(row.tiles.down)}
-    return times | tiles | {"spread": row.tiles.by_token}
+    return times | tiles | {"by_token": row.tiles.by_token}

@@ -67,5 +67,5 @@ def _fits(kernel: str, tile: Tile, form: RootForm | None, shape: ProductShape, g
     if variant.descriptors and not gpu.descriptors:
         return False
     if kernel == CHAIN or form is None:
-        return variant.fits(shape, tile)
-    return FOLDS[kernel].fits(form, shape.k, tile)
+        return variant.fits(shape, tile, gpu)
+    return FOLDS[kernel].fits(form, shape.k, tile, gpu)

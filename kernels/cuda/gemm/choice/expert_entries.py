@@ -1,8 +1,8 @@
 """Entries of the shape table for layers of experts: tiles of both products, by tokens of a step.
 
     {"hidden": 2048, "width": 768, "held": 128, "total": 128, "chosen": 8, "dtype": "bfloat16",
-     "tokens": {"16": {"gate_up": "16x128x64 w4 s10 swap tma trades", "down": ..., "spread": true,
-                       "us": 190.6, "static_us": 200.6, "floor_us": 177.2}}}
+     "tokens": {"16": {"gate_up": "16x128x64 w4 s10 swap tma specialised", "down": ...,
+                       "by_token": true, "us": 190.6, "static_us": 200.6, "floor_us": 177.2}}}
 
 An entry serves steps of up to its tokens, the largest one longer steps too. Both products have
 blocks of one height, the rows of their tiles.
@@ -53,7 +53,7 @@ def parse_layers(
 
 
 def _tiles(tokens: int, row: Mapping[str, Any]) -> LayerTiles:
-    tiles = LayerTiles(parse_tile(row["gate_up"]), parse_tile(row["down"]), row["spread"])
+    tiles = LayerTiles(parse_tile(row["gate_up"]), parse_tile(row["down"]), row["by_token"])
     known = {tiles.gate_up.variant, tiles.down.variant} <= EXPERT_VARIANTS.keys()
     fits = tiles.gate_up.rows == tiles.down.rows and tokens in TOKENS and known
     if not fits or type(tiles.by_token) is not bool:

@@ -3,7 +3,7 @@
 One JSON file a GPU (`shape_tables/<gpu>.json`), written by `tpdet tune`, committed with the
 environment that admitted it:
 
-    {"format": 1, "environment": {"gpu": ..., "torch": ..., "cublas": ..., ...},
+    {"format": 2, "environment": {"gpu": ..., "torch": ..., "cublas": ..., ...},
      "products": [{"kind": "column", "n": 6144, "k": 4096, "leaves": 1, "dtype": "bfloat16",
                    "rows": {"64": {"tile": "64x64x128 w4 s4 swap", "library": "mm", ...}}}],
      "experts": [...]}
@@ -36,7 +36,7 @@ from tpdet.kernels.inputs.experts import ExpertLayer
 from tpdet.kernels.inputs.product import KINDS, Product, read_roots, write_roots
 from tpdet.kernels.order import Expression, operands
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = Path(__file__).resolve().parent / "shape_tables"
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
 """Rows at which variants are measured; decode graphs run at those up to 256."""

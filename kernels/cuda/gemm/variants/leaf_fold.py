@@ -19,6 +19,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.gemm.variants.descriptor import (
     DESCRIPTOR_SWAPPED,
     add_step,
@@ -30,7 +31,7 @@ from tpdet.kernels.cuda.gemm.variants.pointer import tile_origin
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Fold, Operands, stages_and_output
-from tpdet.kernels.cuda.hardware import H200
+from tpdet.kernels.cuda.hardware import Gpu
 from tpdet.kernels.cuda.launch.dependent import await_earlier
 from tpdet.kernels.cuda.launch.sizes import cdiv
 
@@ -141,7 +142,7 @@ def run_flat(operands: Operands, form: RootForm, tile: Tile, sms: int) -> None:
     Raises ValueError where it does not fit (leaves of one step, for one).
     """
     k = operands.w.shape[2]
-    if not folds(form, k, tile):
+    if not folds(form, k, tile, hardware.gpu_of(operands.x.device)):
         raise ValueError(f"leaves of {k} by {tile} do not fit 'flat': fold them apart")
     _launch(flat_fold, operands, form, tile, sms, k // tile.depth)
 
@@ -149,7 +150,7 @@ def run_flat(operands: Operands, form: RootForm, tile: Tile, sms: int) -> None:
 def run_nested(operands: Operands, form: RootForm, tile: Tile, sms: int) -> None:
     """As `run_flat`, by a loop a leaf; tiles with the weight on the M side do not fit."""
     k = operands.w.shape[2]
-    if not folds_plain(form, k, tile):
+    if not folds_plain(form, k, tile, hardware.gpu_of(operands.x.device)):
         raise ValueError(f"leaves of {k} by {tile} do not fit 'nested': fold them apart")
     _launch(nested_fold, operands, form, tile, sms, k)
 
@@ -172,15 +173,15 @@ def _launch(
     )
 
 
-def folds(form: RootForm, k: int, tile: Tile) -> bool:
+def folds(form: RootForm, k: int, tile: Tile, gpu: Gpu) -> bool:
     """Whether leaves of width k have two steps or more of this tile, and it fits the memory."""
     several = form.leaves > 1 and k % tile.depth == 0 and k // tile.depth >= MIN_FOLD_STEPS
-    return several and stages_and_output(tile, _SUM_BYTES) <= H200.shared_bytes
+    return several and stages_and_output(tile, _SUM_BYTES) <= gpu.shared_bytes
 
 
-def folds_plain(form: RootForm, k: int, tile: Tile) -> bool:
+def folds_plain(form: RootForm, k: int, tile: Tile, gpu: Gpu) -> bool:
     """The same without the weight on the M side."""
-    return folds(form, k, tile) and tile.variant != DESCRIPTOR_SWAPPED.name
+    return folds(form, k, tile, gpu) and tile.variant != DESCRIPTOR_SWAPPED.name
 
 
 # `flat` finds at every step which leaf it is in; `nested` begins its loads anew at every leaf.

@@ -12,7 +12,7 @@ import torch
 
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.cuda.hardware import H200
+from tpdet.kernels.cuda.hardware import Gpu
 from tpdet.kernels.inputs.gated import GROUP
 
 _BARRIER_BYTES = 2048  # beside the stages of a kernel that loads by descriptors
@@ -106,11 +106,20 @@ class Variant:
     dense: bool = True
     experts: bool = False
 
-    def fits(self, shape: ProductShape, tile: Tile) -> bool:
+    def fits(self, shape: ProductShape, tile: Tile, gpu: Gpu) -> bool:
         """Whether it can compute the shape by the tile in the shared memory of a program."""
-        room = self.shared_bytes(tile, shape.column_bytes) <= H200.shared_bytes
+        room = self.held_bytes(shape.column_bytes, tile, gpu) <= gpu.shared_bytes
         pairs = not shape.gated or tile.columns % (2 * GROUP) == 0
         return room and pairs and shape.k % tile.depth == 0 and self.takes(shape, tile)
+
+    def held_bytes(self, size: int, tile: Tile, gpu: Gpu) -> int:
+        """Shared memory of a program on a GPU; size: bytes of a value.
+
+        The matrix instruction of a warpgroup reads a stage where it lies. Before, Triton loads a
+        stage into registers first, and one fewer is held.
+        """
+        held = self.shared_bytes(tile, size)
+        return held if gpu.wgmma or self.descriptors else held - tile.stage_bytes // tile.stages
 
 
 @dataclass(frozen=True)
@@ -118,15 +127,15 @@ class Fold:
     """A kernel that folds subtrees of one form over its leaves: y[r] = fold of x_l w_l^T.
 
     name: as in the shape table. run: fills y [form.roots or more, M, N] fp32. fits: whether it
-    folds leaves of width k of a form by a tile. step_cost: time of a step of K over that of a chain
-    alone; leaf_cost: microseconds at the end of a leaf of the largest tile. static_rows: fewer rows
-    take it from the shape table only. wgmma: whether it calls the matrix instruction of a warpgroup
-    by name.
+    folds leaves of width k of a form by a tile on a GPU. step_cost: time of a step of K over that
+    of a chain alone; leaf_cost: microseconds at the end of a leaf of the largest tile. static_rows:
+    fewer rows take it from the shape table only. wgmma: whether it calls the matrix instruction of
+    a warpgroup by name.
     """
 
     name: str
     run: Callable[[Operands, RootForm, Tile, int], None]
-    fits: Callable[[RootForm, int, Tile], bool]
+    fits: Callable[[RootForm, int, Tile, Gpu], bool]
     step_cost: float
     leaf_cost: float
     static_rows: int = 1

@@ -2,6 +2,7 @@
 
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.gemm.variants.leaf_fold import MIN_FOLD_STEPS
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
@@ -13,7 +14,7 @@ from tpdet.kernels.cuda.gemm.variants.warp_specialised_parts import (
     WIDE,
     warp_specialised_parts,
 )
-from tpdet.kernels.cuda.hardware import H200
+from tpdet.kernels.cuda.hardware import Gpu
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv
 from tpdet.kernels.cuda.launch.warp_pipeline import CONSUMER_ROWS, tile_layout
@@ -30,12 +31,12 @@ def run_gluon_fold(operands: Operands, form: RootForm, tile: Tile, sms: int) -> 
     Of the tile, its size (128 x 128 by 64) and the stages count. sms: programs at most. Raises
     ValueError where it does not fit (leaves of one step, for one).
     """
-    x, k = operands.x, operands.w.shape[2]
-    if not folds(form, k, tile):
+    x, k, gpu = operands.x, operands.w.shape[2], hardware.gpu_of(operands.x.device)
+    if not folds(form, k, tile, gpu):
         raise ValueError(f"leaves of {k} by {tile} do not fit 'gluon': fold them otherwise")
     if sms < 1 or x.element_size() != 2:
         raise ValueError(f"'gluon' takes 2-byte values by descriptors: {x.dtype}, {sms} programs")
-    room = slots_bytes(tile, operands.y.element_size()) <= H200.shared_bytes
+    room = slots_bytes(tile, operands.y.element_size()) <= gpu.shared_bytes
     # No tile reaches into the next root.
     apart = form.roots == 1 or x.shape[0] % CONSUMER_ROWS.value == 0
     _launch(operands, form, tile, sms, room and apart)
@@ -55,7 +56,7 @@ def run_gluon_column(operands: Operands, tile: Tile, sms: int) -> None:
             f"{leaves} of {x.dtype} to {y.dtype}, {n} columns, K = {k}, {sms} programs: take "
             "another tile"
         )
-    if slots_bytes(tile, shape.column_bytes) > H200.shared_bytes:
+    if slots_bytes(tile, shape.column_bytes) > hardware.gpu_of(x.device).shared_bytes:
         raise ValueError(f"{tile} takes more shared memory than there is: take another tile")
     if tile.columns == COLUMNS.value:
         _launch_parts(operands, tile, sms)
@@ -122,12 +123,12 @@ def _form(
     return WarpForm(tile.columns, tile.depth, tile.stages, *form.shape, even, sent, bias, gated)
 
 
-def folds(form: RootForm, k: int, tile: Tile) -> bool:
+def folds(form: RootForm, k: int, tile: Tile, gpu: Gpu) -> bool:
     """Whether it folds leaves of width k of this form by this tile."""
     several = form.leaves > 1 and k // tile.depth >= MIN_FOLD_STEPS
     rests = form.parts == 2 and form.groups > 1  # the first terms rest in the slot of the tile
     room = slots_bytes(tile, _SUM_BYTES) if rests else stages_bytes(tile)
-    return several and tile.columns == 128 and cut_for_it(k, tile) and room <= H200.shared_bytes
+    return several and tile.columns == 128 and cut_for_it(k, tile) and room <= gpu.shared_bytes
 
 
 def takes(shape: ProductShape, tile: Tile) -> bool:
@@ -154,7 +155,7 @@ def slots_bytes(tile: Tile, size: int) -> int:
 
 
 WARP_SPECIALISED = Variant(
-    "warp_specialised", "tma trades", run_gluon_column, True, slots_bytes, takes
+    "warp_specialised", "tma specialised", run_gluon_column, True, slots_bytes, takes
 )
 WARP_SPECIALISED_FOLD = Fold(
     "gluon", run_gluon_fold, folds, step_cost=0.75, leaf_cost=0.1, static_rows=257, wgmma=True

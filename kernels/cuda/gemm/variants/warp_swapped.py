@@ -230,7 +230,7 @@ def _takes(shape: ProductShape, tile: Tile) -> bool:
 
 WARP_SWAPPED = Variant(
     "warp_swapped",
-    "swap tma trades",
+    "swap tma specialised",
     run_warp_swapped,
     True,
     _shared_bytes,
