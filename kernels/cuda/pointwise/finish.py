@@ -18,7 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.hardware import H200
+from tpdet.kernels.cuda import hardware
+from tpdet.kernels.cuda.hardware import Gpu
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 from tpdet.kernels.cuda.pointwise.fold import folded_operands
@@ -34,8 +35,6 @@ from tpdet.kernels.cuda.pointwise.norm import (
 from tpdet.kernels.fold_program import own_program
 from tpdet.kernels.inputs.norm import Finish
 from tpdet.kernels.partial_sums import PartialSums
-
-_FEW_ROWS = H200.multiprocessors  # up to about a program a multiprocessor
 
 
 class StreamRows(NamedTuple):
@@ -199,15 +198,15 @@ def fold_and_norm(
         RULE=rule,
         PROGRAM=own_program(sums.roots),
         ROWS=rows,
-        num_warps=warps or _fold_warps(m, n, sums.values.shape[0]),
+        num_warps=warps or _fold_warps(m, n, sums.values.shape[0], hardware.gpu_of(h.device)),
         enable_fp_fusion=False,
         **dependent_launch(h.device),
     )
     return h, y
 
 
-def _fold_warps(m: int, n: int, count: int) -> int:
+def _fold_warps(m: int, n: int, count: int, gpu: Gpu) -> int:
     """Few rows leave processors idle: 8 values a thread, 16 where `count` sums fly beside them."""
-    if m > _FEW_ROWS:
+    if m > gpu.multiprocessors:
         return norm_warps(n)
     return max(4, min(next_power_of_2(n) // (256 if count <= 2 else 512), 16))
