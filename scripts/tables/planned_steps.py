@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.fit.figures import StepFigure, step_figures
+from scripts.fit.steps import figure_world, predicted_seconds
 from scripts.tables.other_orders import other_orders
 from tpdet.tools.bench.load import lengths
 from tpdet.tools.measurement.default_order import in_default_order
 from tpdet.tools.measurement.results_file import newest_rows
 from tpdet.tools.plan.constants import Constants
-from scripts.fit.figures import StepFigure, step_figures
-from scripts.fit.steps import figure_world, predicted_seconds
 from tpdet.tools.plan.step import decode_parts, prefill_parts, step_seconds
 
 

@@ -11,11 +11,11 @@ import triton
 from triton.backends.nvidia.compiler import CUDABackend
 
 from tpdet.kernels.cuda import hardware
+from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.cuda.experts.admission import differs
 from tpdet.kernels.cuda.experts.tiles import product_tiles, weights_of
 from tpdet.kernels.cuda.gemm import column, gated, leaf
 from tpdet.kernels.cuda.hardware import BY_CAPABILITY
-from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.inputs.experts import ExpertLayer
 from tpdet.kernels.order import fold_tree
 from tpdet.tools.compile.asked import on_gpu

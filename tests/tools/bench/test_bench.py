@@ -17,6 +17,7 @@ from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import UsageError
 from tpdet.kernels import order
+from tpdet.kernels.cuda.hardware import RATES
 from tpdet.models.products import model_products
 from tpdet.tools.bench import exchange
 from tpdet.tools.bench.arguments import NAMES, add_bench, complete
@@ -26,7 +27,6 @@ from tpdet.tools.bench.load import lengths, prompt
 from tpdet.tools.bench.spec import EngineSpec, LatencyCases, MixedCase
 from tpdet.tools.bench.throughput import time_mixed
 from tpdet.tools.measurement.floor import (
-    RATES,
     decode_work,
     exchange_seconds,
     mixed_work,

@@ -24,9 +24,10 @@ from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import NotFoundError, ResourceError, UsageError
 from tpdet.kernels.cuda.cost.roofline import smooth_maximum
+from tpdet.kernels.cuda.hardware import RATES
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.speculative.draft_model import start as draft_model
-from tpdet.tools.measurement.floor import RATES, decode_work
+from tpdet.tools.measurement.floor import decode_work
 from tpdet.tools.measurement.results_file import newest_rows
 from tpdet.tools.plan.command import LEGEND
 from tpdet.tools.plan.constants import LayerCost, load_constants, write_constants

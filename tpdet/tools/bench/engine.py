@@ -15,8 +15,9 @@ from tpdet.client.engine_settings import engine_config
 from tpdet.comm.device import open_world, resolve_device
 from tpdet.config import APPROXIMATE, EngineConfig
 from tpdet.engine import Engine
+from tpdet.kernels.cuda.hardware import Rates
 from tpdet.tools.bench.spec import BenchResult, EngineSpec, result_of
-from tpdet.tools.measurement.floor import CaseWork, Rates, here
+from tpdet.tools.measurement.floor import CaseWork, here
 from tpdet.tools.measurement.rows import BenchRow
 from tpdet.tools.worlds.lists import parse_sizes
 

@@ -12,12 +12,13 @@ from itertools import pairwise
 
 from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.engine import Engine
+from tpdet.kernels.cuda.hardware import Rates
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.tools.bench.engine import engine_of, measure_engine, ready, row_beside_floor
 from tpdet.tools.bench.load import prompt, submit
 from tpdet.tools.bench.run import run_worlds
 from tpdet.tools.bench.spec import BenchResult, EngineSpec, LatencyCases
-from tpdet.tools.measurement.floor import Rates, decode_work, prefill_work
+from tpdet.tools.measurement.floor import decode_work, prefill_work
 from tpdet.tools.measurement.rows import BenchRow, finish
 from tpdet.tools.worlds.lists import parse_sizes
 

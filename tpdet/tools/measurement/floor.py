@@ -7,23 +7,11 @@ import torch
 
 from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.checkpoint.model_config.expert_load import touched_experts
+from tpdet.kernels.cuda.hardware import RATES, Rates
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FoldPlan
 from tpdet.layers.products import LayerProduct
 from tpdet.models.products import layer_products
 from tpdet.tools.worlds.shapes import cut_for
-
-
-@dataclass(frozen=True)
-class Rates:
-    """One GPU's bytes a second read, bf16 operations a second, bytes a second sent to peers."""
-
-    bytes: float
-    flops: float
-    link: float
-
-
-RATES = {"NVIDIA H200": Rates(4.5e12, 989e12, 450e9)}
-"""By GPU: measured read-only bandwidth, data-sheet peak and NVLink; other GPUs have no floor."""
 
 
 @dataclass(frozen=True)

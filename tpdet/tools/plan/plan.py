@@ -7,9 +7,9 @@ import msgspec
 from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.checkpoint.model_config.expert_load import fullest_rank, touched_experts
 from tpdet.errors import UsageError
+from tpdet.kernels.cuda.hardware import KNOWN, RATES
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, PAGE_TOKENS
-from tpdet.tools.measurement.floor import RATES, Rates, decode_work
-from tpdet.tools.measurement.results_file import short_name
+from tpdet.tools.measurement.floor import decode_work
 from tpdet.tools.plan.constants import load_constants
 from tpdet.tools.plan.draft import DraftPlan, DraftRequest, draft_plan
 from tpdet.tools.plan.hardware import GIB, Hardware, Network, hardware_of
@@ -131,7 +131,7 @@ def plan_size(request: PlanRequest, tp: int) -> Plan:
         kv_sequences=held,
         fits=held >= request.batch and (draft is None or draft.kv_pages > 0),
         decode_ms=1e3 * seconds,
-        floor_ms=1e3 * work.seconds(_rates(request.gpu)),
+        floor_ms=1e3 * work.seconds(RATES[KNOWN[request.gpu].name]),
         decode_parts=_milliseconds(decode),
         decode_limit=limit_of(decode),
         decode_tokens=worlds * request.batch / seconds,
@@ -289,7 +289,3 @@ def _draft_notes(request: PlanRequest, draft: DraftPlan | None, held: int) -> tu
             "raise --gpu-memory-utilization, or use more GPUs (--tp)"
         )
     return tuple(notes)
-
-
-def _rates(gpu: str) -> Rates:
-    return next(rates for name, rates in RATES.items() if short_name(name) == gpu)
