@@ -137,7 +137,7 @@ def test_damaged_layers_are_refused_by_name(tmp_path):
         lambda layer: layer.update(held=0),
         lambda layer: layer.update(dtype="float16"),
         lambda layer: layer.update(tokens={}),
-        lambda layer: layer["tokens"]["64"].update(spread=True),
+        lambda layer: layer["tokens"]["64"].update(by_token=True),
         lambda layer: layer["tokens"]["64"].update(down=high),
         lambda layer: layer["tokens"]["64"].update(down="16x64x64 w4 s5 tma"),
         lambda layer: layer["tokens"].update({"17": layer["tokens"]["16"]}),
