@@ -60,7 +60,7 @@ def table_text(**changes):
                "roots": "(0+1)+(2+3)", "rows": {"16": row}}  # fmt: skip
     for name, value in changes.items():
         (row if name in (*row, "library") else product)[name] = value
-    return json.dumps({"format": 1, "environment": ENVIRONMENT, "products": [product]})
+    return json.dumps({"format": 2, "environment": ENVIRONMENT, "products": [product]})
 
 
 def test_a_row_product_is_read():

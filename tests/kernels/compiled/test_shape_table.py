@@ -37,7 +37,7 @@ def table_text(**changes):
     row = {"tile": "16x64x64 w4 s5 swap", "library": "mm"}
     product = {"kind": "column", "n": 96, "k": 64, "leaves": 1, "dtype": "bfloat16",
                "rows": {"16": row, "512": row}}  # fmt: skip
-    data = {"format": 1, "environment": ENVIRONMENT, "products": [product]}
+    data = {"format": 2, "environment": ENVIRONMENT, "products": [product]}
     for path, value in changes.items():
         place = data
         *names, last = path.split("__")
@@ -76,7 +76,7 @@ def test_a_gated_product_is_read():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"format": 2},
+        {"format": 1},
         {"products__0__kind": "other"},
         {"products__0__n": -1},
         {"products__0__dtype": "float16"},
