@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.engine.test_drafts import assert_same, with_drafts
-from tests.lib.engine_harness import ask, draft_anew, leave_out_freely, run
+from tests.lib.engine_harness import ask, dictate_drafts, leave_out_freely, run
 from tpdet.errors import RequestError
 from tpdet.grammar.schema_start import SchemaStart
 from tpdet.requests.request import SamplingParams, check_against_model
@@ -144,7 +144,7 @@ def test_a_mark_that_was_only_a_draft_is_none(model, questions, together):
         def marks(sequence, most):
             return [*sequence.request.params.json_schema_after[-1:], 1][:most]
 
-        draft_anew(engine, instead=marks)
+        dictate_drafts(engine, marks)
 
     drafted = [msgspec.structs.replace(r, drafts=((1,),) * r.params.n) for r in questions]
     found = run(model, drafted, change=change, look=False)

@@ -13,8 +13,7 @@ page is evicted before the pages that lead to it. Only rank 0 has an index; it n
 import hashlib
 import struct
 from array import array
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, abc
 from dataclasses import dataclass
 
 from tpdet.errors import IntegrityError
@@ -59,7 +58,7 @@ class PrefixChain:
         self._domain = domain
         self._keys: list[PageKey] = []
 
-    def key(self, tokens: Sequence[int], index: int) -> PageKey:
+    def key(self, tokens: abc.Sequence[int], index: int) -> PageKey:
         """The key of page `index`; `tokens` must cover this page."""
         while len(self._keys) <= index:
             first = len(self._keys) * PAGE_TOKENS
@@ -177,7 +176,7 @@ class PrefixIndex:
         self.drop(page)
         return page
 
-    def check_integrity(self, holders: Mapping[int, int]) -> None:
+    def check_integrity(self, holders: abc.Mapping[int, int]) -> None:
         """Refuse (IntegrityError) unless `holders` counts each shared page's readers.
 
         holders: how many sequences hold each page, for pages that are held.
@@ -189,8 +188,8 @@ class PrefixIndex:
                 )
             if (readers == 0) != (page in self._idle) or not (readers or page in self._by_page):
                 raise IntegrityError(f"page {page} has {readers} readers and is misplaced")
-        found = self._by_page.keys()
-        if len(self._entries) != len(found) or not found <= self._readers.keys():
+        pages = self._by_page.keys()
+        if len(self._entries) != len(pages) or not pages <= self._readers.keys():
             raise IntegrityError("the prefix cache finds pages that are not shared")
         for page, entry in self._by_page.items():
             if entry.page != page or self._entries.get(entry.key.key) is not entry:

@@ -12,7 +12,7 @@ up every page that a step touches.
 """
 
 import struct
-from collections.abc import Iterable
+from collections import abc
 
 import blake3
 import numpy as np
@@ -44,8 +44,8 @@ def version_id(request_id: str, seed: int, choice: int = 0) -> int:
     """The 64-bit id under which one choice of a request owns pages; never NOBODY or SHARED."""
     name = request_id.encode("utf-8", "surrogatepass")
     body = struct.pack("<QI", seed, choice) + name
-    found = int.from_bytes(blake3.blake3(body).digest(length=8), "little")
-    return found if found not in (NOBODY, SHARED) else 1
+    owner = int.from_bytes(blake3.blake3(body).digest(length=8), "little")
+    return owner if owner not in (NOBODY, SHARED) else 1
 
 
 class VersionTable:
@@ -65,7 +65,7 @@ class VersionTable:
         """The version_id that `page` was allocated to, SHARED, or NOBODY."""
         return int(self._owners[page])
 
-    def apply(self, events: Iterable[PageEvent]) -> None:
+    def apply(self, events: abc.Iterable[PageEvent]) -> None:
         """Apply a plan's events in order.
 
         ALLOCATE wants a free page and gives it to `version_id`; EVICT frees it; NAN only
@@ -93,16 +93,16 @@ class VersionTable:
             raise IntegrityError("a row may not touch its pages")
 
     def _may_touch(self, rows: PlanRows) -> bool:
-        pages, held, start, owner = rows.page_ids, rows.held, rows.start, rows.version_id
-        if (held * PAGE_TOKENS < start + rows.count).any():
+        pages, counts, start, owner = rows.page_ids, rows.held, rows.start, rows.version_id
+        if (counts * PAGE_TOKENS < start + rows.count).any():
             return False
         if not len(pages) or pages.min() < 0 or pages.max() >= self.num_pages:
             return False
         if not np.array_equal(self._versions[pages], rows.page_versions):
             return False
-        place = np.arange(len(pages)) - np.repeat(np.cumsum(held) - held, held)
-        written = place >= np.repeat(start // PAGE_TOKENS, held)
-        writers = np.repeat(owner, held)[written]
+        index = np.arange(len(pages)) - np.repeat(np.cumsum(counts) - counts, counts)
+        written = index >= np.repeat(start // PAGE_TOKENS, counts)
+        writers = np.repeat(owner, counts)[written]
         somebody = (writers != NOBODY) & (writers != SHARED)
         return bool((somebody & (self._owners[pages[written]] == writers)).all())
 
@@ -116,10 +116,10 @@ class VersionTable:
                 f"{row_name(row)} names pages {min(row.pages)} to {max(row.pages)}; "
                 f"there are {self.num_pages}"
             )
-        for page, held in zip(row.pages, row.versions, strict=True):
-            if self.version(page) != held:
+        for page, version in zip(row.pages, row.versions, strict=True):
+            if self.version(page) != version:
                 raise IntegrityError(
-                    f"{row_name(row)} holds page {page} at version {held}, "
+                    f"{row_name(row)} holds page {page} at version {version}, "
                     f"but the page is at version {self.version(page)}"
                 )
         for page in row.pages[row.start // PAGE_TOKENS :]:
@@ -177,16 +177,15 @@ class VersionTable:
         self._chain = blake3.blake3(self._chain + link).digest()
 
 
-def first_difference(mine: bytes, theirs: bytes) -> str | None:
+def first_difference(here: bytes, there: bytes) -> str | None:
     """Name the first page at which two snapshots differ, with both versions and owners."""
-    if len(mine) != len(theirs):
-        return f"{len(mine) // _STATE.size} pages here, {len(theirs) // _STATE.size} there"
-    for at in range(0, len(mine), _STATE.size):
-        if mine[at : at + _STATE.size] != theirs[at : at + _STATE.size]:
-            version, owner = _STATE.unpack_from(mine, at)
-            their_version, their_owner = _STATE.unpack_from(theirs, at)
+    if len(here) != len(there):
+        return f"{len(here) // _STATE.size} pages here, {len(there) // _STATE.size} there"
+    pairs = zip(_STATE.iter_unpack(here), _STATE.iter_unpack(there), strict=True)
+    for page, ((version, owner), (other_version, other_owner)) in enumerate(pairs):
+        if (version, owner) != (other_version, other_owner):
             return (
-                f"page {at // _STATE.size} is at version {version} of {owner:#018x} here, "
-                f"at version {their_version} of {their_owner:#018x} there"
+                f"page {page} is at version {version} of {owner:#018x} here, "
+                f"at version {other_version} of {other_owner:#018x} there"
             )
     return None

@@ -9,7 +9,7 @@ belongs to no sequence (its owner is SHARED), and no row may write it. It is fre
 reader and another sequence needs a page.
 """
 
-from collections.abc import Iterable
+from collections import abc
 
 from tpdet.cache.pages import PageAllocator
 from tpdet.cache.versions import ALL_PAGES, NOBODY, SHARED, VersionTable
@@ -129,7 +129,7 @@ class PageManager:
         events, self._events = tuple(self._events), []
         return events
 
-    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+    def check_integrity(self, sequences: abc.Iterable[Sequence]) -> None:
         """Refuse (IntegrityError) unless `sequences` hold exactly the pages that are in use.
 
         A shared page may have several holders, or be kept by the prefix cache without any; any

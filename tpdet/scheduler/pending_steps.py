@@ -1,6 +1,6 @@
 """Steps that are planned and not committed, and the sequences that ended meanwhile."""
 
-from collections.abc import Sequence as Rows
+from collections import abc
 from dataclasses import dataclass
 
 from tpdet.control.plan import StepPlan
@@ -54,7 +54,7 @@ class PendingSteps:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def begin(self, plan: StepPlan, sequences: Rows[Sequence]) -> None:
+    def begin(self, plan: StepPlan, sequences: abc.Sequence[Sequence]) -> None:
         """Add a plan whose row i computes `sequences[i]`, and count those positions as computed.
 
         PENDING stands for the token that a row samples, until the commit.

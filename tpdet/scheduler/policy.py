@@ -35,7 +35,7 @@ class Policy:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.mixed_step_tokens = max_num_batched_tokens
-        """Of a step in which sequences decode: their readers wait for the prompts beside them."""
+        """Tokens of a step in which sequences decode: readers wait for the prompts beside them."""
         self.waiting = SequenceQueue()
         self.running = SequenceQueue()
         self.page_manager = PageManager(num_pages, prefix_identity)

@@ -7,7 +7,7 @@ choices of one request share its prompt, and so do requests that arrive together
 while a prompt is computed, it takes the token budget that the waiting queue would need anyway.
 """
 
-from collections.abc import Iterator
+from collections import abc
 
 from tpdet.cache.prefix import CachedPage, PrefixChain, PrefixIndex, prefix_domain
 from tpdet.kernels.order import PAGE_TOKENS
@@ -67,7 +67,7 @@ class Prefixes:
         for index in range(len(entries), len(sequence.tokens) // PAGE_TOKENS):
             self._being_computed.setdefault(chain.key(sequence.tokens, index).key, sequence)
 
-    def share(self, sequence: Sequence, end: int) -> Iterator[tuple[int, int | None]]:
+    def share(self, sequence: Sequence, end: int) -> abc.Iterator[tuple[int, int | None]]:
         """Add the full pages before position `end` that are not cached yet.
 
         Yields (page, stale) for each page that is shared from now on. `stale` is the page that the

@@ -1,7 +1,7 @@
 """A queue of sequences in the total order: by admission number, then by choice."""
 
 from bisect import bisect_left, insort
-from collections.abc import Container, Iterator
+from collections import abc
 from operator import attrgetter
 
 from tpdet.control.row_messages import RowKey
@@ -20,13 +20,13 @@ class SequenceQueue:
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> abc.Iterator[Sequence]:
         return iter(self._sequences)
 
     def __getitem__(self, index: int) -> Sequence:
         return self._sequences[index]
 
-    def having(self, keys: Container[RowKey]) -> list[Sequence]:
+    def having(self, keys: abc.Container[RowKey]) -> list[Sequence]:
         """The sequences whose key is among `keys`, in the total order."""
         return [sequence for sequence in self._sequences if sequence.key in keys]
 

@@ -1,6 +1,6 @@
 """All live requests by id, from admission until the last choice ends."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import abc
 
 from tpdet.errors import OverloadedError, RequestError
 from tpdet.grammar.constraint import Constraint
@@ -17,7 +17,7 @@ class RequestTable:
         self,
         max_queue: int,
         max_model_len: int,
-        constrain: Callable[[AnswerForm], Constraint] | None = None,
+        constrain: abc.Callable[[AnswerForm], Constraint] | None = None,
     ) -> None:
         """constrain: makes a constraint of the form of an answer, or raises RequestError."""
         self._constrain = constrain
@@ -58,7 +58,7 @@ class RequestTable:
         self._unstarted[name] = None
         return sequences
 
-    def started(self, sequences: Iterable[Sequence]) -> None:
+    def started(self, sequences: abc.Iterable[Sequence]) -> None:
         """Note that sequences got pages: their requests never count as waiting again."""
         if self._unstarted:
             for sequence in sequences:
@@ -69,7 +69,7 @@ class RequestTable:
         sequences = self._requests.get(request_id, ())
         return [s for s in sequences if not s.finished and choice in (None, s.choice)]
 
-    def unfinished(self) -> Iterator[Sequence]:
+    def unfinished(self) -> abc.Iterator[Sequence]:
         """Every unfinished sequence, by admission number and choice."""
         for request_id in self._requests:
             yield from self.live(request_id)

@@ -13,8 +13,7 @@ No request starves. The first sequence in the total order is never preempted whi
 No sequence overtakes the head of the waiting queue. A request that could not fit alone is refused.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Rows
+from collections import abc
 
 from tpdet.control.plan import NO_ROWS, PLAN_VERSION, PlanRows, StepPlan
 from tpdet.control.row_messages import RowKey, SampledToken
@@ -52,7 +51,7 @@ class Scheduler:
         max_model_len: int,
         preempt_every: int = 0,
         prefix_identity: bytes | None = None,
-        constrain: Callable[[AnswerForm], Constraint] | None = None,
+        constrain: abc.Callable[[AnswerForm], Constraint] | None = None,
         mixed_step_tokens: int | None = None,
         speculator: Speculator | None = None,
     ) -> None:
@@ -170,8 +169,8 @@ class Scheduler:
     def commit(
         self,
         step: int,
-        sampled: Mapping[RowKey, SampledToken],
-        prompt_scores: Mapping[RowKey, Iterable[SampledToken]] | None = None,
+        sampled: abc.Mapping[RowKey, SampledToken],
+        prompt_scores: abc.Mapping[RowKey, abc.Iterable[SampledToken]] | None = None,
         approximate: bool = False,
         runs: Runs | None = None,
     ) -> list[Output]:
@@ -218,7 +217,7 @@ class Scheduler:
         return outputs
 
     def _commit_run(
-        self, sequence: Sequence, end: int, run: Rows[SampledToken], approximate: bool
+        self, sequence: Sequence, end: int, run: abc.Sequence[SampledToken], approximate: bool
     ) -> list[Output]:
         """Commit a row with drafts; pages are shared up to the committed end only."""
         drafted = sequence.drafted

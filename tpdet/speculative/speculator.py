@@ -50,7 +50,7 @@ from tpdet.speculative.step_time import StepTimes
 from tpdet.speculative.trials import Trials
 
 SHARE = 0.01
-"""Of the time of all steps that looking for drafts may take."""
+"""The share of the time of all steps that looking for drafts may take."""
 _MOST_BUDGET = 0.010  # seconds that may be saved up: a long prompt is indexed at once
 _LEAST_BUDGET = -0.002  # the rest of a look that took long, perhaps only for other programs
 _HANGS = 1.0  # seconds of one look after which a proposer is switched off
@@ -345,16 +345,23 @@ class DraftSpeculator(Speculator):
             speculation.proposer, speculation.match_length = proposer, candidate.match_length
             sequence.drafts_are_requested = proposer.name in OF_REQUESTS
             drafts = of_model.get(sequence.key)
-            own = partial(self._ask, proposer, count)
-            proposals.append((sequence, own if drafts is None else partial(_first, drafts)))
+            propose = partial(self._ask, proposer, count, drafts)
+            proposals.append((sequence, propose))
         fill_rows(proposals, counts, step.budget)
         for candidate, _ in lengths:
             if not candidate.pending:
                 carries = candidate.sequence.drafted > 0 or candidate.is_requested
                 self._wait(candidate.speculation, carries)
 
-    def _ask(self, proposer: Proposer, count: int, most: int) -> abc.Sequence[int]:
-        """The next drafts for the sequence that a proposer saw last: at most either number."""
+    def _ask(
+        self, proposer: Proposer, count: int, drafts: abc.Sequence[int] | None, most: int
+    ) -> abc.Sequence[int]:
+        """The next drafts for the sequence that a proposer saw last: at most either number.
+
+        drafts: those that a draft model has made already.
+        """
+        if drafts is not None:
+            return drafts[:most]
         most = min(count, most)
         try:
             return proposer.propose(most)[:most] if most > 0 else ()
@@ -376,7 +383,3 @@ class DraftSpeculator(Speculator):
         self.counts.setdefault(name, DraftCounts()).switched_off = 1
         memory = "; its weights and KV pages stay until the end" if name == DRAFT_MODEL else ""
         _log.warning("drafter %s %s: it is switched off, answers go on%s", name, why, memory)
-
-
-def _first(drafts: abc.Sequence[int], most: int) -> abc.Sequence[int]:
-    return drafts[:most]

@@ -22,8 +22,8 @@ from tpdet.speculative.step_time import StepTimes
 
 _MATCH_LENGTH = 16  # for a start; how often it is right is learned of all sequences
 _SHARE_OF_STEP, _SHARE_OF_ROW = 0.25, 0.01
-"""Of a step that a draft model's step takes, and each row more, until that is measured (an H200,
-0.6B for 8B: 0.26 for one row, 0.42 for 16)."""
+"""The share of a step that a draft model's step takes, and each row more, until that is measured
+(an H200, 0.6B for 8B: 0.26 for one row, 0.42 for 16)."""
 _LEAST_STEPS = 16  # that bear what the first drafts of a sequence take
 
 
