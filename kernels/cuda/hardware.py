@@ -60,7 +60,7 @@ KIB = 1024
 HOPPER_PRODUCT_RATE = 4.7e12
 """Operations a second of a multiprocessor: all of a prompt's step but attention, on an H200."""
 OTHER_PRODUCT_RATE = 1.8e12
-"""Of an A100 by its data sheet, at the share of it that the H200 reaches; never measured."""
+"""An A100's by its data sheet, at the share of it that the H200 reaches; never measured."""
 ATTENTION_SHARE = 0.62
 """386 of 620 TFLOP/s, on an H200 too."""
 A100 = Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 163 * KIB)

@@ -34,7 +34,7 @@ from tpdet.kernels.cuda.hardware import KNOWN
 
 GPUS = {gpu.name: gpu for gpu in KNOWN.values()}
 _SPREAD = TileCost(0.4, 0.35, 0.6, 0.7, 0.7, 0.2, 0.3)
-"""Of the prior, in logarithms."""
+"""How far costs may lie from the prior, in logarithms."""
 _NOISE = 0.03  # of a time, likewise
 _FALL, _LEAST_WEIGHT = 4, 0.3
 """A time twice the best of its case weighs exp(-4) and this."""

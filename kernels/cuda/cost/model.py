@@ -33,7 +33,7 @@ _MOST_THREADS = 2048  # of a multiprocessor
 _MOST_PROGRAMS = 8  # of a multiprocessor that the estimate tells apart
 _PROGRAM_BYTES = 1024  # of shared memory that each program takes beside its own
 _OUTPUT_BYTES = {"column": 2.0, "gated": 1.0, "geglu": 1.0, "head": 4.0, "row": 4.0}
-"""Of a row of x and a row of the weight."""
+"""Bytes of the output for a row of x and a row of the weight, by kind."""
 
 
 class TileCost(NamedTuple):

@@ -49,7 +49,7 @@ _SPEED = {(128, 256): 1.0, (128, 128): 0.82, (64, 256): 0.8}
 
 
 def column_tile(m: int, n: int, k: int, *, float32: bool, wide_out: bool, sms: int) -> Tile:
-    """For x [m, k], weight [n, k]; `wide_out`: the output is fp32; sms: 0 without descriptors."""
+    """The tile for x [m, k], weight [n, k]; wide_out: to fp32; sms: 0 without descriptors."""
     return chain_tile(m, n, 1, float32=float32, wide_out=wide_out, sms=sms).at(k)
 
 
@@ -65,7 +65,7 @@ def static_tiles(*, float32: bool, wide_out: bool, descriptors: bool) -> Iterato
 
 
 def chain_tile(m: int, n: int, leaves: int, *, float32: bool, wide_out: bool, sms: int) -> Tile:
-    """For `leaves` products of m rows by n columns side by side; its depth may not divide K yet."""
+    """The tile of `leaves` products of m rows by n columns; its depth may not divide K yet."""
     if float32:
         return _FLOAT32_FEW if m <= 16 else _FLOAT32_MANY
     if m <= 16:
@@ -94,7 +94,7 @@ def _least_time(
 
 
 def leaf_tile(m: int, n: int, k: int, leaves: int, *, float32: bool, sms: int) -> Tile:
-    """For `leaves` products x [m, k], weight [n, k] side by side, nothing folded."""
+    """The tile of `leaves` products x [m, k], weight [n, k] side by side, nothing folded."""
     return chain_tile(m, n, leaves, float32=float32, wide_out=True, sms=sms).at(k)
 
 
@@ -110,7 +110,7 @@ def leaf_choice(
     sms: int,
     gpu: Gpu,
 ) -> LeafChoice:
-    """For x [m, leaves * k], weight [leaves, n, k]; sms: multiprocessors, 0 without descriptors."""
+    """The choice for x [m, leaves * k], weight [leaves, n, k]; sms: 0 without descriptors."""
     apart = LeafChoice(1, CHAIN, leaf_tile(m, n, k, leaves, float32=float32, sms=sms))
     if float32 or not sms:
         return apart

@@ -60,7 +60,7 @@ class ProductChoice:
 
     @property
     def leaf_choice(self) -> LeafChoice:
-        """Of a `row` product."""
+        """The choice of a `row` product without its bucket."""
         return LeafChoice(self.cut, self.kernel, self.tile)
 
 
@@ -87,7 +87,7 @@ class Admitted:
     products: Mapping[Product, Mapping[int, ProductChoice]]
 
     def choice(self, kind: str, x: torch.Tensor, n: int) -> ProductChoice | None:
-        """For x [M, K] times a weight [n, K] of a kind; None: the static choice runs."""
+        """What runs x [M, K] times a weight [n, K] of a kind; None: the static choice."""
         if x.dtype != torch.bfloat16:
             return None
         choices = self.products.get(Product(kind, n, x.shape[1]))
@@ -96,7 +96,7 @@ class Admitted:
     def leaf_choice(
         self, x: torch.Tensor, n: int, leaves: int, roots: tuple[Expression, ...]
     ) -> LeafChoice | None:
-        """For x [M, leaves * k] times [leaves, n, k]; None: the static choice runs."""
+        """What runs x [M, leaves * k] times [leaves, n, k]; None: the static choice."""
         if x.dtype != torch.bfloat16:
             return None
         product = Product("row", n, x.shape[1] // leaves, leaves, write_roots(roots))
