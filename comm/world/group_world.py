@@ -7,7 +7,7 @@ library's reduction is used by the approximate mode only (`library_sum`).
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 
@@ -53,7 +53,7 @@ class GroupWorld:
         self._device = device
         self._whole = whole
         self._sequence = 0
-        self._alone: Alone = Alone(self.size, None if whole is None else whole._alone)
+        self._alone: Alone = Alone() if whole is None else whole._alone
         self._parts: list[GroupWorld] = []
         self._group: dist.ProcessGroup | None = None
         self._carrier: MpiCarrier | None = None  # carries tensors in place of the group
@@ -83,32 +83,34 @@ class GroupWorld:
 
     def all_gather(self, x: Tensor) -> Tensor:
         """[size, *x.shape]: every rank's bytes in rank order. Raises PeerLostError."""
-        if self._alone:
-            return self._alone.all_gather(x)
-        kind = self._travels_on(x)
-        sent, gathered = _on(kind, x), _room(kind, (self.size, *x.shape), x)
-        if x.numel() == 0:
-            return gathered.to(x.device)
-        with self._peers_needed(f"all_gather of {tuple(x.shape)} {x.dtype}"):
-            if self._carrier is not None:
-                self._carrier.all_gather(_as_bytes(gathered), _as_bytes(sent), self.timeout)
-            else:
-                _gather_flat(_as_bytes(gathered), _as_bytes(sent), self._group)
-        return gathered.to(x.device)
+        by_mpi = None if self._carrier is None else self._carrier.all_gather
+        return self._exchanged("all_gather", x, (self.size, *x.shape), by_mpi, _gather_flat)
 
     def all_to_all(self, x: Tensor) -> Tensor:
         """[size, ...]: the blocks that all ranks had for this one. Raises PeerLostError."""
+        by_mpi = None if self._carrier is None else self._carrier.all_to_all
+        return self._exchanged("all_to_all", x, x.shape, by_mpi, dist.all_to_all_single)
+
+    def _exchanged(
+        self,
+        operation: str,
+        x: Tensor,
+        shape: Sequence[int],
+        by_mpi: Callable[[Tensor, Tensor, float], None] | None,
+        by_group: Callable[..., object],
+    ) -> Tensor:
+        """What peers sent in one operation, as a tensor of a shape; sent is x, as bytes."""
         if self._alone:
-            return self._alone.all_to_all(x)
+            return x.new_zeros(tuple(shape))
         kind = self._travels_on(x)
-        sent, received = _on(kind, x), _room(kind, x.shape, x)
+        sent, received = _on(kind, x), _room(kind, shape, x)
         if x.numel() == 0:
             return received.to(x.device)
-        with self._peers_needed(f"all_to_all of {tuple(x.shape)} {x.dtype}"):
-            if self._carrier is not None:
-                self._carrier.all_to_all(_as_bytes(received), _as_bytes(sent), self.timeout)
+        with self._peers_needed(f"{operation} of {tuple(x.shape)} {x.dtype}"):
+            if by_mpi is not None:
+                by_mpi(_as_bytes(received), _as_bytes(sent), self.timeout)
             else:
-                dist.all_to_all_single(_as_bytes(received), _as_bytes(sent), group=self._group)
+                by_group(_as_bytes(received), _as_bytes(sent), group=self._group)
         return received.to(x.device)
 
     def add_in_any_order(self, x: Tensor) -> Tensor:

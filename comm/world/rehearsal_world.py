@@ -11,32 +11,22 @@ from tpdet.launch.ranks.rank_environment import RankEnvironment
 
 
 class Alone:
-    """True inside `while_inside`; its operations return zeros in the shapes of the real ones."""
+    """True inside `while_inside`: what peers would send is zeros then."""
 
-    def __init__(self, size: int, beside: "Alone | None" = None) -> None:
-        """beside: another world of this rank; both are alone at the same time."""
-        self._size = size
-        self._inside: list[bool] = [False] if beside is None else beside._inside
+    def __init__(self) -> None:
+        self._inside = False
 
     def __bool__(self) -> bool:
-        return self._inside[0]
+        return self._inside
 
     @contextmanager
     def while_inside(self) -> Iterator[None]:
-        """Return zeros in place of the peers' tensors."""
-        self._inside[0] = True
+        """Send nothing, and take zeros for the peers' tensors."""
+        self._inside = True
         try:
             yield
         finally:
-            self._inside[0] = False
-
-    def all_gather(self, x: Tensor) -> Tensor:
-        """Zeros [size, *x.shape]."""
-        return x.new_zeros((self._size, *x.shape))
-
-    def all_to_all(self, x: Tensor) -> Tensor:
-        """Zeros of x's shape, contiguous."""
-        return x.new_zeros(x.shape)
+            self._inside = False
 
 
 class RehearsalWorld(NoPeers):
@@ -46,15 +36,14 @@ class RehearsalWorld(NoPeers):
         self.rank = self.local_rank = rank
         self.size = self.local_size = size
         self.node_names: tuple[str, ...] = (this_node(RankEnvironment()).name,) * size
-        self._alone = Alone(size)
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Zeros [size, *x.shape]."""
-        return self._alone.all_gather(x)
+        return x.new_zeros((self.size, *x.shape))
 
     def all_to_all(self, x: Tensor) -> Tensor:
         """Zeros of x's shape."""
-        return self._alone.all_to_all(x)
+        return x.new_zeros(x.shape)
 
     def part(self, groups: Sequence[Sequence[int]]) -> "RehearsalWorld":
         """The group of this rank, of which the others are not there either."""

@@ -29,7 +29,6 @@ from tpdet.runner.start.loading import Tick
 from tpdet.runner.start.poison_check import poison_check
 from tpdet.runner.start.start_times import MAKING_PAGES, StartTimes, naming_memory
 from tpdet.runner.step.gpu_wait import wait_for_step
-from tpdet.runner.step.heartbeat import compare_tables
 from tpdet.runner.step.step_rows import gather_rows
 from tpdet.runner.step.taking import TakeLogits
 
@@ -168,7 +167,7 @@ class Runner:
             )
         self.table.check_readers(plan.rows)
         if not len(plan.rows):
-            compare_tables(self._world, self.table, plan.step)
+            _compare_tables(self._world, self.table, plan.step)
             return None
         sampled = self._sample(plan, results)
         if plan.feeds:
@@ -256,3 +255,21 @@ class Runner:
         (batch,) = batches
         rows = self.model.begin(ids_M, self.pages, batch).of(wanted_R)
         return self.model.finish(rows, self.pages, make_batch(step.ends, self.device))
+
+
+def _compare_tables(world: World, table: VersionTable, step: int) -> None:
+    """Return if all ranks' tables are equal at a step.
+
+    Raises IntegrityError, on every rank, naming the first rank that differs from rank 0, both
+    nodes and digests, and the page.
+    """
+    digests = world.gather_bytes(table.full_digest())
+    if all(digest == digests[0] for digest in digests):
+        return
+    snapshots = world.gather_bytes(table.snapshot())
+    rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+    difference = first_difference(snapshots[0], snapshots[rank]) or "in their history alone"
+    raise IntegrityError.in_public(
+        f"step {step}: page tables of {rank_on_node(world, 0)} (digest {digests[0].hex()[:16]})"
+        f" and {rank_on_node(world, rank)} (digest {digests[rank].hex()[:16]}) differ: {difference}"
+    )
