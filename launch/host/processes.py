@@ -47,6 +47,12 @@ def process_status(pid: int) -> ProcessStatus | None:
     return ProcessStatus(pid, state=fields[0], parent=int(fields[1]), start_time=int(fields[19]))
 
 
+def process_name(pid: int) -> str:
+    """The pid and the start time of a process, as a name that no later process has."""
+    status = process_status(pid)
+    return f"{pid}-{status.start_time if status else 0}"
+
+
 def living_process(pid: int, start_time: int) -> ProcessStatus | None:
     """The status of that very process, or None if it has ended (a recycled pid is another one)."""
     status = process_status(pid)

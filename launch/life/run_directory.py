@@ -31,7 +31,12 @@ from pathlib import Path
 from typing import Any
 
 from tpdet.errors import NotPermittedError, PeerLostError, ResourceError, TpdetError, UsageError
-from tpdet.launch.host.processes import living_process, process_status, send_signal
+from tpdet.launch.host.processes import (
+    living_process,
+    process_name,
+    process_status,
+    send_signal,
+)
 from tpdet.launch.host.resources import FULL_DISK
 from tpdet.launch.host.whole_file import read_json, write_json, write_text
 from tpdet.launch.life.run_secret import new_secret, read_secret_file
@@ -272,9 +277,7 @@ def current_session(environment: RankEnvironment) -> str:
         return session
     if environment.session:
         return environment.session
-    pid = os.getppid() if environment.launched else os.getpid()
-    status = process_status(pid)
-    return f"{pid}-{status.start_time if status else 0}"
+    return process_name(os.getppid() if environment.launched else os.getpid())
 
 
 def new_session() -> str:

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tpdet.errors import UsageError
-from tpdet.launch.host.processes import process_status
+from tpdet.launch.host.processes import process_name
 from tpdet.launch.ranks.node_list import first_host, tasks_on_node
 from tpdet.launch.ranks.rank_environment import RankEnvironment
 
@@ -174,8 +174,7 @@ def _job_name(place: RankEnvironment, environ: Mapping[str, str]) -> str | None:
     if namespace := environ.get("PMIX_NAMESPACE"):
         return namespace
     if place.one_host:
-        status = process_status(os.getppid())
-        return f"{os.getppid()}-{status.start_time if status else 0}"
+        return process_name(os.getppid())
     return environ.get("SLURM_JOB_ID")
 
 

@@ -14,7 +14,7 @@ from tpdet.kernels.cpu.gemm.column import COLUMNS, ROWS, TALL_ROWS
 from tpdet.kernels.order import K_GROUP, PAGE_TOKENS, TILE_TOKENS
 
 _SEED = 20_240_607
-_PLACES = (0, 1, 16, 40, 99, 128, 200, 255, 256)  # where blocks begin
+_FIRST_COLUMNS = (0, 1, 16, 40, 99, 128, 200, 255, 256)  # where blocks begin
 
 
 def check_bit_classes(reduced: Iterable[int], head_dim: int) -> None:
@@ -36,7 +36,7 @@ def _check_columns(k: int, generator: torch.Generator) -> None:
     weight = torch.randn(2 * COLUMNS, k, generator=generator)
     whole = torch.cat([torch.mm(x[:ROWS], half.t()) for half in weight.split(COLUMNS)], dim=1)
     for rows in (ROWS, TALL_ROWS):
-        for first in _PLACES:
+        for first in _FIRST_COLUMNS:
             part = torch.mm(x[:rows], weight[first : first + COLUMNS].t())[:ROWS]
             if not torch.equal(part, whole[:, first : first + COLUMNS]):
                 raise RuntimeError(
