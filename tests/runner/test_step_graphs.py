@@ -172,7 +172,7 @@ def test_pages_leave_room_for_what_graphs_hold(model, monkeypatch):
     config = EngineConfig.from_values(model=str(model))
     partition = partition_of(config, load_model_config(model, "auto"), SoloWorld())
     of = config, partition, 10**6, torch.device("cuda")
-    whole, less = memory.pages_that_fit(*of), memory.pages_that_fit(*of, held=10**9 // 2)
+    whole, less = memory.pages_that_fit(*of), memory.pages_that_fit(*of, graphs=10**9 // 2)
     assert whole // 2 - 1 <= less <= whole // 2 + 1
     with pytest.raises(ResourceError, match="max-num-batched-tokens"):
-        memory.pages_that_fit(*of, held=10**9)
+        memory.pages_that_fit(*of, graphs=10**9)

@@ -95,7 +95,7 @@ class Tape:
     entries: list[_Entry] = field(default_factory=list)
     made: list[tuple[int, int]] = field(default_factory=list)
     """Address and bytes, in the order in which tensors were made."""
-    given: tuple[torch.Tensor, ...] = ()
+    inputs: tuple[torch.Tensor, ...] = ()
     """What the work was given beside its weights."""
     refused: str = ""
     """Why it cannot be made again, if it cannot."""
@@ -108,8 +108,8 @@ class Tape:
 
     def explains(self, address: int) -> bool:
         """Whether the work made the memory there, or was given it."""
-        given = [(each.data_ptr(), each.nbytes) for each in self.given]
-        return any(begin <= address < begin + size for begin, size in (*given, *self.made))
+        inputs = [(tensor.data_ptr(), tensor.nbytes) for tensor in self.inputs]
+        return any(begin <= address < begin + size for begin, size in (*inputs, *self.made))
 
 
 class _Noting(TorchDispatchMode):
@@ -152,13 +152,13 @@ _Noting.__torch_dispatch__ = unwrap(_Noting.__torch_dispatch__)  # type: ignore[
 
 @contextmanager
 def taping(
-    given: tuple[torch.Tensor, ...], places: Mapping[int, torch.Tensor] | None = None
+    inputs: tuple[torch.Tensor, ...], places: Mapping[int, torch.Tensor] | None = None
 ) -> Iterator[Tape]:
-    """Note what this thread launches, with tensors that it was given.
+    """Note what this thread launches, with tensors that its work takes.
 
     places: where tensors are made, by their number among those that are (`Tape.at`).
     """
-    tape, owner = Tape(given=given), threading.get_ident()
+    tape, owner = Tape(inputs=inputs), threading.get_ident()
     before = CompiledKernel.__dict__["run"]
 
     def run(self: Any) -> Callable[..., None]:

@@ -45,7 +45,7 @@ PROCESSES, LEAST_THREADS = 4, 2
 class KernelRequest(msgspec.Struct, frozen=True, array_like=True):
     """A message of one rank to the others: where its compiled kernels are, and which it needs."""
 
-    place: bytes
+    cache: bytes
     digests: tuple[bytes, ...]
 
 
@@ -175,7 +175,7 @@ def compile_ahead(
     from tpdet.kernels.cuda.compile.pool import compile_all
 
     recorded = _record(work, world)
-    request = msgspec.msgpack.encode(KernelRequest(_place(), tuple(recorded)))
+    request = msgspec.msgpack.encode(KernelRequest(_cache_digest(), tuple(recorded)))
     everyone = [_requests.decode(data) for data in world.gather_bytes(request)]
     own = share(everyone, world.rank)
     threads = max(1, len(os.sched_getaffinity(0)) // world.local_size)
@@ -206,7 +206,7 @@ def share(everyone: Sequence[KernelRequest], rank: int) -> Mapping[bytes, None]:
     """
     holders: dict[bytes, list[int]] = {}
     for other, asked in enumerate(everyone):
-        if asked.place == everyone[rank].place:
+        if asked.cache == everyone[rank].cache:
             for digest in asked.digests:
                 holders.setdefault(digest, []).append(other)
     taken: Counter[int] = Counter()
@@ -236,7 +236,7 @@ def _record(work: Callable[[], object], world: World) -> "Recorded":
     return recorded
 
 
-def _place() -> bytes:
+def _cache_digest() -> bytes:
     """A digest that is equal for ranks whose kernel caches are one folder of one host."""
     from triton import knobs
 

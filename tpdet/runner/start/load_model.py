@@ -123,14 +123,14 @@ def _open_arithmetic(
 
 def _warm(loaded: LoadedModel, loading: Loading) -> WarmedModel:
     """Have the weights, run every size of step on a GPU, and count the pages. Collective."""
-    held, on_gpu = 0, loaded.device.type == "cuda"
+    graph_bytes, on_gpu = 0, loaded.device.type == "cuda"
     if on_gpu:
-        held = warm_engine(loaded, loading.finish)
+        graph_bytes = warm_engine(loaded, loading.finish)
     else:
         loading.finish()
     loaded.times.mark("warm-up" if on_gpu else "load")
     config, context = loaded.config, loaded.max_model_len
-    pages = agreed_pages(config, loaded.partition, context, loaded.device, held)
+    pages = agreed_pages(config, loaded.partition, context, loaded.device, graph_bytes)
     return WarmedModel(loaded, loading.digest, pages)
 
 

@@ -126,7 +126,11 @@ def size_text(count: int) -> str:
 
 
 def agreed_pages(
-    config: EngineConfig, partition: Partition, context: int, device: torch.device, held: int = 0
+    config: EngineConfig,
+    partition: Partition,
+    context: int,
+    device: torch.device,
+    graphs: int = 0,
 ) -> int:
     """Pages of the KV cache: as many as the rank with the least room has. Collective.
 
@@ -137,7 +141,7 @@ def agreed_pages(
     pages, refusal = config.kv_pages, ""
     if pages is None:
         try:
-            pages = pages_that_fit(config, partition, context, device, held)
+            pages = pages_that_fit(config, partition, context, device, graphs)
         except ResourceError as error:
             pages, refusal = 0, str(error)
     everyone = world.gather_bytes(msgspec.msgpack.encode((pages, refusal)))
@@ -148,11 +152,15 @@ def agreed_pages(
 
 
 def pages_that_fit(
-    config: EngineConfig, partition: Partition, context: int, device: torch.device, held: int = 0
+    config: EngineConfig,
+    partition: Partition,
+    context: int,
+    device: torch.device,
+    graphs: int = 0,
 ) -> int:
     """As many pages as all sequences could use, but no more than a share of free memory holds.
 
-    context: positions a sequence may have; held: bytes of a GPU that graphs will take. Ranks of a
+    context: positions a sequence may have; graphs: bytes of a GPU that they will take. Ranks of a
     CPU are taken to share its memory. Raises ResourceError when a GPU has no room for one page.
     """
     size = _page_bytes(partition)
@@ -160,7 +168,7 @@ def pages_that_fit(
         size += route_bytes(partition.config)
     useful = config.max_running * -(-context // PAGE_TOKENS)
     if device.type == "cuda":
-        fitting = max(0, free_gpu_bytes(config.gpu_memory_utilization) - held) // size
+        fitting = max(0, free_gpu_bytes(config.gpu_memory_utilization) - graphs) // size
         if fitting < 1:
             smaller = ", leave --draft-model out" if config.draft_model is not None else ""
             raise ResourceError(
