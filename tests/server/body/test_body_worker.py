@@ -97,7 +97,7 @@ def test_a_fault_of_ours_is_a_500_without_the_text(tokenizer, monkeypatch):
     def broken(*_):
         raise KeyError("".join(words))
 
-    monkeypatch.setattr("tpdet.server.body.worker.prepare_call", broken)
+    monkeypatch.setattr("tpdet.server.body.worker.work_on", broken)
     reply = work(JOB, b"{}", tokenizer)
     assert isinstance(reply, Broken) and "KeyError" in reply.trace
     assert "client wrote" not in reply.trace
@@ -108,7 +108,7 @@ def test_a_fault_of_ours_is_a_500_without_the_text(tokenizer, monkeypatch):
     def greedy(*_):
         raise MemoryError
 
-    monkeypatch.setattr("tpdet.server.body.worker.prepare_call", greedy)
+    monkeypatch.setattr("tpdet.server.body.worker.work_on", greedy)
     assert isinstance(work(JOB, b"{}", tokenizer), JobRefused)
 
 

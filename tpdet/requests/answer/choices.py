@@ -289,11 +289,3 @@ def usage(call: Call, completion_tokens: int) -> Json:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt + completion_tokens,
     }
-
-
-def prediction_details(verified: int, accepted: int) -> dict[str, int]:
-    """OpenAI's counts of a prediction's tokens; those that nobody came to verify are in none."""
-    return {
-        "accepted_prediction_tokens": accepted,
-        "rejected_prediction_tokens": verified - accepted,
-    }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from tpdet.control.row_messages import SampledToken
-from tpdet.requests.answer.choices import ChoiceWriter, Json, envelope, prediction_details, usage
+from tpdet.requests.answer.choices import ChoiceWriter, Json, envelope, usage
 from tpdet.requests.answer.prompt_scores import PromptScores
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.request import Request
@@ -64,10 +64,11 @@ class WholeAnswer:
         if self._reasoning is not None:
             details["reasoning_tokens"] = sum(one.reasoning_tokens for one in assemblers)
         if self.call.requests[0].prediction:
-            details |= prediction_details(
-                sum(assembler.draft_tokens for assembler in assemblers),
-                sum(assembler.accepted_draft_tokens for assembler in assemblers),
-            )
+            # OpenAI's counts; tokens that nobody came to verify are in none.
+            verified = sum(assembler.draft_tokens for assembler in assemblers)
+            accepted = sum(assembler.accepted_draft_tokens for assembler in assemblers)
+            details["accepted_prediction_tokens"] = accepted
+            details["rejected_prediction_tokens"] = verified - accepted
         return found | ({"completion_tokens_details": details} if details else {})
 
     def tokens(self) -> Iterator[Iterator[Sequence[SampledToken]]]:

@@ -5,6 +5,7 @@ The HTTP process calls it for small bodies, and a worker process for large ones.
 
 from typing import Any, Literal
 
+from tpdet.requests.answer.json_pieces import to_json
 from tpdet.requests.body.parse import parse_body
 from tpdet.requests.body.prepare import Call, Preparer
 from tpdet.requests.body.problems import bad_request, request_errors_as_problems
@@ -21,16 +22,15 @@ def prepare_call(route: Route, preparer: Preparer, fields: dict[str, Any], reque
         return preparer.chat(parse_body(ChatBody, fields), request_id)
 
 
-def answer_of(route: Route, preparer: Preparer, fields: dict[str, Any]) -> dict[str, Any]:
-    """The answer of a route that needs no engine. Raises ApiError."""
+def work_on(
+    route: Route, preparer: Preparer, fields: dict[str, Any], request_id: str
+) -> Call | bytes:
+    """A body's call; on a route that needs no engine its answer as JSON. Raises ApiError."""
+    if route in ("completion", "chat"):
+        return prepare_call(route, preparer, fields, request_id)
     answer = _tokenized if route == "tokenize" else _detokenized
     with request_errors_as_problems():
-        return answer(preparer, fields)
-
-
-def needs_engine(route: Route) -> bool:
-    """Whether the body becomes a Call, rather than an answer at once."""
-    return route in ("completion", "chat")
+        return to_json(answer(preparer, fields))
 
 
 def _tokenized(preparer: Preparer, fields: dict[str, Any]) -> dict[str, Any]:

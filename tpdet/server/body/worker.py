@@ -18,12 +18,11 @@ import msgspec
 
 from tpdet.launch.host.processes import die_with_parent
 from tpdet.launch.life.signals import STOP_SIGNALS
-from tpdet.requests.answer.json_pieces import to_json
 from tpdet.requests.body.json_body import parse_object
 from tpdet.requests.body.limits import BODY_MEMORY_BYTES
 from tpdet.requests.body.prepare import Preparer
 from tpdet.requests.body.problems import ApiError
-from tpdet.requests.body.work import answer_of, needs_engine, prepare_call
+from tpdet.requests.body.work import work_on
 from tpdet.server.body.job import (
     LENGTH,
     Answered,
@@ -66,10 +65,8 @@ def work(job: Job, body: bytes, tokenizer: Tokenizer | None) -> Reply:
     """Work on one body. Never raises: a failure is a reply too."""
     preparer = Preparer(job.facts, job.served_name, tokenizer, job.tenant_salt)
     try:
-        fields = parse_object(body)
-        if needs_engine(job.route):
-            return Prepared.of(prepare_call(job.route, preparer, fields, job.request_id))
-        return Answered(to_json(answer_of(job.route, preparer, fields)))
+        done = work_on(job.route, preparer, parse_object(body), job.request_id)
+        return Answered(done) if isinstance(done, bytes) else Prepared.of(done)
     except ApiError as error:
         return JobRefused.of(error)
     except MemoryError:

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from tpdet.requests.body.problems import (
     request_errors_as_problems,
 )
 from tpdet.requests.body.resume import FIELD, HEADER, resumed_by_cursor
-from tpdet.requests.body.work import Route, answer_of, needs_engine, prepare_call
+from tpdet.requests.body.work import Route, work_on
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.server.about.page import Page
 from tpdet.server.body.job import Job
@@ -295,11 +296,7 @@ async def _worked_on(services: Services, exchange: HttpExchange, route: Route) -
     if len(exchange.data) > limits.LARGE_BODY_BYTES:
         return await services.large_bodies.work(job, exchange.data, exchange.gone)
 
-    def work() -> Call | bytes:
-        if needs_engine(route):
-            return prepare_call(route, preparer, exchange.body, exchange.request_id)
-        return to_json(answer_of(route, preparer, exchange.body))
-
+    work = partial(work_on, route, preparer, exchange.body, exchange.request_id)
     try:
         if len(exchange.data) <= limits.THREAD_BODY_BYTES:
             return work()
