@@ -166,12 +166,18 @@ def replaced(path: Path, name: str, content: str) -> bool:
     return wanted == text
 
 
+def of_one_gpu(rows: list[dict]) -> list[dict]:
+    """The rows of TP 1, by case in the order in which any size has them."""
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    return sorted((row for row in rows if row["tp"] == 1), key=lambda row: cases.index(row["case"]))
+
+
 def main() -> int:
     """Rewrite the tables, or with --check compare them; the exit code."""
     results = ROOT / "docs" / "results"
     folds = "\n".join(fold_table(results / FOLDS))
     sizes = "\n".join(size_table([results / name for name in SIZES], MODEL))
-    peer = "\n".join(peer_table(main_rows(peer_rows(results / PEER, MODEL))))
+    peer = "\n".join(peer_table(of_one_gpu(main_rows(peer_rows(results / PEER, MODEL)))))
     planned = "\n".join(comparison_table(load_constants("h200"), results))
     pages = [
         replaced(ROOT / "README.md", "peer", peer),
