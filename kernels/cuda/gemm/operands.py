@@ -24,11 +24,11 @@ def run_chain(operands: Operands, tile: Tile, sms: int) -> None:
 
 def check_depth(tile: Tile, operands: Operands) -> None:
     """A tile that crossed the end of a leaf's K would read its neighbour."""
-    k, widths = operands.w.shape[2], operands.widths
-    if widths and (sum(widths) != k or any(width % tile.depth for width in widths)):
-        raise ValueError(f"depth {tile.depth} does not divide leaves {widths} of {k}")
-    if k % tile.depth:
-        raise ValueError(f"depth {tile.depth} does not divide K = {k}: use .at(K)")
+    k, depth, widths = operands.w.shape[2], tile.depth, operands.widths
+    if widths and (sum(widths) != k or any(width % depth for width in widths)):
+        raise ValueError(f"depth {depth} does not divide leaves {widths} of {k}")
+    if k % depth:
+        raise ValueError(f"depth {depth} does not divide K = {k}: use .at(K)")
 
 
 def fitted(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

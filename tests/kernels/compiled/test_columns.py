@@ -50,7 +50,7 @@ def compile_candidate(variant, kind):
         constants = {"FORM": form(variant, GATED=gated)}
     else:
         types, kernel = pointer_types("bf16", out), gemm_pointer.pointer_chain
-        constants = {"FORM": form(variant, GATED=gated, EVEN=True)}
+        constants = {"FORM": form(variant, GATED=gated, EVEN=True), "expert_ids": None}
     ptx, log = compile_for_hopper(kernel, types, constants, variant.warps, variant.stages)
     check(ptx, log, f"{kind} {format_tile(variant)}", ["mma"])
     if gated:

@@ -33,7 +33,7 @@ def compile_tile(tile, shared, name, bias=False):
     """PTX, the log of ptxas -v and bytes of shared memory of one product by a tile."""
     number = EXPERT_ACTIVATIONS[name] if name else 0
     if tile.variant.startswith("pointer"):
-        types, kernel = pointer_types("bf16"), pointer_chain
+        types, kernel = pointer_types("bf16") | {"expert_ids": "*i32"}, pointer_chain
         more = {"BIAS": bias, "GATED": number, "EXPERTS": True, "SHARED": shared}
         constants = {"FORM": form(tile, **more)}
         options = {"num_warps": tile.warps, "num_stages": tile.stages}

@@ -21,12 +21,12 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tpdet.kernels.cuda.gemm.variants.form import chain_form, launch_options
+from tpdet.kernels.cuda.gemm.variants.form import chain_form
 from tpdet.kernels.cuda.gemm.variants.gated import gated_columns
 from tpdet.kernels.cuda.gemm.variants.pointer import leaf_bounds, tile_origin
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Operands, Variant
-from tpdet.kernels.cuda.launch.dependent import await_earlier
+from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv
 
 
@@ -107,21 +107,25 @@ def describe_operands(operands: Operands, tile: Tile) -> tuple[TensorDescriptor,
 
 def run_descriptor(operands: Operands, tile: Tile, sms: int) -> None:
     """y is filled by up to `sms` programs, or tile.ctas times as many."""
-    x, w, bias, _ = operands[:4]
-    n = w.shape[1]
-    tiles = operands.leaves * cdiv(x.shape[0], tile.rows) * cdiv(n, tile.columns)
+    x, w, bias = operands[:3]
+    (leaves, n, k), m = w.shape, x.shape[0]
+    leaves = len(operands.widths) or leaves
     x_at, w_at, y_at = describe_operands(operands, tile)
+    tiles = leaves * cdiv(m, tile.rows) * cdiv(n, tile.columns)
     descriptor_chain[(min(sms * tile.ctas, tiles),)](
         x_at,
         w_at,
         w if bias is None else bias,
         y_at,
-        x.shape[0],
+        m,
         n,
-        w.shape[2],
-        operands.leaves,
+        k,
+        leaves,
         FORM=chain_form(operands, tile),
-        **launch_options(operands, tile),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        enable_fp_fusion=False,
+        **dependent_launch(x.device),
     )
 
 

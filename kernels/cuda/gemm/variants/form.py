@@ -1,11 +1,10 @@
-"""What the Triton kernels of a chain are compiled for, as one record, and how they are launched."""
+"""What the Triton kernels of a chain are compiled for, as one record."""
 
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Operands
-from tpdet.kernels.cuda.launch.dependent import dependent_launch
 
 
 class ChainForm(NamedTuple):
@@ -33,6 +32,7 @@ class ChainForm(NamedTuple):
 
 def chain_form(operands: Operands, tile: Tile, even: bool = False) -> ChainForm:
     """The form of a launch over these operands; even: for kernels that know of `EVEN`."""
+    _, _, bias, _, gated, widths, expert_ids, shared = operands
     return ChainForm(
         tile.rows,
         tile.columns,
@@ -40,21 +40,9 @@ def chain_form(operands: Operands, tile: Tile, even: bool = False) -> ChainForm:
         tile.halves,
         tile.variant.endswith("_swapped"),
         even,
-        operands.bias is not None,
-        operands.gated,
-        operands.expert_ids is not None,
-        operands.shared,
-        (0, *accumulate(width // tile.depth for width in operands.widths))
-        if operands.widths
-        else (),
+        bias is not None,
+        gated,
+        expert_ids is not None,
+        shared,
+        (0, *accumulate(width // tile.depth for width in widths)) if widths else (),
     )
-
-
-def launch_options(operands: Operands, tile: Tile) -> dict[str, Any]:
-    """Keyword arguments of a launch by a tile; sums are rounded where they are written."""
-    return {
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
-        "enable_fp_fusion": False,
-        **dependent_launch(operands.x.device),
-    }

@@ -26,13 +26,13 @@ from tpdet.kernels.cuda.gemm.variants.descriptor import (
     describe_operands,
     store_tile,
 )
-from tpdet.kernels.cuda.gemm.variants.form import chain_form, launch_options
+from tpdet.kernels.cuda.gemm.variants.form import chain_form
 from tpdet.kernels.cuda.gemm.variants.pointer import tile_origin
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Fold, Operands, stages_and_output
 from tpdet.kernels.cuda.hardware import Gpu
-from tpdet.kernels.cuda.launch.dependent import await_earlier
+from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv
 
 MIN_FOLD_STEPS = 2  # steps of K in a leaf that is folded inside a program
@@ -169,7 +169,10 @@ def _launch(
         length,
         TILE=chain_form(operands, tile),
         ROOT=form.shape,
-        **launch_options(operands, tile),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        enable_fp_fusion=False,
+        **dependent_launch(operands.x.device),
     )
 
 

@@ -20,11 +20,11 @@ from dataclasses import replace
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.gemm.variants.form import chain_form, launch_options
+from tpdet.kernels.cuda.gemm.variants.form import chain_form
 from tpdet.kernels.cuda.gemm.variants.gated import gated_columns
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Operands, Variant, stages_alone
-from tpdet.kernels.cuda.launch.dependent import await_earlier
+from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv
 
 _TILE_GROUP = tl.constexpr(8)  # row blocks that share a weight tile in L2
@@ -104,7 +104,10 @@ def pointer_tile(
 def pointer_chain(
     x, w, bias, y, expert_ids, m, n, k, stride_x, FORM: tl.constexpr, DEPENDENT: tl.constexpr
 ):
-    """One tile of one leaf (program axis 1); of experts, every num_programs-th of their tiles."""
+    """One tile of one leaf (program axis 1); of experts, every num_programs-th of their tiles.
+
+    expert_ids: as `Operands` has them, None for leaves.
+    """
     await_earlier(DEPENDENT)
     in_tile = tl.arange(0, FORM.ROWS)
     if FORM.EXPERTS:
@@ -133,10 +136,10 @@ def pointer_chain(
 
 def run_pointer(operands: Operands, tile: Tile, sms: int = 0) -> None:
     """y is filled; sms: multiprocessors that tiles of experts share, 0 before Hopper."""
-    x, w, bias, y = operands[:4]
-    n, expert_ids = w.shape[1], operands.expert_ids
+    x, w, bias, y, _, widths, expert_ids, _ = operands
+    (leaves, n, k), m = w.shape, x.shape[0]
     if expert_ids is None:
-        grid = (cdiv(x.shape[0], tile.rows) * cdiv(n, tile.columns), operands.leaves)
+        grid = (cdiv(m, tile.rows) * cdiv(n, tile.columns), len(widths) or leaves)
     else:
         programs = sms * tile.ctas if sms else _EXPERT_PROGRAMS
         grid = (min(operands.expert_tiles(tile), programs), 1)
@@ -145,13 +148,16 @@ def run_pointer(operands: Operands, tile: Tile, sms: int = 0) -> None:
         w,
         w if bias is None else bias,
         y,
-        w if expert_ids is None else expert_ids,
-        x.shape[0],
+        expert_ids,
+        m,
         n,
-        w.shape[2],
+        k,
         x.stride(0),
-        FORM=chain_form(operands, tile, even=n % tile.columns == 0),
-        **launch_options(operands, tile),
+        FORM=chain_form(operands, tile, n % tile.columns == 0),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        enable_fp_fusion=False,
+        **dependent_launch(x.device),
     )
 
 

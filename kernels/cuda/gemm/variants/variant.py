@@ -41,11 +41,6 @@ class Operands(NamedTuple):
     shared: bool = False
 
     @property
-    def leaves(self) -> int:
-        """Products side by side: leaves of a row product, else 1."""
-        return len(self.widths) or self.w.shape[0]
-
-    @property
     def pair(self) -> int:
         """Weight rows that give one value."""
         return 2 if self.gated else 1
