@@ -84,9 +84,11 @@ def check(
     """
     table = _table(device, dtype, table)
     off = None if table is None else environment_difference(table, device)
-    held, missing = _held(products, table, limits, library=off is None)
-    named = table is not None and any(c.library for p in held for c in table.products[p].values())
-    used = held | _estimated(missing, limits, device, dtype)
+    entries, missing = _entries(products, table, limits, library=off is None)
+    named = table is not None and any(
+        choice.library for product in entries for choice in table.products[product].values()
+    )
+    used = entries | _estimated(missing, limits, device, dtype)
     failed = failing_entries(used, device)
     if failed:
         raise RuntimeError(
@@ -116,19 +118,28 @@ def rehearse(
                 activate_and_multiply(rows, dtype, GATED_KINDS[product.kind])
 
 
-def _held(
+def _entries(
     products: Iterable[Product],
     table: ShapeTable | None,
     limits: Mapping[str, int],
     library: bool,
 ) -> tuple[dict[Product, dict[int, ProductChoice]], tuple[Product, ...]]:
-    """What the table has for the products, and those that it lacks.
+    """What the table has for the row counts that products meet, and the products that it lacks.
 
-    Products of unequal leaves are in neither: one variant computes them.
+    library: with library products. Products of unequal leaves are in neither: one variant computes
+    them.
     """
-    wanted = sorted({product for product in products if not product.widths})
-    held = {} if table is None else _used(wanted, table, limits, library)
-    return held, tuple(product for product in wanted if product not in held)
+    equal = sorted({product for product in products if not product.widths})
+    entries = {}
+    for product in equal if table is not None else ():
+        if choices := table.products.get(product):
+            last = bucket_of(most_rows(product, limits), choices)
+            entries[product] = {
+                bucket: choice if library else replace(choice, library=None)
+                for bucket, choice in choices.items()
+                if bucket <= last
+            }
+    return entries, tuple(product for product in equal if product not in entries)
 
 
 def foreseen(
@@ -142,8 +153,8 @@ def foreseen(
 
     Raises ValueError for a damaged table.
     """
-    held, missing = _held(products, _table(device, dtype, table), limits, library=False)
-    return Admitted(held | _estimated(missing, limits, device, dtype))
+    entries, missing = _entries(products, _table(device, dtype, table), limits, library=False)
+    return Admitted(entries | _estimated(missing, limits, device, dtype))
 
 
 def _table(device: torch.device, dtype: torch.dtype, given: ShapeTable | None) -> ShapeTable | None:
@@ -154,17 +165,6 @@ def _table(device: torch.device, dtype: torch.dtype, given: ShapeTable | None) -
         return given
     name = hardware.gpu_of(device).name or torch.cuda.get_device_name(device)
     return shape_table.load_table(name)
-
-
-def _used(
-    wanted: Iterable[Product], table: ShapeTable, limits: Mapping[str, int], library: bool
-) -> dict[Product, dict[int, ProductChoice]]:
-    """The entries that `wanted` meets, with or without library products."""
-    return {
-        product: _needed(product, table.products[product], limits, library)
-        for product in wanted
-        if product in table.products
-    }
 
 
 def _estimated(
@@ -194,18 +194,6 @@ def environment_difference(table: ShapeTable, device: torch.device) -> str | Non
         if table.environment.get(name) != value:
             return f"{name} is {value!r}, the table has {table.environment.get(name)!r}"
     return None
-
-
-def _needed(
-    product: Product, choices: Mapping[int, ProductChoice], limits: Mapping[str, int], library: bool
-) -> dict[int, ProductChoice]:
-    """The buckets that row counts up to the product's limit fall into."""
-    last = bucket_of(most_rows(product, limits), choices)
-    return {
-        bucket: choice if library else replace(choice, library=None)
-        for bucket, choice in choices.items()
-        if bucket <= last
-    }
 
 
 def failing_entries(
