@@ -30,7 +30,7 @@ and no row's value reads another row. One program sorts up to 4,096 choices. Of 
 `count_choices` counts, one program finds the blocks, and `position_choices` each choice's row.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -201,11 +201,11 @@ def sort_tokens(
     counts, first_blocks = (
         torch.empty(count, dtype=torch.int32, device=ids.device) for _ in range(2)
     )
-    options: dict[str, Any] = {"enable_fp_fusion": False, **dependent_launch(ids.device)}
     blocks = {"EXPERTS": next_power_of_2(count), "ROWS": block_rows}
-    own = choices, experts.start, count
+    own, device = (choices, experts.start, count), ids.device
     if by_token or choices <= ONE_PROGRAM:
         padded = next_power_of_2(choices)
+        warps = max(1, min(16, padded // 64))
         sort_few[(1,)](
             ids,
             counts,
@@ -215,15 +215,21 @@ def sort_tokens(
             CHOSEN=chosen,
             CHOICES=padded,
             BY_TOKEN=by_token,
-            num_warps=max(1, min(16, padded // 64)),
             **blocks,
-            **options,
+            num_warps=warps,
+            enable_fp_fusion=False,
+            **dependent_launch(device),
         )
         return found
-    grid, options = (cdiv(choices, _BLOCK),), {"num_warps": 4, **options}
-    count_choices[grid](ids, counts.zero_(), found.positions, *own, BLOCK=_BLOCK, **options)
-    find_blocks[(1,)](counts, first_blocks, found.expert_ids, count, **blocks, **options)
+    grid, plain = (cdiv(choices, _BLOCK),), {"num_warps": 4, "enable_fp_fusion": False}
+    cut, once = {"BLOCK": _BLOCK} | plain, blocks | plain
+    count_choices[grid](
+        ids, counts.zero_(), found.positions, *own, **cut, **dependent_launch(device)
+    )
+    find_blocks[(1,)](
+        counts, first_blocks, found.expert_ids, count, **once, **dependent_launch(device)
+    )
     position_choices[grid](
-        ids, first_blocks, found.positions, *own, BLOCK=_BLOCK, ROWS=block_rows, **options
+        ids, first_blocks, found.positions, *own, ROWS=block_rows, **cut, **dependent_launch(device)
     )
     return found

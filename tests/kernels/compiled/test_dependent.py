@@ -216,7 +216,7 @@ def test_what_is_launched_dependent_waits_first():
     kernels = kernels_of(trees)
     launched = {name for tree in trees.values() for name, _ in launches_of(tree)} & set(kernels)
     assert {name for name in launched if not takes_part(kernels[name])} == PLAIN
-    assert len(launched) == 56
+    assert len(launched) == 53
 
 
 GOOD = """

@@ -62,20 +62,22 @@ def add_step(x, w, row, column, leaf, n, k, at, total, SWAP: tl.constexpr):
 def descriptor_chain(x, w, bias, y, m, n, k, leaves, FORM: tl.constexpr, DEPENDENT: tl.constexpr):
     """Tiles of all leaves, a program taking every num_programs-th."""
     await_earlier(DEPENDENT)
+    ROWS: tl.constexpr = FORM.ROWS
+    COLUMNS: tl.constexpr = FORM.COLUMNS
     UNEQUAL: tl.constexpr = len(FORM.EDGES) > 0
-    blocks = tl.cdiv(m, FORM.ROWS) * tl.cdiv(n, FORM.COLUMNS)
+    blocks = tl.cdiv(m, ROWS) * tl.cdiv(n, COLUMNS)
     tiles = blocks * leaves
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=not UNEQUAL):
         # 1. where the tile lies
         leaf = tile // blocks
-        row, column = tile_origin(tile % blocks, m, n, FORM.ROWS, FORM.COLUMNS)
+        row, column = tile_origin(tile % blocks, m, n, ROWS, COLUMNS)
         if FORM.SWAP:
-            total = tl.zeros((FORM.COLUMNS, FORM.ROWS), tl.float32)
+            total = tl.zeros((COLUMNS, ROWS), tl.float32)
         else:
-            total = tl.zeros((FORM.ROWS, FORM.COLUMNS), tl.float32)
+            total = tl.zeros((ROWS, COLUMNS), tl.float32)
         # 2. the chain over K
         if UNEQUAL:
-            begin, end = leaf_bounds(leaf, FORM.EDGES, FORM.DEPTH)
+            begin, end = leaf_bounds(leaf, FORM)
             for at in range(begin, end, FORM.DEPTH):
                 total = add_step(x, w, row, column, 0, n, k, at, total, FORM.SWAP)
         else:
@@ -85,7 +87,7 @@ def descriptor_chain(x, w, bias, y, m, n, k, leaves, FORM: tl.constexpr, DEPENDE
         if FORM.SWAP:
             total = tl.trans(total)
         if FORM.BIAS:
-            columns = column + tl.arange(0, FORM.COLUMNS)
+            columns = column + tl.arange(0, COLUMNS)
             loaded = tl.load(bias + columns, mask=columns < n, other=0.0)
             total = total + loaded.to(tl.float32)[None, :]
         if FORM.GATED:

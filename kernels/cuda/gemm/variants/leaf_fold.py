@@ -49,7 +49,9 @@ def minus_zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 def leaf_chain(x, w, row, column, leaf, n, k, TILE: tl.constexpr):
     """The sum of one leaf for one tile."""
-    total = tl.zeros((TILE.ROWS, TILE.COLUMNS), tl.float32)
+    ROWS: tl.constexpr = TILE.ROWS
+    COLUMNS: tl.constexpr = TILE.COLUMNS
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for at in range(0, k, TILE.DEPTH):
         total = add_step(x, w, row, column, leaf, n, k, at, total, False)
     return total
@@ -144,7 +146,14 @@ def run_flat(operands: Operands, form: RootForm, tile: Tile, sms: int) -> None:
     k = operands.w.shape[2]
     if not folds(form, k, tile, hardware.gpu_of(operands.x.device)):
         raise ValueError(f"leaves of {k} by {tile} do not fit 'flat': fold them apart")
-    _launch(flat_fold, operands, form, tile, sms, k // tile.depth)
+    flat_fold[_grid(operands, form, tile, sms)](
+        *describe_operands(operands, tile),
+        *operands.sizes,
+        form.roots,
+        k // tile.depth,
+        **_options(operands, form, tile),
+        **dependent_launch(operands.x.device),
+    )
 
 
 def run_nested(operands: Operands, form: RootForm, tile: Tile, sms: int) -> None:
@@ -152,28 +161,27 @@ def run_nested(operands: Operands, form: RootForm, tile: Tile, sms: int) -> None
     k = operands.w.shape[2]
     if not folds_plain(form, k, tile, hardware.gpu_of(operands.x.device)):
         raise ValueError(f"leaves of {k} by {tile} do not fit 'nested': fold them apart")
-    _launch(nested_fold, operands, form, tile, sms, k)
-
-
-def _launch(
-    kernel: Any, operands: Operands, form: RootForm, tile: Tile, sms: int, length: int
-) -> None:
-    """length: of a leaf, in steps or in columns of x, as the kernel takes it."""
-    m, n = operands.x.shape[0], operands.w.shape[1]
-    tiles = form.roots * cdiv(m, tile.rows) * cdiv(n, tile.columns)
-    kernel[(min(sms * tile.ctas, tiles),)](
+    nested_fold[_grid(operands, form, tile, sms)](
         *describe_operands(operands, tile),
-        m,
-        n,
+        *operands.sizes,
         form.roots,
-        length,
-        TILE=chain_form(operands, tile),
-        ROOT=form.shape,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        enable_fp_fusion=False,
+        k,
+        **_options(operands, form, tile),
         **dependent_launch(operands.x.device),
     )
+
+
+def _grid(operands: Operands, form: RootForm, tile: Tile, sms: int) -> tuple[int]:
+    m, n = operands.sizes
+    tiles = form.roots * cdiv(m, tile.rows) * cdiv(n, tile.columns)
+    return (min(sms * tile.ctas, tiles),)
+
+
+def _options(operands: Operands, form: RootForm, tile: Tile) -> dict[str, Any]:
+    """What both kernels compile for."""
+    forms = {"TILE": chain_form(operands, tile), "ROOT": form.shape}
+    warps = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": False}
+    return {**forms, **warps}
 
 
 def folds(form: RootForm, k: int, tile: Tile, gpu: Gpu) -> bool:

@@ -43,13 +43,13 @@ def tile_origin(pid, m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def leaf_bounds(leaf, EDGES: tl.constexpr, DEPTH: tl.constexpr):
+def leaf_bounds(leaf, FORM: tl.constexpr):
     """Where a leaf of unequal ones begins and ends in K."""
     begin = leaf * 0
     end = leaf * 0
-    for i in tl.static_range(len(EDGES) - 1):
-        begin = tl.where(leaf == i, EDGES[i] * DEPTH, begin)
-        end = tl.where(leaf == i, EDGES[i + 1] * DEPTH, end)
+    for i in tl.static_range(len(FORM.EDGES) - 1):
+        begin = tl.where(leaf == i, FORM.EDGES[i] * FORM.DEPTH, begin)
+        end = tl.where(leaf == i, FORM.EDGES[i + 1] * FORM.DEPTH, end)
     return begin, end
 
 
@@ -63,17 +63,19 @@ def pointer_tile(
     Tiles of experts store all of their rows.
     """
     # 1. where the tile's operands lie
+    ROWS: tl.constexpr = FORM.ROWS
+    COLUMNS: tl.constexpr = FORM.COLUMNS
     MASKED: tl.constexpr = FORM.SHARED or not FORM.EXPERTS
     here = read < m
-    columns = column + tl.arange(0, FORM.COLUMNS)
+    columns = column + tl.arange(0, COLUMNS)
     depth = tl.arange(0, FORM.DEPTH)
     x_at = x + read.to(tl.int64)[:, None] * stride_x + depth[None, :]
     w_at = w + columns.to(tl.int64)[:, None] * k + depth[None, :]
     # 2. the chain over K
     if FORM.SWAP:
-        total = tl.zeros((FORM.COLUMNS, FORM.ROWS), tl.float32)
+        total = tl.zeros((COLUMNS, ROWS), tl.float32)
     else:
-        total = tl.zeros((FORM.ROWS, FORM.COLUMNS), tl.float32)
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for at in range(begin, end, FORM.DEPTH):
         a = tl.load(x_at + at, mask=here[:, None], other=0.0) if MASKED else tl.load(x_at + at)
         if FORM.EVEN:
@@ -91,7 +93,7 @@ def pointer_tile(
         total = total + tl.load(bias + columns, mask=columns < n, other=0.0).to(tl.float32)[None, :]
     if FORM.GATED:
         total = gated_columns(total, FORM.GATED)
-        columns = column // 2 + tl.arange(0, FORM.COLUMNS // 2)
+        columns = column // 2 + tl.arange(0, COLUMNS // 2)
         n = n // 2
     y_at = y + written.to(tl.int64)[:, None] * n + columns[None, :]
     inside = (columns < n)[None, :]
@@ -126,7 +128,7 @@ def pointer_chain(
         rows = row + in_tile
         written = leaf * m + rows.to(tl.int64)
         if len(FORM.EDGES) > 0:
-            begin, end = leaf_bounds(tl.program_id(1), FORM.EDGES, FORM.DEPTH)
+            begin, end = leaf_bounds(tl.program_id(1), FORM)
             pointer_tile(x, w, bias, y, rows, written, column, m, n, k, begin, end, stride_x, FORM)
         else:
             x += leaf * k

@@ -41,6 +41,11 @@ class Operands(NamedTuple):
     shared: bool = False
 
     @property
+    def sizes(self) -> tuple[int, int]:
+        """M and N."""
+        return self.x.shape[0], self.w.shape[1]
+
+    @property
     def pair(self) -> int:
         """Weight rows that give one value."""
         return 2 if self.gated else 1

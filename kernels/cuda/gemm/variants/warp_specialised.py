@@ -237,11 +237,12 @@ def warp_specialised_fold(
     LAYOUT: gl.constexpr = x_tiles.layout
     dtype: gl.constexpr = x_tiles.dtype
     STAGES: gl.constexpr = FORM.STAGES
-    x_shape: gl.constexpr = [CONSUMERS * STAGES, CONSUMER_ROWS, FORM.DEPTH]
-    x = gl.allocate_shared_memory(dtype, x_shape, LAYOUT)
-    w = gl.allocate_shared_memory(dtype, [STAGES, FORM.COLUMNS, FORM.DEPTH], LAYOUT)
+    DEPTH: gl.constexpr = FORM.DEPTH
+    COLUMNS: gl.constexpr = FORM.COLUMNS
+    x = gl.allocate_shared_memory(dtype, [CONSUMERS * STAGES, CONSUMER_ROWS, DEPTH], LAYOUT)
+    w = gl.allocate_shared_memory(dtype, [STAGES, COLUMNS, DEPTH], LAYOUT)
     HELD: gl.constexpr = CONSUMER_ROWS if FORM.SENT or RESTS else 8  # else nobody uses the slot
-    WIDTH: gl.constexpr = FORM.COLUMNS // 2 if FORM.GATED else FORM.COLUMNS
+    WIDTH: gl.constexpr = COLUMNS // 2 if FORM.GATED else COLUMNS
     slots = gl.allocate_shared_memory(y_tiles.dtype, [CONSUMERS, HELD, WIDTH], y_tiles.layout)
     full = allocate_barriers(STAGES)
     free = allocate_barriers(STAGES)

@@ -135,10 +135,10 @@ def warp_specialised_parts(
     LAYOUT: gl.constexpr = x_tiles.layout
     dtype: gl.constexpr = x_tiles.dtype
     STAGES: gl.constexpr = FORM.STAGES
-    x_shape: gl.constexpr = [CONSUMERS * STAGES, CONSUMER_ROWS, FORM.DEPTH]
-    x = gl.allocate_shared_memory(dtype, x_shape, LAYOUT)
-    wide = gl.allocate_shared_memory(dtype, [STAGES, WIDE, FORM.DEPTH], LAYOUT)
-    rest = gl.allocate_shared_memory(dtype, [STAGES, REST, FORM.DEPTH], LAYOUT)
+    DEPTH: gl.constexpr = FORM.DEPTH
+    x = gl.allocate_shared_memory(dtype, [CONSUMERS * STAGES, CONSUMER_ROWS, DEPTH], LAYOUT)
+    wide = gl.allocate_shared_memory(dtype, [STAGES, WIDE, DEPTH], LAYOUT)
+    rest = gl.allocate_shared_memory(dtype, [STAGES, REST, DEPTH], LAYOUT)
     slot_shape: gl.constexpr = [CONSUMERS, CONSUMER_ROWS, WIDE // PAIR]
     slots = gl.allocate_shared_memory(dtype, slot_shape, y_wide.layout)
     rest_shape: gl.constexpr = [CONSUMERS, CONSUMER_ROWS, REST // PAIR]

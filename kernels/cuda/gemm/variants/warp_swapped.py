@@ -167,10 +167,11 @@ def warp_swapped_chain(
     LAYOUT: gl.constexpr = w_tiles.layout
     dtype: gl.constexpr = w_tiles.dtype
     STAGES: gl.constexpr = FORM.STAGES
-    w_shape: gl.constexpr = [CONSUMERS * STAGES, CONSUMER_ROWS, FORM.DEPTH]
-    w = gl.allocate_shared_memory(dtype, w_shape, LAYOUT)
-    x = gl.allocate_shared_memory(dtype, [STAGES, FORM.ROWS, FORM.DEPTH], LAYOUT)
-    slots = gl.allocate_shared_memory(dtype, [CONSUMERS, FORM.ROWS, ACROSS], y_tiles.layout)
+    DEPTH: gl.constexpr = FORM.DEPTH
+    ROWS: gl.constexpr = FORM.ROWS
+    w = gl.allocate_shared_memory(dtype, [CONSUMERS * STAGES, CONSUMER_ROWS, DEPTH], LAYOUT)
+    x = gl.allocate_shared_memory(dtype, [STAGES, ROWS, DEPTH], LAYOUT)
+    slots = gl.allocate_shared_memory(dtype, [CONSUMERS, ROWS, ACROSS], y_tiles.layout)
     full = allocate_barriers(STAGES)
     free = allocate_barriers(STAGES)
     init_barriers((full,), free)
