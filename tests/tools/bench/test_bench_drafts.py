@@ -70,10 +70,10 @@ def test_of_each_drafter_the_share_that_was_right_is_said():
 def test_a_synthetic_drafter_is_right_as_often_as_it_is_to_be():
     answer = list(range(100, 1100))
     drafter = Synthetic(answer, 3, 0.8, random.Random(1))
-    assert drafter.look([0] * 3, 3)
-    said = drafter.next(1000)
+    assert drafter.match([0] * 3, 3)
+    said = drafter.propose(1000)
     assert 0.75 < sum(a == b for a, b in zip(said, answer, strict=True)) / 1000 < 0.85
-    assert drafter.look([0] * 1003, 1003) == 0
+    assert drafter.match([0] * 1003, 1003) == 0
 
 
 @pytest.mark.parametrize("text", ["", "0.5,x", "1.5", "-0.1"])
