@@ -21,7 +21,7 @@ from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
-from tpdet.kernels.inputs.sampled_rows import Packed, RowWeights, SampledRows
+from tpdet.kernels.inputs.sampled_rows import PackedRows, RowAnswers, SampledRows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.order import Expression, FinalExpression
 from tpdet.kernels.partial_sums import PartialSums
@@ -265,19 +265,17 @@ def log_probabilities(
 
 def sample_rows(logits: torch.Tensor, params: Sequence[RowParams], shard: Shard) -> SampledRows:
     """logits [R, W] fp32 of a shard, R params -> tokens and log-probabilities, without waiting."""
-    return cast(SampledRows, _on(logits, "sampling.sample_rows").sample_rows(logits, params, shard))
+    return cast(SampledRows, _on(logits, "sampling.launch").sample_rows(logits, params, shard))
 
 
-def weigh_samples(logits: torch.Tensor, params: Sequence[RowParams], shard: Shard) -> RowWeights:
+def sample_answers(logits: torch.Tensor, params: Sequence[RowParams], shard: Shard) -> RowAnswers:
     """`sample_rows` before its last step, for ranks that show each other theirs in between."""
-    return cast(
-        RowWeights, _on(logits, "sampling.sample_rows").weigh_samples(logits, params, shard)
-    )
+    return cast(RowAnswers, _on(logits, "sampling.launch").sample_answers(logits, params, shard))
 
 
-def pack_answers(answers: torch.Tensor, share: int, places: torch.Tensor) -> Packed:
+def pack_answers(answers: torch.Tensor, share: int, places: torch.Tensor) -> PackedRows:
     """That last step: fp64 [ranks, >= 4 * share], places int64 [R] among all ranks' shares."""
-    return cast(Packed, _on(answers, "sampling.sample_rows").pack_answers(answers, share, places))
+    return cast(PackedRows, _on(answers, "sampling.launch").pack_answers(answers, share, places))
 
 
 def write_rows(logits: torch.Tensor, rows: PlainRows, vocabulary: int, numbers: np.ndarray) -> bool:
@@ -285,7 +283,7 @@ def write_rows(logits: torch.Tensor, rows: PlainRows, vocabulary: int, numbers: 
 
     Returns whether any row has top-k or top-p, which `sample_written` takes as `filtered`.
     """
-    module = _on(logits, "sampling.written_rows")
+    module = _on(logits, "sampling.launch")
     return cast(bool, module.write_rows(rows, vocabulary, numbers))
 
 
@@ -293,30 +291,27 @@ def sample_written(
     logits: torch.Tensor, numbers: torch.Tensor, filtered: bool, shard: Shard
 ) -> SampledRows:
     """`sample_rows` of whole rows by what `write_rows` wrote, on the device; pads get any token."""
-    module = _on(logits, "sampling.written_rows")
+    module = _on(logits, "sampling.launch")
     return cast(SampledRows, module.sample_written(logits, numbers, filtered, shard))
 
 
 def move_on(numbers: torch.Tensor, by: torch.Tensor) -> None:
     """Add int64 [R] to the positions of written rows, on their device."""
-    _on(numbers, "sampling.written_rows").move_on(numbers, by)
+    _on(numbers, "sampling.launch").move_on(numbers, by)
 
 
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> SampledRows:
     """logits [T, W] fp32 of a shard and T ids -> the ids' log-probabilities."""
-    return cast(
-        SampledRows, _on(logits, "sampling.sample_rows").score_tokens(logits, tokens, shard)
-    )
+    return cast(SampledRows, _on(logits, "sampling.launch").score_tokens(logits, tokens, shard))
 
 
 def top_of_rows(
     logits: torch.Tensor, rows: Sequence[int], count: int, shard: Shard
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The likeliest of some rows: ids int64 and logits fp32 [len(rows), count], best first."""
-    found: tuple[torch.Tensor, torch.Tensor] = _on(logits, "sampling.sample_rows").top_of_rows(
-        logits, rows, count, shard
-    )
-    return found
+    best: tuple[torch.Tensor, torch.Tensor]
+    best = _on(logits, "sampling.launch").top_of_rows(logits, rows, count, shard)
+    return best
 
 
 def count_ahead(
@@ -324,8 +319,8 @@ def count_ahead(
 ) -> torch.Tensor:
     """logits [R, W] fp32, a logit and a column for each row -> int64 [R]: how many columns come
     before it among the first `width`, larger ones and equal ones further left."""
-    found: torch.Tensor = _on(logits, "sampling.count_ahead").count_ahead(logits, chosen, at, width)
-    return found
+    ahead: torch.Tensor = _on(logits, "sampling.ranks").count_ahead(logits, chosen, at, width)
+    return ahead
 
 
 def leaving_multiprocessors(count: int, device: torch.device) -> AbstractContextManager[None]:

@@ -12,6 +12,9 @@ _CODES = "".join({float: "d", int: "q"}[kind] for kind in PlainParams.__annotati
 _ROW, _PARAMS = struct.Struct(f"<Qq{_CODES}"), struct.Struct(f"<{_CODES}")
 FIELDS = _ROW.size // 8
 """int64 values of `pack_row`."""
+WORDS = 13
+"""int64 values of a row that is written once and sampled again and again, each time one position
+further (`ops.write_rows`). What they mean is its device's own."""
 _PACKED_FIELDS = ("seed", "choice", *PlainParams._fields)
 _SEED, _CHOICE, _TEMPERATURE = range(3)  # columns: from the last on stand `PlainParams`
 

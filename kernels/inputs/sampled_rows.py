@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -17,13 +18,12 @@ class SampledRows:
     tokens: torch.Tensor
     logprobs: torch.Tensor
     fit: torch.Tensor
+    packed: torch.Tensor
     maximum: torch.Tensor
     log_masses: torch.Tensor
-    packed: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class RowWeights:
+class RowAnswers(NamedTuple):
     """Answers of R rows, one step before `SampledRows`: ranks may exchange them.
 
     `answers` fp64 [4, R]: fit, token, the chosen logit's distance from the maximum, log mass.
@@ -39,11 +39,18 @@ class RowWeights:
         return self.answers[3]
 
 
-Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Tokens, log-probabilities, fit and packed, as of SampledRows."""
+class PackedRows(NamedTuple):
+    """Answers of R rows as they go to the host, and beside them; fields as of SampledRows."""
+
+    tokens: torch.Tensor
+    logprobs: torch.Tensor
+    fit: torch.Tensor
+    packed: torch.Tensor
 
 
-def packed_samples(found: RowWeights, pack: Callable[[torch.Tensor, int], Packed]) -> SampledRows:
+def packed_samples(
+    rows: RowAnswers, pack: Callable[[torch.Tensor, int], PackedRows]
+) -> SampledRows:
     """The last step for rows of one rank, in order; `pack`: the device's `pack_answers`."""
-    tokens, logprobs, fit, packed = pack(found.answers.view(1, -1), len(found.maximum))
-    return SampledRows(tokens, logprobs, fit, found.maximum, found.log_masses, packed)
+    packed = pack(rows.answers.view(1, -1), len(rows.maximum))
+    return SampledRows(*packed, rows.maximum, rows.log_masses)

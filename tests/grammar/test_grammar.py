@@ -15,7 +15,7 @@ from tests.lib.server.harness import write_tokenizer
 from tpdet.errors import RequestError
 from tpdet.grammar import trial
 from tpdet.grammar.constraint import Grammars
-from tpdet.kernels.cpu.sampling.sampling import choose_token
+from tpdet.kernels.cpu.sampling.tokens import choose_token
 from tpdet.kernels.cuda.sampling.penalties import penalise
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.requests.answer_form import AnswerForm

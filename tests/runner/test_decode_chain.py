@@ -11,10 +11,9 @@ from tests.lib.kernels.recorded_graphs import recorded_graphs
 from tpdet.cache.versions import VersionTable
 from tpdet.errors import IntegrityError
 from tpdet.kernels import ops
-from tpdet.kernels.inputs.plain_rows import PlainRows
+from tpdet.kernels.inputs.plain_rows import WORDS, PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
-from tpdet.kernels.inputs.written_rows import WORDS
 from tpdet.runner.graphs import decode_chain
 from tpdet.runner.graphs.decode_graphs import DecodeGraphs, decode_shapes
 from tpdet.speculative.draft_model.model import DraftModel

@@ -9,7 +9,7 @@ from tests.lib.bits import assert_same_bits
 from tests.lib.scheduler.answers import make_prompt
 from tpdet.control.row_messages import SampledToken
 from tpdet.kernels.cpu import threads
-from tpdet.kernels.cpu.sampling import count_ahead
+from tpdet.kernels.cpu.sampling import ranks
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.sampling import sampler
 from tpdet.sampling.sampler import NumericalFailure, prompt_logprobs
@@ -169,7 +169,7 @@ def test_ranks_are_the_same_over_any_blocks(monkeypatch):
     logits = logits_of(20, 1_000)
     ids = [index * 37 % 1_000 for index in range(20)]
     whole = prompt_logprobs(logits, ids, 0)
-    monkeypatch.setattr(count_ahead, "_BLOCK_ELEMENTS", 3_500)
+    monkeypatch.setattr(ranks, "_BLOCK_ELEMENTS", 3_500)
     assert prompt_logprobs(logits, ids, 0) == whole
 
 

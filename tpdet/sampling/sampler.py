@@ -18,7 +18,7 @@ from tpdet.control.row_messages import SampledToken
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
-from tpdet.kernels.inputs.sampled_rows import RowWeights, SampledRows
+from tpdet.kernels.inputs.sampled_rows import RowAnswers, SampledRows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.token_ranks import token_ranks
 from tpdet.requests.request import Candidate
@@ -85,7 +85,7 @@ def sample_shared(
     first, share = first_rows(len(params), ranks)[rank], share_of(len(params), ranks)
     mine = exchange.whole_rows(logits)[:, :vocab_size]
     shard = Shard(0, vocab_size)
-    found = ops.weigh_samples(mine, params[first : first + share], shard)
+    found = ops.sample_answers(mine, params[first : first + share], shard)
     known, answers, most = _ranks(params, counts), [found.answers.view(-1)], _most(counts)
     # Of every row: the ranks' answers must have one shape.
     if most:
@@ -229,7 +229,7 @@ def _most(counts: Counts) -> int:
 
 
 def _likeliest(
-    logits: torch.Tensor, found: SampledRows | RowWeights, rows: list[int], count: int, shard: Shard
+    logits: torch.Tensor, found: SampledRows | RowAnswers, rows: list[int], count: int, shard: Shard
 ) -> torch.Tensor:
     """The likeliest `count` ids of some rows and their log-probabilities: fp64 [rows, count, 2]."""
     ids, values = ops.top_of_rows(logits, rows, count, shard)

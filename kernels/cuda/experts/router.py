@@ -30,7 +30,7 @@ from tpdet.kernels.cuda.experts.sorted_tokens import (
 )
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
-from tpdet.kernels.cuda.sampling.log_softmax import (
+from tpdet.kernels.cuda.sampling.noise import (
     LOG2_E,
     ROUNDER,
     ROUNDER_BITS,

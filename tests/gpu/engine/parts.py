@@ -3,9 +3,9 @@
 import torch
 
 from tests.gpu.lib.checks import same
-from tpdet.kernels.cpu.sampling import sampling as cpu_sampling
-from tpdet.kernels.cpu.sampling import sort_keys as cpu_select
-from tpdet.kernels.cuda.sampling import sample_rows
+from tpdet.kernels.cpu.sampling import ranks as cpu_select
+from tpdet.kernels.cpu.sampling import tokens as cpu_sampling
+from tpdet.kernels.cuda.sampling import launch
 from tpdet.kernels.exact.rotary_frequencies import RotarySpec
 from tpdet.kernels.exact.rotary_tables import rotary_table
 from tpdet.kernels.inputs.row_params import RowParams
@@ -55,11 +55,11 @@ def params(count):
 
 
 def sampled(x, how):
-    return sample_rows.sample_rows(x, how, Shard(0, x.shape[1]))
+    return launch.sample_rows(x, how, Shard(0, x.shape[1]))
 
 
 def top_of(x):
-    return sample_rows.top_of_rows(x, range(len(x)), 20, Shard(0, x.shape[1]))[0]
+    return launch.top_of_rows(x, range(len(x)), 20, Shard(0, x.shape[1]))[0]
 
 
 def check_sampler():

@@ -18,7 +18,7 @@ from tests.lib.kernels.sampling_oracle import (
     same_answers,
     tops,
 )
-from tpdet.kernels.cuda.sampling import gumbel_scores, sample_rows
+from tpdet.kernels.cuda.sampling import launch, noise
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.token_ranks import token_ranks
@@ -83,19 +83,19 @@ def params(count, ways=WAYS):
 def check_bits(kind):
     for vocabulary in VOCABULARIES:
         x, how = rows(kind, 36, vocabulary), params(36)
-        found, expected = sample_rows.sample_rows(x, how, Shard(0, vocabulary)), reference(x, how)
+        found, expected = launch.sample_rows(x, how, Shard(0, vocabulary)), reference(x, how)
         same_answers(found, expected, f"{kind} {vocabulary}")
         given = [i * 701 % vocabulary for i in range(36)]
         scored = answers(*prepare(x), torch.tensor(given).cuda())
-        same_answers(sample_rows.score_tokens(x, given, Shard(0, vocabulary)), scored, "scores")
+        same_answers(launch.score_tokens(x, given, Shard(0, vocabulary)), scored, "scores")
         if kind != "poisoned":
             top, old = (
-                sample_rows.top_of_rows(x, [0, 5], 20, Shard(0, vocabulary)),
+                launch.top_of_rows(x, [0, 5], 20, Shard(0, vocabulary)),
                 tops(x, [0, 5], 20),
             )
             assert torch.equal(top[0], old[0]) and torch.equal(top[1], old[1]), "top"
         for i in (0, 1, 2, 3, 4):
-            alone = sample_rows.sample_rows(x[i : i + 1], how[i : i + 1], Shard(0, vocabulary))
+            alone = launch.sample_rows(x[i : i + 1], how[i : i + 1], Shard(0, vocabulary))
             if found.fit[i]:
                 same(alone.packed.float(), found.packed[i : i + 1].float(), f"row {i} alone")
 
@@ -103,7 +103,7 @@ def check_bits(kind):
 def check_shards():
     for vocabulary in (151_936, 32_003):
         x, how = rows("random", 24, vocabulary), params(24)
-        expected = sample_rows.sample_rows(x, how, Shard(0, vocabulary)).packed
+        expected = launch.sample_rows(x, how, Shard(0, vocabulary)).packed
         for ranks in (1, 2, 4, 8):
             width = -(-vocabulary // (16 * ranks)) * 16 + 16 * (ranks > 1)
             work = partial(sample_shard, how)
@@ -135,14 +135,14 @@ def rank_shard(ids, piece, shard):
 
 
 def sample_shard(how, piece, shard):
-    return sample_rows.sample_rows(piece, how, shard)
+    return launch.sample_rows(piece, how, shard)
 
 
 @triton.jit
 def noise_error(errors, BLOCK: tl.constexpr):
     word = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.uint32)
-    rough = gumbel_scores.rough_noise(word).to(tl.float64)
-    error = tl.abs(rough - gumbel_scores.gumbel_noise(word).to(tl.float64))
+    rough = noise.rough_noise(word).to(tl.float64)
+    error = tl.abs(rough - noise.gumbel_noise(word).to(tl.float64))
     tl.store(errors + tl.program_id(0), tl.max(error, axis=0))
 
 
@@ -158,22 +158,22 @@ def check_rough_noise():
 @contextmanager
 def only(methods):
     """Samples with bounds found by some of the methods."""
-    find = sample_rows.find_bounds
-    sample_rows.find_bounds = partial(find, methods=methods)
+    find = launch.find_bounds
+    launch.find_bounds = partial(find, methods=methods)
     try:
         yield
     finally:
-        sample_rows.find_bounds = find
+        launch.find_bounds = find
 
 
 def check_methods(kind):
     """Each of the three methods to find a bound gives the samples that all of them give."""
     for vocabulary in VOCABULARIES:
         x, how = rows(kind, 28, vocabulary), params(28)
-        together = sample_rows.sample_rows(x, how, Shard(0, vocabulary)).packed
+        together = launch.sample_rows(x, how, Shard(0, vocabulary)).packed
         for methods in (("window", "digits"), ("digits",)):  # through the list alone some rows fall
             with only(methods):
-                found = sample_rows.sample_rows(x, how, Shard(0, vocabulary)).packed
+                found = launch.sample_rows(x, how, Shard(0, vocabulary)).packed
             assert torch.equal(found.nan_to_num(), together.nan_to_num()), (vocabulary, methods)
 
 
@@ -182,12 +182,12 @@ def check_no_wait():
     from tests.gpu.engine.parts import VOCABULARY
 
     x, how = rows("random", 36, VOCABULARY), params(36)
-    sample_rows.sample_rows(x, how, Shard(0, VOCABULARY))
+    launch.sample_rows(x, how, Shard(0, VOCABULARY))
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        sample_rows.sample_rows(x, how, Shard(0, VOCABULARY))
-        sample_rows.top_of_rows(x, [0, 5], 20, Shard(0, VOCABULARY))
+        launch.sample_rows(x, how, Shard(0, VOCABULARY))
+        launch.top_of_rows(x, [0, 5], 20, Shard(0, VOCABULARY))
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

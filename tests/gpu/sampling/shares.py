@@ -23,7 +23,7 @@ from tpdet.comm.exchange.peer import PeerExchange
 from tpdet.comm.exchange.peer_memory import open_peer_memory
 from tpdet.comm.exchange.rows import GatherRows, open_row_exchange
 from tpdet.kernels import order
-from tpdet.kernels.cuda.sampling import sample_rows
+from tpdet.kernels.cuda.sampling import launch
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.sampling import sampler
 
@@ -54,7 +54,7 @@ def check_bits(world, sums, peer):
             whole, how = rows(kind, count, VOCABULARY, seed=count), params(count, WAYS)
             mine = columns_of(whole, world)
             for counts in ([0] * count, [i % 3 * 2 for i in range(count)]):
-                expected = sample_rows.sample_rows(whole, how, Shard(0, VOCABULARY))
+                expected = launch.sample_rows(whole, how, Shard(0, VOCABULARY))
                 alone = sampler.finish(
                     sampler._pending(
                         whole, expected, counts, sampler._ranks(how, counts), Shard(0, VOCABULARY)
@@ -94,7 +94,7 @@ def kept_on_the_device():
 
         return once
 
-    for module, name in ((sample_rows, "to_device"), (sampler, "_to_device")):
+    for module, name in ((launch, "to_device"), (sampler, "_to_device")):
         homes.append((module, name, getattr(module, name)))
         setattr(module, name, once_of(getattr(module, name)))
     homes.append((sampler, "to_host", sampler.to_host))
@@ -116,13 +116,13 @@ def print_times(world, sums, peer):
 
             def whole(mine=mine, how=how):
                 everyone = world.all_gather(mine).permute(1, 0, 2).reshape(len(mine), -1)
-                found = sample_rows.sample_rows(everyone, how, Shard(0, VOCABULARY))
+                found = launch.sample_rows(everyone, how, Shard(0, VOCABULARY))
                 return world.all_gather(found.tokens)
 
             works = {
                 "shares": lambda m=mine, h=how, n=none: shared(m, h, n, peer, world),
                 "shares by gather": lambda m=mine, h=how, n=none: shared(m, h, n, gather, world),
-                "columns": lambda m=mine, h=how, s=shard: sample_rows.sample_rows(m, h, s),
+                "columns": lambda m=mine, h=how, s=shard: launch.sample_rows(m, h, s),
                 "whole": whole,
                 "exchange": lambda m=mine: peer.whole_rows(m),
             }

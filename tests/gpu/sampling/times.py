@@ -20,8 +20,8 @@ from tests.gpu.lib.checks import attempt
 from tests.gpu.lib.graph_times import interleaved_medians
 from tests.gpu.lib.suite import run_parts
 from tests.gpu.sampling.bits import only, params, rows, sample_shard
-from tpdet.kernels.cuda.sampling import gumbel_scores, sample_rows
-from tpdet.kernels.cuda.sampling.sort_keys import ABOVE_ALL
+from tpdet.kernels.cuda.sampling import launch, noise
+from tpdet.kernels.cuda.sampling.table import ABOVE_ALL
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
@@ -44,18 +44,18 @@ def unanswered(x, way, methods):
     """How many rows of x have no bound after some methods."""
     height, vocabulary = x.shape
     how, found = [RowParams(seed=i, position=1, **way) for i in range(height)], []
-    find = sample_rows.find_bounds
+    find = launch.find_bounds
 
     def watch(*arguments, **named):
         found.append(find(*arguments, **named))
         return found[-1]
 
-    sample_rows.find_bounds = watch
+    launch.find_bounds = watch
     try:
         with only(methods):
-            sample_rows.sample_rows(x, how, Shard(0, vocabulary))
+            launch.sample_rows(x, how, Shard(0, vocabulary))
     finally:
-        sample_rows.find_bounds = find
+        launch.find_bounds = find
     return int((found[-1].bounds[:, 0] == ABOVE_ALL.value).sum())
 
 
@@ -118,7 +118,7 @@ def ours(words, position, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.full((), 0x12345678, tl.uint32)
     at_position = tl.zeros((), tl.uint32) + tl.load(position).to(tl.uint32)
-    tl.store(words + at, gumbel_scores.philox_of(at, at_position, key, key, key))
+    tl.store(words + at, noise.philox_of(at, (at_position, key, key, key)))
 
 
 @triton.jit
@@ -172,7 +172,7 @@ class Copies:
 
 def graph_time(inputs, how, shard):
     """Microseconds in a graph: what comes from the host is put there before."""
-    kept, original = {}, sample_rows.to_device
+    kept, original = {}, launch.to_device
 
     def once(values, dtype, device):
         key = (tuple(values), dtype)
@@ -180,16 +180,16 @@ def graph_time(inputs, how, shard):
             kept[key] = original(values, dtype, device)
         return kept[key]
 
-    sample_rows.to_device = once
+    launch.to_device = once
     try:
         return interleaved_medians([lambda x: sample_shard(how, x, shard)], inputs, repeats=7)[0]
     finally:
-        sample_rows.to_device = original
+        launch.to_device = original
 
 
 def call_time(x, how, shard, repeats=10):
     def work():
-        return sample_rows.sample_rows(x, how, shard)
+        return launch.sample_rows(x, how, shard)
 
     work()
     torch.cuda.synchronize()

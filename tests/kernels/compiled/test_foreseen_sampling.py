@@ -11,11 +11,10 @@ pytest.importorskip("triton")
 
 from tests.lib.kernels.driverless import compile_for_hopper, take_gpu_kernels
 from tpdet.kernels.cuda.compile.recording import recording
-from tpdet.kernels.cuda.sampling import written_rows
-from tpdet.kernels.inputs.plain_rows import PlainRows, pack_row
+from tpdet.kernels.cuda.sampling import launch
+from tpdet.kernels.inputs.plain_rows import WORDS, PlainRows, pack_row
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
-from tpdet.kernels.inputs.written_rows import WORDS
 from tpdet.models.warm_up import sample_every_kind_alone, sample_in_one_step, sizes
 from tpdet.requests.request import SamplingParams
 from tpdet.runner.graphs.decode_graphs import row_buckets
@@ -77,11 +76,11 @@ def written(logits, top_p):
     """Sample one row beside pads by numbers that were written."""
     numbers = np.zeros(len(logits) * WORDS, np.int64)
     plain = PlainRows(pack_row(3, 0, 1.0, -1, top_p, 0.0), [7])
-    filtered = written_rows.write_rows(plain, VOCABULARY, numbers)
+    filtered = launch.write_rows(plain, VOCABULARY, numbers)
     assert filtered == (top_p < 1.0)
     table = torch.from_numpy(numbers)
-    written_rows.sample_written(logits, table, filtered, Shard(0, VOCABULARY))
-    written_rows.move_on(table, torch.ones(len(logits), dtype=torch.int64))
+    launch.sample_written(logits, table, filtered, Shard(0, VOCABULARY))
+    launch.move_on(table, torch.ones(len(logits), dtype=torch.int64))
 
 
 def test_every_kind_at_every_number_of_rows_is_foreseen(monkeypatch, tmp_path):
@@ -110,7 +109,7 @@ def test_every_kind_at_every_number_of_rows_is_foreseen(monkeypatch, tmp_path):
                 late[f"{name}, {rows} rows"] = new
     assert not late
     # The check sees what is missing: a step of several kinds asks for less than each alone.
-    assert "weigh_rows" in {kernel for at, kernel in alone.items() if at not in mixed}
+    assert "sum_rows" in {kernel for at, kernel in alone.items() if at not in mixed}
 
 
 class Exchange:

@@ -6,81 +6,62 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.kernels.compiled.test_gemm import compile_for_hopper
-from tpdet.kernels.cuda.sampling import (
-    candidate_list,
-    fallback_bounds,
-    row_answers,
-    row_peaks,
-    value_window,
-)
+from tests.lib.kernels.hopper_kernels import hopper_kernel
+from tpdet.kernels.cuda.sampling import answers, candidates, peaks, search, window
+from tpdet.kernels.cuda.sampling.candidates import Bounds
+from tpdet.kernels.cuda.sampling.peaks import LogitRows, RowCounts, RowShape
+from tpdet.kernels.cuda.sampling.window import WindowRoom
+from tpdet.kernels.inputs.sampled_rows import PackedRows, RowAnswers
 
-ROW = {"logits": "*fp32", "copies": "*fp32", "table": "*i64", "peaks": "*i64"}
-SHAPE = {"rows": "i32", "width": "i32", "stride": "i32", "peak_parts": "i32"}
-TOP = {"slots": "*i64", "lists": "*i64", "states": "*i64", "bounds": "*i64"}
-LISTS = TOP | {"windows": "*i64", "counts": "*i32", "run_parts": "*i32"}
-SIZES = {"PARTS": 128}
-ANSWERS = {
-    "bounds": "*i64", "states": "*i64", "partials": "*i64", "arrivals": "*i32", "gathered": "*i64",
-    "answers": "*fp64", "maxima": "*fp32", "first_id": "i32",
+TYPES = {
+    "rows": LogitRows("*fp32", "*fp32", "*i64", "*i64", "*i64", "*i64", "*i32"),
+    "shape": RowShape("i32", "i32"),
+    "count": RowCounts("i32", "i32", "i32"), "filters": Bounds("*i64", "*i64"),
+    "logits": "*fp32", "groups": "*i64", "used": "i32",
+    "lists": "*i64", "counts": "*i32", "windows": "*i64", "digits": "*i64",
+    "room": WindowRoom("*i64", "*i64", "*i32"), "parts": "i32",
+    "partials": "*i64", "gathered": "*i64",
+    "into": RowAnswers("*fp64", "*fp32"),
 }  # fmt: skip
+PACKED = {
+    "answers": "*fp64", "places": "*i64", "into": PackedRows("*i64", "*fp32", "*i1", "*fp64"),
+    "rows": "i32", "share": "i32", "length": "i32",
+}  # fmt: skip
+SCANNED = {"SPAN": 4096, "PER_PART": 64}
+SUMMED = {"SPAN": 4096, "PARTS": 128, "OWN": 128}
+FILTERED = {"PARTS": 128, "WHOLE": False}
 KERNELS = {
-    "peaks": (
-        row_peaks.scan_peaks, ROW | SHAPE | ANSWERS | {"groups": "*i64"},
-        {"SPAN": 4096, "BLOCK": 2048, "PER_PART": 64}, 4,
-    ),
+    "peaks": (peaks.scan_peaks, TYPES, SCANNED, 4),
     "masses": (
-        row_answers.weigh_rows, ROW | SHAPE | ANSWERS,
-        SIZES | {"SPAN": 4096, "BLOCK": 2048, "SCORED": 1024, "OWN": 128, "RANDOM_ROWS": False,
-                 "WHOLE": False, "LISTED": False}, 4,
+        answers.sum_rows, TYPES,
+        SUMMED | {"RANDOM_ROWS": False, "WHOLE": False, "LISTED": False}, 4,
     ),
     "samples": (
-        row_answers.weigh_rows, ROW | SHAPE | ANSWERS,
-        SIZES | {"SPAN": 4096, "BLOCK": 2048, "SCORED": 1024, "OWN": 128, "RANDOM_ROWS": True,
-                 "WHOLE": True, "LISTED": True}, 4,
+        answers.sum_rows, TYPES,
+        SUMMED | {"RANDOM_ROWS": True, "WHOLE": True, "LISTED": True}, 4,
     ),
-    "answers": (
-        row_answers.answer_rows, ROW | SHAPE | ANSWERS | {"ranks": "i32"},
-        {"RANKS": 8}, 1,
-    ),
-    "packed": (
-        row_answers.pack_rows,
-        ANSWERS | {"places": "*i64", "tokens": "*i64", "fits": "*i1", "logprobs": "*fp32",
-                   "packed": "*fp64", "rows": "i32", "share": "i32", "length": "i32"},
-        {"BLOCK": 128, "PLACED": True}, 4,
-    ),
-    "groups": (
-        row_peaks.scan_groups, ROW | SHAPE | {"groups": "*i64"},
-        {"SPAN": 4096, "BLOCK": 2048, "PER_PART": 64}, 4,
-    ),
-    "floor": (
-        candidate_list.choose_floor,
-        ROW | SHAPE | TOP | {"groups": "*i64", "counts": "*i32", "used": "i32"},
-        SIZES | {"WHOLE": False, "GROUPS": 4096}, 8,
-    ),
-    "list": (
-        candidate_list.list_candidates, ROW | SHAPE | TOP,
-        SIZES | {"WHOLE": False, "BLOCK": 1024}, 4,
-    ),
-    "top": (
-        candidate_list.bound_candidates, ROW | SHAPE | TOP | {"groups": "*i64", "used": "i32"},
-        SIZES | {"WHOLE": False, "GROUPS": 4096}, 16,
-    ),
-    "count": (
-        value_window.count_buckets, ROW | SHAPE | LISTS,
-        SIZES | {"WHOLE": False, "BLOCK": 8192}, 16,
-    ),
-    "collect": (
-        value_window.collect_window, ROW | SHAPE | LISTS,
-        SIZES | {"WHOLE": False, "BLOCK": 4096}, 8,
-    ),
+    "answers": (answers.answer_rows, TYPES, {"RANKS": 8}, 1),
+    "packed": (answers.pack_rows, PACKED, {"PLACED": True}, 4),
+    "groups": (peaks.scan_groups, TYPES, SCANNED, 4),
+    "floor": (candidates.choose_floor, TYPES, FILTERED | {"GROUPS": 4096}, 8),
+    "list": (candidates.list_candidates, TYPES, FILTERED, 4),
+    "top": (candidates.bound_candidates, TYPES, FILTERED | {"GROUPS": 4096}, 16),
+    "count": (window.count_buckets, TYPES, FILTERED, 16),
+    "collect": (window.collect_window, TYPES, FILTERED, 8),
     "rest": (
-        fallback_bounds.bound_fallbacks, ROW | SHAPE | LISTS | {"parts": "i32", "digits": "*i64"},
-        SIZES | {"WHOLE": False, "BLOCK": 4096, "ROW_PARTS": 64, "ROW_BLOCK": 2048,
-                 "BY_WINDOW": True, "BY_DIGITS": True}, 16,
+        search.bound_fallbacks, TYPES,
+        FILTERED | {"ROW_PARTS": 64, "BY_WINDOW": True, "BY_DIGITS": True}, 16,
     ),
 }  # fmt: skip
 FUSED = ("samples", "top")  # the fp64 logarithm is a sequence of fma's that asks for them
+
+
+def compiled(kernel, types, constants, warps, stages=3):
+    """PTX and the log of ptxas -v for compute capability 9.0."""
+    aligned = [name for name, kind in types.items() if (kind if "*" in kind else kind[0])[0] == "*"]
+    options = {"num_warps": warps, "num_stages": stages}
+    done = hopper_kernel(kernel, types, constants, aligned, options)
+    return done.ptx, done.log
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
@@ -88,7 +69,7 @@ def test_a_kernel_compiles_without_float_atomics_fusion_or_spills(name):
     kernel, types, constants, warps = KERNELS[name]
     types = {name: kind for name, kind in types.items() if name in kernel.arg_names}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    ptx, log = compile_for_hopper(kernel, types, constants, warps, 3)
+    ptx, log = compiled(kernel, types, constants, warps)
     atomics = re.findall(r"(?<![a-z])(?:atom|red)\.[a-z0-9.:_]+", ptx)
     assert all(re.search(r"\.[us](32|64)$", atomic) for atomic in atomics), atomics
     assert not atomics or name in ("count", "collect", "list", "rest", "masses", "samples"), atomics

@@ -7,19 +7,19 @@ import pytest
 pytest.importorskip("triton")
 
 from tests.kernels.compiled.test_gemm import compile_for_hopper
-from tpdet.kernels.cuda.sampling import count_ahead, sort_keys
+from tpdet.kernels.cuda.sampling import ranks
 
 KERNELS = {
     "rank": (
-        count_ahead.count_parts,
+        ranks.count_parts,
         {"logits": "*fp32", "chosen": "*fp32", "at": "*i64", "parts": "*i32", "width": "i32",
          "stride": "i32"},
-        {"SPAN": 8192, "BLOCK": 2048}, 4,
+        {}, 4,
     ),
     "top": (
-        sort_keys.top_of_parts,
+        ranks.top_of_parts,
         {"values": "*fp32", "tops": "*i64", "vocabulary": "i32", "stride": "i32", "count": "i32"},
-        {"SPAN": 8192, "BLOCK": 2048}, 4,
+        {}, 4,
     ),
 }  # fmt: skip
 

@@ -11,7 +11,8 @@ pytest.importorskip("triton")
 import numpy as np
 import torch
 
-from tpdet.kernels.cuda.sampling import row_table, sample_rows
+from tpdet.kernels.cuda.sampling import launch
+from tpdet.kernels.cuda.sampling import table as layout
 from tpdet.kernels.inputs.plain_rows import PlainRows, pack_row
 from tpdet.kernels.inputs.row_params import RowParams
 
@@ -19,7 +20,7 @@ VOCABULARY = 1000
 
 
 def table(params):
-    numbers, filtered, random = row_table.row_table(PlainRows.of(params), [1], VOCABULARY)
+    numbers, filtered, random = layout.row_table(PlainRows.of(params), [1], VOCABULARY)
     assert random == any(how.temperature > 0 for how in params)
     return numbers.tolist(), filtered.tolist()
 
@@ -46,9 +47,9 @@ def test_top_k_of_the_whole_vocabulary_filters_nothing():
 
 def test_a_step_of_greedy_rows_has_the_table_of_its_rows():
     how = RowParams(temperature=0.0, seed=0, position=0)
-    assert sample_rows._all_greedy([how] * 5)
-    kept = sample_rows._greedy_table(5, VOCABULARY, torch.device("cpu"))
-    asked = row_table.row_table(PlainRows.of([how] * 5), [], VOCABULARY)
+    assert launch._all_greedy([how] * 5)
+    kept = launch._greedy_table(5, VOCABULARY, torch.device("cpu"))
+    asked = layout.row_table(PlainRows.of([how] * 5), [], VOCABULARY)
     assert kept.tolist() == asked[0].tolist() and not asked[1].size and not asked[2]
     numbers = [bits(1.0), 0, VOCABULARY, 1 << 30, bits(-float("inf"))]
     assert kept.tolist() == [0, 0, 0, 0, *numbers, -1, -1, 0] * 5
@@ -65,22 +66,22 @@ def test_rows_that_are_not_all_greedy_have_a_table_of_their_own():
     for other in others:
         params = [how] * 6
         params[place.randrange(6)] = other
-        assert not sample_rows._all_greedy(params)
-        assert not sample_rows._all_greedy([other] * 6)
+        assert not launch._all_greedy(params)
+        assert not launch._all_greedy([other] * 6)
 
 
 def test_a_row_whose_token_is_given_is_only_scored():
     given = [0, 0, 0, 0, 0, 2, 0, 0, 0, -1]
-    assert row_table.given_table([7, 0]) == [*given, 7, 0, *given, 0, 0]
+    assert layout.table_of_tokens([7, 0]) == [*given, 7, 0, *given, 0, 0]
 
 
 def test_the_fields_that_kernels_read_are_the_tables():
-    names = {name: at for at, name in enumerate(row_table.RowFields._fields)}
+    names = {name: at for at, name in enumerate(layout.RowFields._fields)}
     offsets = ("SEED_LOW", "SEED_HIGH", "POSITION", "CHOICE", "TEMPERATURE", "KIND", "TOP_K",
                "TOP_P", "MIN_P", "COPY", "SLOT")  # fmt: skip
-    assert [getattr(row_table, name).value for name in offsets] == list(range(11))
-    assert all(names[name.lower()] == getattr(row_table, name).value for name in offsets)
-    assert row_table.ROW_FIELDS.value == len(names) == 12
+    assert [getattr(layout, name).value for name in offsets] == list(range(11))
+    assert all(names[name.lower()] == getattr(layout, name).value for name in offsets)
+    assert layout.ROW_FIELDS.value == len(names) == 12
 
 
 def test_plain_rows_have_the_table_and_the_params_of_their_rows():
@@ -98,12 +99,12 @@ def test_plain_rows_have_the_table_and_the_params_of_their_rows():
         assert [*plain] == [*PlainRows.of(params)] == params
         assert [*plain[7:20]] == params[7:20] and len(plain[7:20]) == 13
         for mine, cut in ((params, plain), (params[5:9], plain[5:9])):
-            numbers, slots, _ = row_table.row_table(cut, [], VOCABULARY)
-            alone = [row_table.row_table(PlainRows.of([how]), [], VOCABULARY) for how in mine]
+            numbers, slots, _ = layout.row_table(cut, [], VOCABULARY)
+            alone = [layout.row_table(PlainRows.of([how]), [], VOCABULARY) for how in mine]
             filtered = [row for row, (_, slot, _) in enumerate(alone) if slot.size]
             assert slots.tolist() == filtered
             expected = np.stack([fields for fields, _, _ in alone])
-            expected[filtered, row_table.SLOT.value] = range(len(filtered))
+            expected[filtered, layout.SLOT.value] = range(len(filtered))
             assert numbers.tolist() == expected.reshape(-1).tolist()
     with pytest.raises(ValueError, match="2 rows have 1 positions"):
         PlainRows(pack_row(1, 0, 1.0, -1, 1.0, 0.0) * 2, [5])

@@ -11,8 +11,8 @@ from tests.lib.kernels.sample_logits import (
     VOCABULARIES,
     logits_smooth,
 )
-from tpdet.kernels.cpu.sampling import gumbel
-from tpdet.kernels.cpu.sampling.log_softmax import fixed_point_mass, log_mass
+from tpdet.kernels.cpu.sampling import noise as cpu_noise
+from tpdet.kernels.cpu.sampling.noise import fixed_point_mass, log_mass
 from tpdet.kernels.exact.thresholds import log_probabilities
 
 
@@ -27,14 +27,14 @@ def test_exp_and_log_do_not_depend_on_place_length_or_threads(threads):
     try:
         mass = fixed_point_mass(x, highest)
         logs = torch.log(survival)
-        noise = gumbel.gumbel_noise(ids, seed=1, position=2, choice=3)
+        noise = cpu_noise.gumbel_noise(ids, seed=1, position=2, choice=3)
         for offset in [*range(20), 4_096, 65_537, 100_001]:
             for length in (1, 2, 3, 7, 8, 9, 15, 16, 17, 33, 1_000, 40_001):
                 part = slice(offset, offset + length)
                 assert_same_bits(fixed_point_mass(x[part], highest), mass[part])
                 assert_same_bits(torch.log(survival[part]), logs[part])
                 if length < 100:
-                    alone = gumbel.gumbel_noise(ids[part], seed=1, position=2, choice=3)
+                    alone = cpu_noise.gumbel_noise(ids[part], seed=1, position=2, choice=3)
                     assert_same_bits(alone, noise[part])
         picked = torch.randperm(200_000, generator=torch.Generator().manual_seed(3))[:5_001]
         assert_same_bits(fixed_point_mass(x[picked], highest), mass[picked])

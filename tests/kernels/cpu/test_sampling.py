@@ -14,10 +14,14 @@ from tests.lib.kernels.sample_logits import (
     logits_with_ties,
     total_order,
 )
-from tpdet.kernels.cpu.sampling import gumbel
-from tpdet.kernels.cpu.sampling.filters import keep_min_p, scale_by_temperature
-from tpdet.kernels.cpu.sampling.log_softmax import log_mass
-from tpdet.kernels.cpu.sampling.sampling import NO_TOKEN, choose_token
+from tpdet.kernels.cpu.sampling import noise as cpu_noise
+from tpdet.kernels.cpu.sampling.noise import log_mass
+from tpdet.kernels.cpu.sampling.tokens import (
+    NO_TOKEN,
+    choose_token,
+    keep_min_p,
+    scale_by_temperature,
+)
 from tpdet.kernels.exact.thresholds import top_p_numerator
 from tpdet.kernels.inputs.row_params import RowParams
 
@@ -126,7 +130,7 @@ def exact_choice(x: torch.Tensor, how: RowParams) -> int:
         kept = kept[exact_top_p(values[kept], top_p_numerator(how.top_p))]
     if how.min_p > 0.0:
         kept = kept[keep_min_p(values[kept], how.min_p)]
-    noise = gumbel.gumbel_noise(
+    noise = cpu_noise.gumbel_noise(
         torch.arange(x.numel()), seed=how.seed, position=how.position, choice=how.choice
     )
     scores = [(-float(values[i] + noise[i]), i) for i in kept.tolist()]
@@ -151,8 +155,8 @@ def test_the_chain_equals_the_slow_reference():
 
 def test_noise_is_the_formula_rounded_once(monkeypatch):
     words = torch.tensor([0, 1, 2, 1 << 31, (1 << 32) - 2, (1 << 32) - 1, *range(5, 1 << 32, 9**8)])
-    monkeypatch.setattr(gumbel, "philox_words", lambda ids, **_: words)
-    noise = gumbel.gumbel_noise(words, seed=0, position=0, choice=0)
+    monkeypatch.setattr(cpu_noise, "philox_words", lambda ids, **_: words)
+    noise = cpu_noise.gumbel_noise(words, seed=0, position=0, choice=0)
     v = [(w + 0.5) * 2.0**-32 for w in words.tolist()]
     exact = torch.tensor([-math.log(-math.log1p(-u)) for u in v], dtype=torch.float64)
     assert float(((noise - exact).abs() - exact.abs() * 2.0**-24).max()) < 1e-13

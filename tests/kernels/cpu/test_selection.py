@@ -16,13 +16,13 @@ from tests.lib.kernels.sample_logits import (
     logits_with_ties,
     total_order,
 )
-from tpdet.kernels.cpu.sampling.filters import (
+from tpdet.kernels.cpu.sampling.noise import fixed_point_mass
+from tpdet.kernels.cpu.sampling.ranks import select_prefix, top_ids, unsigned_keys
+from tpdet.kernels.cpu.sampling.tokens import (
     keep_min_p,
     keep_top_k,
     keep_top_p,
 )
-from tpdet.kernels.cpu.sampling.log_softmax import fixed_point_mass
-from tpdet.kernels.cpu.sampling.sort_keys import select_prefix, top_ids, unsigned_keys
 from tpdet.kernels.exact.thresholds import top_p_numerator, top_p_threshold
 
 

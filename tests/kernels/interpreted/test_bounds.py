@@ -5,10 +5,10 @@ import torch
 
 from tests.lib.kernels.sampling_oracle import last_kept
 from tests.lib.kernels.sampling_rows import KINDS, QUICK, V, rows, slow
-from tpdet.kernels.cpu.sampling.log_softmax import fixed_point_mass
-from tpdet.kernels.cuda.sampling import filter_bounds, sample_rows
-from tpdet.kernels.cuda.sampling.row_table import row_table
-from tpdet.kernels.cuda.sampling.sort_keys import ABOVE_ALL, ids_of_keys
+from tpdet.kernels.cpu.sampling.noise import fixed_point_mass
+from tpdet.kernels.cuda.sampling import peaks, search
+from tpdet.kernels.cuda.sampling.ranks import ids_of_keys
+from tpdet.kernels.cuda.sampling.table import ABOVE_ALL, row_table
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
@@ -37,7 +37,7 @@ def test_bounds_are_the_cpus_by_each_method(kinds):
             last = last_kept(x[0], RowParams(1.0, 1, 1, **way))
             given = given_of(x, way)
             for methods in METHODS:
-                by = bounds_by(methods, *given, V)
+                by = bounds_by(methods, given, V)
                 fell[methods] = fell.get(methods, 0) + (by == NO_BOUND)
                 no_digits = methods == ("list", "window")
                 assert by != NO_BOUND or not no_digits or kind not in PLAIN, (kind, way)
@@ -100,21 +100,20 @@ def test_values_in_one_bucket_are_found_by_digits():
 
 
 def bound_of(x, way, names):
-    return bounds_by(names, *given_of(x, way), x.shape[1])
+    return bounds_by(names, given_of(x, way), x.shape[1])
 
 
 def given_of(x, way):
-    """What `find_bounds` takes of one row: the row, its table, peaks and slots; its groups."""
+    """What `find_bounds` takes of one row: the scanned row."""
     vocabulary = x.shape[1]
     numbers, filtered, _ = row_table(PlainRows.of([RowParams(1.0, 1, 1, **way)]), [], vocabulary)
     assert filtered.tolist() == [0]
     table = torch.from_numpy(numbers)
-    scanned, groups = sample_rows.scan_rows(x, x, table, Shard(0, vocabulary), True)
     slots = torch.zeros(1, dtype=torch.int64)
-    return filter_bounds.FilteredRows(x, x, table, scanned.peaks, slots), groups
+    return peaks.scan_rows(x, x, table, slots, Shard(0, vocabulary))
 
 
-def bounds_by(methods, given, groups, vocabulary):
+def bounds_by(methods, given, vocabulary):
     """The bound of one row by the methods that are named; NO_BOUND where they found none."""
-    found = filter_bounds.find_bounds(given, groups, vocabulary, False, methods)
+    found = search.find_bounds(given, vocabulary, False, methods)
     return int(found.bounds[0, 0])

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
 from tpdet.kernels import ops
-from tpdet.kernels.cuda.sampling import filter_bounds, sample_rows
+from tpdet.kernels.cuda.sampling import launch, search
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.sampling import sampler
@@ -85,11 +85,11 @@ def test_a_step_by_shares_launches_no_more_than_this():
                 "repeat",
                 "scan_peaks",
                 *filters,
-                "weigh_rows",
+                "sum_rows",
                 "log_",
                 "pack_rows",
             ], seen.names
-            expected = sample_rows.sample_rows(x[:2].repeat(1, 4), how[:2], Shard(0, 4096))
+            expected = launch.sample_rows(x[:2].repeat(1, 4), how[:2], Shard(0, 4096))
             assert torch.equal(sampled.packed, expected.packed.repeat(4, 1)), way
             assert torch.equal(sampled.tokens, expected.tokens.repeat(4)), way
             if filters:
@@ -111,14 +111,14 @@ def test_memory_that_nobody_wrote_is_never_read():
         RowParams(seed=i, position=1, temperature=i * 0.4, top_k=50 * (i < 2) - 1, top_p=0.9)
         for i in range(4)
     ]
-    expected = sample_rows.sample_rows(x, how, Shard(0, 3000)).packed
+    expected = launch.sample_rows(x, how, Shard(0, 3000)).packed
     torch.use_deterministic_algorithms(True)  # empty tensors begin with the largest integer
     try:
         assert torch.empty(1, dtype=torch.int32) == 2**31 - 1
-        for methods in (filter_bounds.METHODS, ("window",)):
-            sample_rows.find_bounds = partial(filter_bounds.find_bounds, methods=methods)
-            found = sample_rows.sample_rows(x, how, Shard(0, 3000)).packed
+        for methods in (search.METHODS, ("window",)):
+            launch.find_bounds = partial(search.find_bounds, methods=methods)
+            found = launch.sample_rows(x, how, Shard(0, 3000)).packed
             assert torch.equal(found, expected), methods
     finally:
-        sample_rows.find_bounds = filter_bounds.find_bounds
+        launch.find_bounds = search.find_bounds
         torch.use_deterministic_algorithms(False)

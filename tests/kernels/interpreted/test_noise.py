@@ -7,7 +7,7 @@ import triton.language as tl
 from triton.language.random import philox_impl
 
 from tests.lib.kernels.masses import masses_are_rounded_conversions
-from tpdet.kernels.cuda.sampling import gumbel_scores
+from tpdet.kernels.cuda.sampling import noise
 from tpdet.kernels.exact.philox import philox_words
 
 
@@ -15,7 +15,7 @@ from tpdet.kernels.exact.philox import philox_words
 def noise_of(words, rough, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     word = tl.load(words + at).to(tl.uint32)
-    tl.store(rough + at, gumbel_scores.rough_noise(word))
+    tl.store(rough + at, noise.rough_noise(word))
 
 
 @triton.jit
@@ -23,7 +23,7 @@ def philox_words_of(ids, words, position, choice, key0, key1, BLOCK: tl.constexp
     at = tl.arange(0, BLOCK)
     keys = tl.load(key0).to(tl.uint32), tl.load(key1).to(tl.uint32)
     where = tl.load(position).to(tl.uint32), tl.load(choice).to(tl.uint32)
-    word = gumbel_scores.philox_of(tl.load(ids + at), where[0], where[1], keys[0], keys[1])
+    word = noise.philox_of(tl.load(ids + at), (where[0], where[1], keys[0], keys[1]))
     tl.store(words + at, word.to(tl.int64))
 
 

@@ -13,17 +13,16 @@ from tests.lib.kernels.sampling_oracle import (
     tops,
 )
 from tests.lib.kernels.sampling_rows import WAYS, V, of_each_kind, params, rows, slow
-from tpdet.kernels.cpu.sampling import sampling as cpu_sampling
-from tpdet.kernels.cpu.sampling.gumbel import gumbel_noise as cpu_noise
-from tpdet.kernels.cuda.sampling import sample_rows, written_rows
-from tpdet.kernels.inputs.plain_rows import PlainRows
+from tpdet.kernels.cpu.sampling import tokens as cpu_sampling
+from tpdet.kernels.cpu.sampling.noise import gumbel_noise as cpu_noise
+from tpdet.kernels.cuda.sampling import launch
+from tpdet.kernels.inputs.plain_rows import WORDS, PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
-from tpdet.kernels.inputs.written_rows import WORDS
 
 
 def whole(x, how):
-    return sample_rows.sample_rows(x, how, Shard(0, x.shape[1]))
+    return launch.sample_rows(x, how, Shard(0, x.shape[1]))
 
 
 @of_each_kind
@@ -80,7 +79,7 @@ def test_says_when_nothing_is_left():
 def test_scores_given_tokens():
     x = rows("holes")
     tokens = [i * 701 % V for i in range(12)]
-    found = sample_rows.score_tokens(x, tokens, Shard(0, V))
+    found = launch.score_tokens(x, tokens, Shard(0, V))
     same_answers(found, answers(*prepare(x), torch.tensor(tokens)), "scores")
 
 
@@ -100,9 +99,9 @@ def test_every_cut_of_the_vocabulary_answers_alike(kind, first, ranks, width):
 
     def work(piece, shard):
         return (
-            sample_rows.sample_rows(piece, how, shard).packed,
-            sample_rows.score_tokens(piece, tokens, shard).packed,
-            *sample_rows.top_of_rows(piece, [1, 4], 20, shard),
+            launch.sample_rows(piece, how, shard).packed,
+            launch.score_tokens(piece, tokens, shard).packed,
+            *launch.top_of_rows(piece, [1, 4], 20, shard),
         )
 
     expected = work(x, Shard(0, V))
@@ -113,7 +112,7 @@ def test_every_cut_of_the_vocabulary_answers_alike(kind, first, ranks, width):
 @pytest.mark.parametrize("kind", ["random", "tied", "zeros"])
 def test_top_of_rows_is_the_cpus(kind):
     x = rows(kind)
-    found, expected = sample_rows.top_of_rows(x, [0, 3], 20, Shard(0, V)), tops(x, [0, 3], 20)
+    found, expected = launch.top_of_rows(x, [0, 3], 20, Shard(0, V)), tops(x, [0, 3], 20)
     assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
 
 
@@ -134,15 +133,15 @@ def test_written_rows_are_sampled_as_rows_are(ways):
     x, count = rows("random", len(ways) + 2), len(ways)
     how = [RowParams(seed=2**63 + i, position=2**31 + i, **WAYS[way]) for i, way in enumerate(ways)]
     shard, numbers = Shard(0, V), np.zeros(len(x) * WORDS, np.int64)
-    filtered = written_rows.write_rows(PlainRows.of(how), V, numbers)
+    filtered = launch.write_rows(PlainRows.of(how), V, numbers)
     random = [way for way in how if way.temperature]
     assert filtered == any(0 < way.top_k < V or way.top_p < 1.0 for way in random)
     written = torch.from_numpy(numbers)
     for step in range(2):
         moved = [way._replace(position=way.position + step) for way in how]
-        found = written_rows.sample_written(x, written, filtered, shard)
+        found = launch.sample_written(x, written, filtered, shard)
         alone = whole(x[:count], moved).packed
         assert torch.equal(found.packed[:count], alone)
         assert torch.equal(whole(x[:count], PlainRows.of(moved)).packed, alone)
         assert found.tokens[count:].tolist() == x[count:].argmax(-1).tolist()
-        written_rows.move_on(written, torch.tensor([1] * count + [0, 0]))
+        launch.move_on(written, torch.tensor([1] * count + [0, 0]))

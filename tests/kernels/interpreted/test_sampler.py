@@ -6,11 +6,10 @@ The interpreter's exp2 and logarithms are numpy's, so tokens are compared, not t
 import torch
 
 from tests.lib.pairwise import pairwise
-from tpdet.kernels.cpu.sampling import count_ahead as cpu_count
-from tpdet.kernels.cpu.sampling import log_softmax as cpu_mass
-from tpdet.kernels.cpu.sampling import sampling as cpu_sampling
-from tpdet.kernels.cpu.sampling import sort_keys as cpu_select
-from tpdet.kernels.cuda.sampling import count_ahead, sample_rows, sort_keys
+from tpdet.kernels.cpu.sampling import noise as cpu_mass
+from tpdet.kernels.cpu.sampling import ranks as cpu_select
+from tpdet.kernels.cpu.sampling import tokens as cpu_sampling
+from tpdet.kernels.cuda.sampling import launch, ranks
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
@@ -30,7 +29,7 @@ def test_samples_by_the_cpus_noise():
     seeds, positions, choices = (0, 2**32 - 1, 2**32, 2**64 - 3), (0, 2**32 - 1), (0, 5)
     params = [RowParams(1.0, *words) for words in pairwise(seeds, positions, choices)]
     x = torch.zeros(len(params), VOCABULARY)
-    found = sample_rows.sample_rows(x, params, Shard(0, VOCABULARY)).tokens.tolist()
+    found = launch.sample_rows(x, params, Shard(0, VOCABULARY)).tokens.tolist()
     assert found == [cpu_sampling.choose_token(x[0], how) for how in params]
     assert len(set(found)) == len(params) == 8
 
@@ -38,15 +37,15 @@ def test_samples_by_the_cpus_noise():
 def test_finds_the_cpus_top_ids():
     x = rows()
     for part, count in ((x, 20), (x[1:2], 1), (x[:1, :5], 5)):
-        found = sort_keys.ids_of_keys(sort_keys.top_keys(part, count))
+        found = ranks.ids_of_keys(ranks.top_keys(part, count))
         assert torch.equal(found, cpu_select.top_ids(part, count))
 
 
 def test_adds_a_mass_that_no_neighbour_changes():
     x, how = rows(), RowParams(1.0, 1, 1)
-    mass = sample_rows.sample_rows(x, [how] * len(x), Shard(0, VOCABULARY)).log_masses
+    mass = launch.sample_rows(x, [how] * len(x), Shard(0, VOCABULARY)).log_masses
     assert (mass - cpu_mass.log_mass(x, x.amax(-1))).abs().max() < 1e-6
-    alone = sample_rows.sample_rows(x[2:3], [how], Shard(0, VOCABULARY)).log_masses
+    alone = launch.sample_rows(x[2:3], [how], Shard(0, VOCABULARY)).log_masses
     assert torch.equal(mass[2:3], alone)
 
 
@@ -55,5 +54,5 @@ def test_counts_the_ids_ahead_as_the_cpu_does():
     at = torch.tensor([0, 3, VOCABULARY - 1, 700, 1, 5])[: len(x)]
     chosen = x.gather(1, at[:, None])[:, 0]
     for width in (VOCABULARY, VOCABULARY - 1, 5, 0):
-        found = count_ahead.count_ahead(x, chosen, at, width)
-        assert torch.equal(found, cpu_count.count_ahead(x, chosen, at, width)), width
+        found = ranks.count_ahead(x, chosen, at, width)
+        assert torch.equal(found, cpu_select.count_ahead(x, chosen, at, width)), width

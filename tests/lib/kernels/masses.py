@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.sampling import log_softmax
+from tpdet.kernels.cuda.sampling import noise
 
 
 @triton.jit
@@ -12,7 +12,7 @@ def masses_of(x, ours, plain, BLOCK: tl.constexpr):
     """Fixed-point masses against 0, as the kernels make them and by rounding and conversion."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at)
-    tl.store(ours + at, log_softmax.fixed_point(value, 0.0))
+    tl.store(ours + at, noise.fixed_point(value, 0.0))
     scaled = tl.exp2((value - 0.0) * 1.4426950408889634).to(tl.float64) * 1099511627776.0
     rounded = (scaled + 6755399441055744.0) - 6755399441055744.0
     tl.store(plain + at, rounded.to(tl.int64))

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import torch
 
-from tpdet.kernels.cpu.sampling.log_softmax import fixed_point_mass
+from tpdet.kernels.cpu.sampling.noise import fixed_point_mass
 
 VOCABULARIES = (1_000, 32_003, 151_936)
 SHARES = (1e-12, 0.1, 0.5, 0.9, 0.999, 1.0 - 1e-7)

@@ -11,9 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cpu.sampling import filters, sampling
-from tpdet.kernels.cpu.sampling.sort_keys import top_ids
-from tpdet.kernels.cuda.sampling import log_softmax
+from tpdet.kernels.cpu.sampling import tokens as cpu_tokens
+from tpdet.kernels.cpu.sampling.ranks import top_ids
+from tpdet.kernels.cuda.sampling import noise
 from tpdet.kernels.exact.thresholds import log_probabilities, top_p_numerator
 from tpdet.kernels.inputs.sampled_rows import SampledRows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
@@ -26,7 +26,7 @@ def store_masses(x, maximum, masses, width, BLOCK: tl.constexpr):
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here, start = at < width, row.to(tl.int64) * width
     value = tl.load(x + start + at, mask=here, other=-float("inf"))
-    mass = log_softmax.fixed_point(value, tl.load(maximum + row))
+    mass = noise.fixed_point(value, tl.load(maximum + row))
     tl.store(masses + start + at, mass, mask=here)
 
 
@@ -42,16 +42,16 @@ def masses_of(x, maximum):
 @contextmanager
 def masses_by(device):
     """Meanwhile the CPU's filters take the masses of ids from a device."""
-    own = filters.fixed_point_mass
+    own = cpu_tokens.fixed_point_mass
 
     def of(values, maximum):
         return masses_of(values[None].to(device), maximum[None].to(device))[0].cpu()
 
-    filters.fixed_point_mass = of
+    cpu_tokens.fixed_point_mass = of
     try:
         yield
     finally:
-        filters.fixed_point_mass = own
+        cpu_tokens.fixed_point_mass = own
 
 
 def reference(logits, params):
@@ -59,7 +59,7 @@ def reference(logits, params):
     logits, maximum, fit = prepare(logits)
     with masses_by(logits.device):
         tokens = [
-            sampling.choose_token(row, how) for row, how in zip(logits.cpu(), params, strict=True)
+            cpu_tokens.choose_token(row, how) for row, how in zip(logits.cpu(), params, strict=True)
         ]
     return answers(logits, maximum, fit, torch.tensor(tokens).to(logits.device))
 
@@ -69,10 +69,10 @@ def last_kept(x, how):
     kept, ids = x + 0.0, torch.arange(len(x))
     with masses_by(x.device):
         if 0 < how.top_k < len(x):
-            mask = filters.keep_top_k(kept, how.top_k)
+            mask = cpu_tokens.keep_top_k(kept, how.top_k)
             kept, ids = kept[mask], ids[mask]
         if how.top_p < 1.0:
-            mask = filters.keep_top_p(kept, top_p_numerator(how.top_p))
+            mask = cpu_tokens.keep_top_p(kept, top_p_numerator(how.top_p))
             kept, ids = kept[mask], ids[mask]
     return int(ids[kept == kept.amin()].amax())
 

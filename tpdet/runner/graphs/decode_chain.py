@@ -16,11 +16,10 @@ import torch
 
 from tpdet.control.plan import PlanRows
 from tpdet.kernels import ops
-from tpdet.kernels.inputs.plain_rows import PlainRows
+from tpdet.kernels.inputs.plain_rows import WORDS, PlainRows
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
-from tpdet.kernels.inputs.written_rows import WORDS
 from tpdet.models.decoder import Decoder
 from tpdet.runner.graphs.decode_graphs import PackedStep, row_buckets
 from tpdet.runner.graphs.draft_graphs import USUAL_SEQUENCES, usual_shapes

@@ -108,9 +108,9 @@ def _copies(ranks: int) -> Callable[[torch.Tensor], torch.Tensor]:
 @contextmanager
 def _tables_kept() -> Iterator[None]:
     """Send each table of numbers to the GPU once: a graph's copies from the host would be lost."""
-    from tpdet.kernels.cuda.sampling import sample_rows
+    from tpdet.kernels.cuda.sampling import launch
 
-    send, kept = sample_rows.to_device, {}
+    send, kept = launch.to_device, {}
 
     def once(
         values: Sequence[float] | Sequence[int] | np.ndarray,
@@ -122,8 +122,8 @@ def _tables_kept() -> Iterator[None]:
             kept[key] = send(values, dtype, device)
         return kept[key]
 
-    sample_rows.to_device = once
+    launch.to_device = once
     try:
         yield
     finally:
-        sample_rows.to_device = send
+        launch.to_device = send

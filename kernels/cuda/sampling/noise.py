@@ -1,26 +1,40 @@
-"""The largest score of each row: fp32(x / T) plus Gumbel noise, over the ids that are kept.
+"""What one value of a row comes to: scaled, its integer softmax mass, its Gumbel noise; and the
+largest score of a row, fp32(x / T) plus noise, over the ids that are kept.
+
+    m     = max(x)
+    q_i   = round_half_even(exp2((x_i - m) * fp32(log2 e)) * 2^40)         fp32, then fp64 to int64
+    mass  = q_0 + q_1 + ...                                                int64: any order
+    log p_i = fp32( (fp64(x_i) - fp64(m)) - log(fp64(mass) * 2^-40) )
+
+Rounding to an integer is an addition of 1.5 * 2^52 in fp64, after which the integer stands in the
+low bits (magnitudes < 2^51).
 
 The noise of an id is two fp64 logarithms, so it is bounded first. Noise lies in [-3.14, 22.88]: an
 id that is 32 below the row's largest cannot win. Of the others each lane keeps the one with the
 largest *approximate* score (fp32, within 2^-7 of the exact one, `tests/gpu/sampling/bits.py`); an
 exact winner's approximation is within `slack` of the largest. So if no lane saw a second one that
 near, the exact scores of the lanes' best hold the winner. If a lane did, every id's score is
-computed.
-Either way the token is the argmax of exact scores, ties to the lowest id.
+computed. For example, lanes whose best approximate scores are 9.50, 9.49 and 7.1 and whose second
+best are 6.2 and less: the first two are computed exactly and the larger is the answer; had a second
+best been 9.48, all would be. Either way the token is the argmax of exact scores, ties to the lowest
+id.
 
     logits  fp32 [R, W], rows `stride` apart      fields  the row's int64 [ROW_FIELDS] of the table
-    bounds  int64 [F, BOUND_FIELDS]               part    SPAN columns, read BLOCK at a time
+    bounds  int64 [F, BOUND_FIELDS]               part    SPAN columns
 """
 
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.sampling.row_peaks import largest_peak, sampled_row
-from tpdet.kernels.cuda.sampling.row_table import (
+from tpdet.kernels.cuda.sampling.peaks import largest_peak, sampled_row, scaled
+from tpdet.kernels.cuda.sampling.table import (
+    ABOVE_ALL,
+    BELOW_ALL,
     BOUND,
     BOUND_FIELDS,
     CHOICE,
     COPY,
+    KEEPS_ALL,
     KIND,
     MIN_P,
     POSITION,
@@ -32,19 +46,21 @@ from tpdet.kernels.cuda.sampling.row_table import (
     SEED_LOW,
     SLOT,
     TEMPERATURE,
-    load_float,
-)
-from tpdet.kernels.cuda.sampling.sort_keys import (
-    ABOVE_ALL,
-    BELOW_ALL,
-    FLOAT32_MOST,
-    KEEPS_ALL,
     id_of,
+    load_float,
     sort_key,
     value_of,
 )
 from tpdet.kernels.exact import philox
+from tpdet.kernels.order import MASS_BITS
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+MASS_UNIT = tl.constexpr(2.0**-MASS_BITS)
+ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to an integer, ties even
+ROUNDER_BITS = tl.constexpr(0x4338000000000000)  # the bits of the same number
+BLOCK = tl.constexpr(1024)
+"""Columns whose scores a program computes at a time, at most."""
+_MASSES_OF_ONE = tl.constexpr(2.0**MASS_BITS)
 _MULTIPLIER_0 = tl.constexpr(philox.MULTIPLIER_0)
 _MULTIPLIER_1 = tl.constexpr(philox.MULTIPLIER_1)
 _WEYL_0, _WEYL_1 = tl.constexpr(philox.WEYL_0), tl.constexpr(philox.WEYL_1)
@@ -59,17 +75,20 @@ _HUGE = tl.constexpr(1e30)  # scores beyond it are always computed exactly
 
 
 @triton.jit
-def scaled(x, temperature):
-    """x / T with overflow held at the largest finite fp32; -inf stays; zeros are +0.0."""
-    y = tl.div_rn(x, temperature)
-    y = tl.minimum(tl.maximum(y, -FLOAT32_MOST), FLOAT32_MOST)
-    y = tl.where(x == -float("inf"), x, y)
-    return tl.where(y == 0.0, 0.0, y)
+def fixed_point(x, maximum):
+    """int64 mass of fp32 logits x against their finite maximum; -inf has none."""
+    weight = tl.exp2((x - maximum) * LOG2_E)
+    scaled = weight.to(tl.float64) * _MASSES_OF_ONE
+    return (scaled + ROUNDER).to(tl.int64, bitcast=True) - ROUNDER_BITS
 
 
 @triton.jit
-def philox_of(ids, position, choice, key0, key1):
-    """Word 0 of Philox4x32-10 for counter (id, position, choice, 0): all uint32."""
+def philox_of(ids, counter):
+    """Word 0 of Philox4x32-10 for counter (id, position, choice, 0): all uint32.
+
+    counter: (position, choice, low word of the key, high word).
+    """
+    position, choice, key0, key1 = counter
     c0 = ids.to(tl.uint32)
     c1 = tl.zeros_like(c0) + position
     c2 = tl.zeros_like(c0) + choice
@@ -103,11 +122,19 @@ def rough_noise(word):
 
 
 @triton.jit
-def exact_key(x, ids, kept, position, choice, key0, key1):
+def exact_key(x, ids, kept, counter):
     """Sort keys of exact scores; what is not kept is below everything."""
-    noise = gumbel_noise(philox_of(ids, position, choice, key0, key1))
+    noise = gumbel_noise(philox_of(ids, counter))
     nothing = tl.full(x.shape, BELOW_ALL, tl.int64)
     return tl.where(kept, sort_key(x + noise, ids), nothing)
+
+
+@triton.jit
+def counter_of(fields):
+    """A row's position and choice, and the two words of its key: the generator's, uint32."""
+    key0, key1 = tl.load(fields + SEED_LOW).to(tl.uint32), tl.load(fields + SEED_HIGH).to(tl.uint32)
+    position = tl.load(fields + POSITION).to(tl.uint32)
+    return position, tl.load(fields + CHOICE).to(tl.uint32), key0, key1
 
 
 @triton.jit
@@ -122,39 +149,26 @@ def kept_values(start, at, width, first_id, temperature, bound, last_id, least):
 
 
 @triton.jit
-def best_score(
-    start,
-    part,
-    width,
-    first_id,
-    fields,
-    temperature,
-    top,
-    bound,
-    SPAN: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The largest sort key of the scores of SPAN columns; BELOW_ALL if none is kept."""
+def best_score(start, width, first_id, fields, temperature, top, bound, SPAN: tl.constexpr):
+    """The largest sort key of the scores of the program's SPAN columns; BELOW_ALL: none is kept."""
+    part = tl.program_id(1)
+    LANES: tl.constexpr = min(SPAN, BLOCK)
     # 1. the generator's counter and key, and the smallest value that may win
-    key0, key1 = tl.load(fields + SEED_LOW).to(tl.uint32), tl.load(fields + SEED_HIGH).to(tl.uint32)
-    position, choice = (
-        tl.load(fields + POSITION).to(tl.uint32),
-        tl.load(fields + CHOICE).to(tl.uint32),
-    )
+    counter = counter_of(fields)
     least = top + load_float(fields + MIN_P)
     least = tl.maximum(least, top - _NOISE_RANGE - tl.abs(top) * _ROUNDING)
     last_id = id_of(bound)
     bound = tl.where(bound == KEEPS_ALL, -float("inf"), value_of(bound))
     # 2. each lane's best approximate score, and the second best
-    best = tl.full((BLOCK,), -float("inf"), tl.float32)
+    best = tl.full((LANES,), -float("inf"), tl.float32)
     second = best
     best_x = best
-    best_id = tl.zeros((BLOCK,), tl.int32)
-    for first in range(0, SPAN, BLOCK):
-        at = part * SPAN + first + tl.arange(0, BLOCK)
+    best_id = tl.zeros((LANES,), tl.int32)
+    for first in range(0, SPAN, LANES):
+        at = part * SPAN + first + tl.arange(0, LANES)
         x, ids, kept = kept_values(start, at, width, first_id, temperature, bound, last_id, least)
         if tl.max(kept.to(tl.int32), axis=0) > 0:
-            rough = x + rough_noise(philox_of(ids, position, choice, key0, key1))
+            rough = x + rough_noise(philox_of(ids, counter))
             rough = tl.where(kept, rough, -float("inf"))
             better = rough > best
             second = tl.maximum(second, tl.minimum(best, rough))
@@ -167,61 +181,38 @@ def best_score(
     if peak > -float("inf"):
         slack = tl.abs(peak) * _ROUNDING + _SLACK
         doubtful = (tl.abs(peak) > _HUGE) | (tl.max(second, axis=0) >= peak - slack)
-        found = exact_key(best_x, best_id, best >= peak - slack, position, choice, key0, key1)
+        scores = exact_key(best_x, best_id, best >= peak - slack, counter)
         # 4. exact scores of all kept ids, where a lane's second best may win
         if doubtful:
-            for first in range(0, SPAN, BLOCK):
-                at = part * SPAN + first + tl.arange(0, BLOCK)
+            for first in range(0, SPAN, LANES):
+                at = part * SPAN + first + tl.arange(0, LANES)
                 x, ids, kept = kept_values(
                     start, at, width, first_id, temperature, bound, last_id, least
                 )
-                found = tl.maximum(found, exact_key(x, ids, kept, position, choice, key0, key1))
-        result = tl.max(found, axis=0)
+                scores = tl.maximum(scores, exact_key(x, ids, kept, counter))
+        result = tl.max(scores, axis=0)
     return result
 
 
 @triton.jit
-def sample_of_part(
-    logits,
-    copies,
-    table,
-    peaks,
-    bounds,
-    row,
-    part,
-    rows,
-    width,
-    first_id,
-    stride,
-    peak_parts,
-    SPAN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
-):
+def sample_of_part(rows, bounds, shape, count, SPAN: tl.constexpr, PARTS: tl.constexpr):
     """The largest sort key of a kept id's score in a part of a random row; BELOW_ALL of others.
 
-    bounds: of `find_bounds`. A sample that stands there is taken over.
+    bounds: of `find_bounds`. A sample that stands there is taken over. Program (row, part).
     """
-    fields = table + row * ROW_FIELDS
+    row = tl.program_id(0)
+    fields = rows.table + row * ROW_FIELDS
     result = tl.full((), BELOW_ALL, tl.int64)
     if tl.load(fields + KIND) == RANDOM:
         slot = tl.load(fields + SLOT)
         bound = tl.load(bounds + slot * BOUND_FIELDS + BOUND, mask=slot >= 0, other=KEEPS_ALL)
         result = tl.load(bounds + slot * BOUND_FIELDS + SAMPLE, mask=slot >= 0, other=ABOVE_ALL)
         if result == ABOVE_ALL:
-            start = sampled_row(logits, copies, row, tl.load(fields + COPY), stride, width)
+            start = sampled_row(rows, shape, row, tl.load(fields + COPY))
             temperature = load_float(fields + TEMPERATURE)
-            peak = value_of(largest_peak(peaks + SAMPLED_PEAK, row, rows, peak_parts, PARTS))
+            peak = value_of(largest_peak(rows.peaks + SAMPLED_PEAK, row, count, PARTS))
+            top = scaled(peak, temperature)
             result = best_score(
-                start,
-                part,
-                width,
-                first_id,
-                fields,
-                temperature,
-                scaled(peak, temperature),
-                bound,
-                SPAN,
-                BLOCK,
+                start, shape.width, count.first_id, fields, temperature, top, bound, SPAN
             )
     return result

@@ -6,18 +6,23 @@
 
 Each filter returns the ids that it keeps, ascending, with their values. A value, its mass and its
 noise have the same bits alone or among others, so the ids that are filtered out change nothing. A
-row is computed by itself: no result depends on the batch. Formulas are in the files of the parts.
+row is computed by itself: no result depends on the batch. Penalties and noise have files of
+their own; temperature and the filters are here:
+
+    temperature  x = x / fp32(T) + 0.0      true division; overflow held at the largest finite fp32
+    top-k        the first k by sort key (value desc, id asc): exactly k, low ids on ties
+    top-p        q_i = round(exp(x_i - max) * 2^40) of the kept ids, total = sum of q (int64)
+                 P and threshold                                  `kernels/exact/thresholds.py`
+                 the smallest prefix by sort key whose q sum to >= threshold
+    min-p        x_i >= max + fp32(ln(min_p))                     fp32 addition; ln rounded once
+
+Every filter keeps the largest. A threshold is a number of the whole vocabulary, found with integer
+sums and maxima only, so a vocabulary split over shards finds the same one.
 """
 
 import torch
 
-from tpdet.kernels.cpu.sampling.filters import (
-    keep_min_p,
-    keep_top_k,
-    keep_top_p,
-    scale_by_temperature,
-)
-from tpdet.kernels.cpu.sampling.gumbel import gumbel_max
+from tpdet.kernels.cpu.sampling.noise import fixed_point_mass, gumbel_max
 from tpdet.kernels.cpu.sampling.penalties import (
     add_bias,
     forbid,
@@ -25,8 +30,15 @@ from tpdet.kernels.cpu.sampling.penalties import (
     penalise_frequency_and_presence,
     penalise_repetition,
 )
+from tpdet.kernels.cpu.sampling.ranks import select_prefix
 from tpdet.kernels.cpu.threads import run_pieces
-from tpdet.kernels.exact.thresholds import KEEP_ALL, top_p_numerator
+from tpdet.kernels.exact.thresholds import (
+    KEEP_ALL,
+    hold_finite,
+    min_p_distance,
+    top_p_numerator,
+    top_p_threshold,
+)
 from tpdet.kernels.inputs.row_params import RowParams
 
 NO_TOKEN = -1
@@ -69,6 +81,29 @@ def choose_token(logits: torch.Tensor, how: RowParams) -> int:
     if how.min_p > 0.0:
         values, ids = _keep(keep_min_p(values, how.min_p), values, ids)
     return gumbel_max(values, ids, seed=how.seed, position=how.position, choice=how.choice)
+
+
+def scale_by_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Logits over a temperature > 0: fp32 [N] -> fp32 [N]."""
+    # A tensor, not a number: torch may multiply by the reciprocal of a number.
+    divisor = torch.tensor([temperature], dtype=torch.float32)
+    return hold_finite(logits / divisor, logits).add_(0.0)
+
+
+def keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
+    """Mask of the k largest: fp32 [N] -> bool [N] with exactly min(k, N) set."""
+    return select_prefix(logits, None, k)
+
+
+def keep_top_p(logits: torch.Tensor, numerator: int) -> torch.Tensor:
+    """Mask of the smallest prefix that holds the share: fp32 [N] (max finite) -> bool [N]."""
+    mass = fixed_point_mass(logits, logits.amax())
+    return select_prefix(logits, mass, top_p_threshold(numerator, int(mass.sum())))
+
+
+def keep_min_p(logits: torch.Tensor, min_p: float) -> torch.Tensor:
+    """Mask of ids at least `min_p` (> 0) times as likely as the likeliest: fp32 [N] -> bool [N]."""
+    return logits >= logits.amax() + torch.tensor(min_p_distance(min_p), dtype=torch.float32)
 
 
 def _penalise(logits: torch.Tensor, how: RowParams) -> None:

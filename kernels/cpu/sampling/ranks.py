@@ -22,6 +22,7 @@ Limits: one row, fp32 without NaN; total weight below 2^63.
 import torch
 
 _BUCKETS = 256
+_BLOCK_ELEMENTS = 1 << 22  # bounds the temporaries
 _SIGN = 1 << 31
 
 
@@ -40,7 +41,7 @@ def select_prefix(
     if the whole weighs less.
     """
     keys = unsigned_keys(values)
-    active, missing, found = keys, threshold, 0
+    active, missing, prefix = keys, threshold, 0
     for shift in (24, 16, 8, 0):
         digits = (active >> shift) & (_BUCKETS - 1)
         bucket, missing = _find_bucket(_histogram(digits, weights), missing)
@@ -49,10 +50,10 @@ def select_prefix(
         chosen = digits == bucket
         active = active[chosen]
         weights = None if weights is None else weights[chosen]
-        found = (found << 8) | bucket
+        prefix = (prefix << 8) | bucket
     weight = 1 if weights is None else int(weights[0])
-    mask = keys > found
-    ties = (keys == found).nonzero().view(-1)
+    mask = keys > prefix
+    ties = (keys == prefix).nonzero().view(-1)
     mask[ties[: -(-missing // weight)]] = True
     return mask
 
@@ -67,6 +68,24 @@ def top_ids(values: torch.Tensor, count: int) -> torch.Tensor:
     ids = select_prefix(values, None, count).nonzero().view(-1)
     best_first = torch.sort(unsigned_keys(values[ids]), descending=True, stable=True).indices
     return ids[best_first]
+
+
+def count_ahead(
+    logits: torch.Tensor, chosen: torch.Tensor, at: torch.Tensor, width: int
+) -> torch.Tensor:
+    """How many ids come before a given one: larger logits, and equal ones with a lower id.
+
+    Of the first `width` columns of fp32 [R, W]: int64 [R]; chosen fp32 [R], at int64 [R].
+    """
+    ids = torch.arange(width)
+    ahead = torch.empty_like(at)
+    step = max(1, _BLOCK_ELEMENTS // max(1, width))
+    for first in range(0, len(logits), step):
+        part = slice(first, first + step)
+        x, mark = logits[part, :width], chosen[part, None]
+        before = (x == mark).logical_and_(ids < at[part, None])
+        ahead[part] = before.logical_or_(x > mark).sum(-1)
+    return ahead
 
 
 def _histogram(digits: torch.Tensor, weights: torch.Tensor | None) -> list[int]:
