@@ -1,4 +1,4 @@
-"""The rank of given tokens in rows of logits, on either device.
+"""The rank of a token in each of some rows of logits, on either device.
 
     rank(t) = 1 + #{i: x_i > x_t} + #{i < t: x_i = x_t}
 
@@ -20,9 +20,9 @@ def token_ranks(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> tor
     """
     width = shard.width(logits.shape[1])
     at = tokens - shard.first_id
-    mine = (at >= 0) & (at < width)
+    here = (at >= 0) & (at < width)
     chosen = logits.gather(1, at.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
-    chosen = torch.where(mine, chosen, 0.0)
+    chosen = torch.where(here, chosen, 0.0)
     if shard.gather is not None:
         # Exactly one rank has the token: the others' bits are zero.
         bits = shard.gather(chosen.view(torch.int32).contiguous()).sum(0)

@@ -62,8 +62,8 @@ class PendingSample:
 
 def sample_likeliest(logits: torch.Tensor, shard: Shard) -> PendingSample:
     """Begin to sample each row's likeliest token and nothing else: fp32 [R, W], R > 0."""
-    found = ops.sample_rows(logits, [_LIKELIEST] * len(logits), shard)
-    return _pending(logits, found, [None] * len(logits), (1,) * len(logits), shard)
+    sampled = ops.sample_rows(logits, [_LIKELIEST] * len(logits), shard)
+    return _pending(logits, sampled, [None] * len(logits), (1,) * len(logits), shard)
 
 
 def sample_shared(
@@ -83,20 +83,20 @@ def sample_shared(
     """
     _check(logits, len(params))
     first, share = first_rows(len(params), ranks)[rank], share_of(len(params), ranks)
-    mine = exchange.whole_rows(logits)[:, :vocab_size]
+    own = exchange.whole_rows(logits)[:, :vocab_size]
     shard = Shard(0, vocab_size)
-    found = ops.sample_answers(mine, params[first : first + share], shard)
-    known, answers, most = _ranks(params, counts), [found.answers.view(-1)], _most(counts)
+    sampled = ops.sample_answers(own, params[first : first + share], shard)
+    known, answers, most = _ranks(params, counts), [sampled.answers.view(-1)], _most(counts)
     # Of every row: the ranks' answers must have one shape.
     if most:
-        answers.append(_likeliest(mine, found, list(range(share)), most, shard).view(-1))
+        answers.append(_likeliest(own, sampled, list(range(share)), most, shard).view(-1))
     if _COUNTED in known:
-        answers.append(token_ranks(mine, found.answers[1].long(), shard).double())
+        answers.append(token_ranks(own, sampled.answers[1].long(), shard).double())
     everyone = exchange.all_gather(torch.cat(answers) if len(answers) > 1 else answers[0])
     rows, counted = _with_counts(counts), _counted(known)
     places = row_places(len(params), ranks)
-    wanted = [*range(len(params)), *rows, *counted]
-    at = _to_device([places[row] for row in wanted], logits.device)
+    returned = [*range(len(params)), *rows, *counted]
+    at = _to_device([places[row] for row in returned], logits.device)
     tokens, _, _, packed = ops.pack_answers(everyone, share, at[: len(params)])
     pieces, end = [packed.view(-1)], (4 + 2 * most) * share
     if rows:
@@ -118,8 +118,8 @@ def sample_columns(
     ValueError when logits are not fp32 [R, W].
     """
     _check(logits, len(params))
-    found = ops.sample_rows(logits, params, shard)
-    return _pending(logits, found, counts, _ranks(params, counts), shard)
+    sampled = ops.sample_rows(logits, params, shard)
+    return _pending(logits, sampled, counts, _ranks(params, counts), shard)
 
 
 def finish(pending: PendingSample) -> list[SampledToken | NumericalFailure]:
@@ -135,8 +135,8 @@ def finish(pending: PendingSample) -> list[SampledToken | NumericalFailure]:
         ranks[row] = int(rank)
     fit, ids, logprobs = (answers[part : 3 * count : 3] for part in range(3))
     if not tops and all(fit) and min(ids) >= 0:
-        found = zip(ids, logprobs, ranks, strict=True)
-        return [SampledToken(int(token), logprob, (), rank) for token, logprob, rank in found]
+        fields = zip(ids, logprobs, ranks, strict=True)
+        return [SampledToken(int(token), logprob, (), rank) for token, logprob, rank in fields]
     results: list[SampledToken | NumericalFailure] = []
     for row, (healthy, token, logprob) in enumerate(zip(fit, ids, logprobs, strict=True)):
         if not healthy:
@@ -168,9 +168,8 @@ def prompt_logprobs(
     if not next_ids:
         return []
     shard = shard or Shard(0, logits.shape[1])
-    found = ops.score_tokens(logits, next_ids, shard)
-    scored = len(next_ids)
-    return finish(_pending(logits, found, [count] * scored, (_COUNTED,) * scored, shard))
+    rows, scored = len(next_ids), ops.score_tokens(logits, next_ids, shard)
+    return finish(_pending(logits, scored, [count] * rows, (_COUNTED,) * rows, shard))
 
 
 def _check(logits: torch.Tensor, rows: int) -> None:
@@ -182,21 +181,21 @@ def _check(logits: torch.Tensor, rows: int) -> None:
 
 
 def _pending(
-    logits: torch.Tensor, found: SampledRows, counts: Counts, ranks: tuple[int, ...], shard: Shard
+    logits: torch.Tensor, sampled: SampledRows, counts: Counts, ranks: tuple[int, ...], shard: Shard
 ) -> PendingSample:
     """The answers with the likeliest `counts[row]` beside each, copied to the host at once."""
-    pieces = [found.packed.view(-1)]
+    pieces = [sampled.packed.view(-1)]
     rows, counted = _with_counts(counts), _counted(ranks)
     if rows:
-        pieces.append(_likeliest(logits, found, rows, _most(counts), shard).view(-1))
+        pieces.append(_likeliest(logits, sampled, rows, _most(counts), shard).view(-1))
     if counted:
-        mine, tokens = logits, found.tokens
+        own, tokens = logits, sampled.tokens
         if len(counted) < len(logits):
             at = _to_device(counted, logits.device)
-            mine, tokens = logits[at], tokens[at]
-        pieces.append(token_ranks(mine, tokens, shard).double())
+            own, tokens = logits[at], tokens[at]
+        pieces.append(token_ranks(own, tokens, shard).double())
     answers, copied = to_host(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
-    return PendingSample(found.tokens, found.packed, tuple(counts), ranks, answers, copied)
+    return PendingSample(sampled.tokens, sampled.packed, tuple(counts), ranks, answers, copied)
 
 
 def _ranks(params: Sequence[RowParams], counts: Counts) -> tuple[int, ...]:
@@ -229,12 +228,18 @@ def _most(counts: Counts) -> int:
 
 
 def _likeliest(
-    logits: torch.Tensor, found: SampledRows | RowAnswers, rows: list[int], count: int, shard: Shard
+    logits: torch.Tensor,
+    sampled: SampledRows | RowAnswers,
+    rows: list[int],
+    count: int,
+    shard: Shard,
 ) -> torch.Tensor:
     """The likeliest `count` ids of some rows and their log-probabilities: fp64 [rows, count, 2]."""
     ids, values = ops.top_of_rows(logits, rows, count, shard)
     at = _to_device(rows, logits.device)
-    logprobs = ops.log_probabilities(values, found.maximum[at, None], found.log_masses[at, None])
+    logprobs = ops.log_probabilities(
+        values, sampled.maximum[at, None], sampled.log_masses[at, None]
+    )
     return torch.stack([ids.double(), logprobs.double()], -1)
 
 
@@ -260,14 +265,14 @@ def to_host(answers: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | Non
 def _tops(
     answers: Sequence[float], counts: tuple[int | None, ...]
 ) -> dict[int, tuple[Candidate, ...]]:
-    """The `counts[row]` likeliest of each row that wants any, ties by lowest id."""
+    """The `counts[row]` likeliest of each row that returns any, ties by lowest id."""
     rows = _with_counts(counts)
     if not rows:
         return {}
-    each = len(answers) // len(rows)  # an id and its log-probability in turn
-    found = {}
-    for place, row in enumerate(rows):
-        mine = answers[place * each : (place + 1) * each][: 2 * (counts[row] or 0)]
-        pairs = zip(mine[::2], mine[1::2], strict=True)
-        found[row] = tuple([Candidate(int(token), logprob) for token, logprob in pairs])
-    return found
+    size = len(answers) // len(rows)  # an id and its log-probability in turn
+    tops = {}
+    for number, row in enumerate(rows):
+        of_row = answers[number * size :][: 2 * (counts[row] or 0)]
+        pairs = zip(of_row[::2], of_row[1::2], strict=True)
+        tops[row] = tuple([Candidate(int(token), logprob) for token, logprob in pairs])
+    return tops

@@ -123,8 +123,8 @@ def sum_rows(
     """The answers of whole rows, or of a shard's rows gathered[row]; program (row, part).
 
     A program takes SPAN columns into partials[part, row]: the mass, and with RANDOM_ROWS the best
-    score. With LISTED, the states have the masses of filtered rows
-    without a copy; where the sample of such a row is known as well, part 0 answers alone.
+    score. With LISTED, the states have the masses of filtered rows without a copy; where the sample
+    of such a row is known as well, part 0 answers alone.
     """
     await_earlier(DEPENDENT)
     row, part = tl.program_id(0), tl.program_id(1)

@@ -226,7 +226,6 @@ def choose_floor(
     shape,
     count,
     counts,
-    used,
     PARTS: tl.constexpr,
     WHOLE: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -245,7 +244,7 @@ def choose_floor(
     if WHOLE:
         row = slot.to(tl.int64)
     at = tl.arange(0, GROUPS)
-    group = tl.load(rows.groups + row * used + at, mask=at < used, other=BELOW_ALL)
+    group = tl.load(rows.groups + row * shape.groups + at, mask=at < shape.groups, other=BELOW_ALL)
     values = tl.where(group > BELOW_ALL, value_of(group), -float("inf"))
     reaching = tl.sum((values > -float("inf")).to(tl.int32), axis=0)
     wanted = tl.where(top_k < shape.width, top_k, ENOUGH)
@@ -390,14 +389,7 @@ def spread_of(groups, used, top, temperature, GROUPS: tl.constexpr):
 
 @triton.jit
 def bound_candidates(
-    rows,
-    filters,
-    shape,
-    lists,
-    used,
-    WHOLE: tl.constexpr,
-    GROUPS: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    rows, filters, shape, lists, WHOLE: tl.constexpr, GROUPS: tl.constexpr, DEPENDENT: tl.constexpr
 ):
     """bounds[slot]: the bound and the best score's sort key, from the list; program (slot,).
 
@@ -431,6 +423,6 @@ def bound_candidates(
         group_row = slot.to(tl.int64)
         if not WHOLE:
             group_row = row
-        groups = rows.groups + group_row * used
+        groups = rows.groups + group_row * shape.groups
         temperature = load_float(fields + TEMPERATURE)
-        tl.store(state + SPREAD, spread_of(groups, used, top, temperature, GROUPS))
+        tl.store(state + SPREAD, spread_of(groups, shape.groups, top, temperature, GROUPS))

@@ -63,10 +63,11 @@ class LogitRows(NamedTuple):
 
 
 class RowShape(NamedTuple):
-    """Ids and stride of a row. A kernel is compiled for whether they are multiples of 16."""
+    """Ids, stride and groups of a row; a kernel is compiled for whether 16 divides them."""
 
     width: int
     stride: int
+    groups: int = 0
 
 
 class RowCounts(NamedTuple):

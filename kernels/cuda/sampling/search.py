@@ -205,7 +205,7 @@ def find_bounds(
     `whole`: the logits and groups are of the filtered rows alone.
     `methods` may be fewer (tests): the bound of a row that none answers for stays ABOVE_ALL.
     """
-    device, filtered, used = rows.logits.device, len(rows.slots), rows.groups.shape[1]
+    device, filtered, groups = rows.logits.device, len(rows.slots), rows.groups.shape[1]
     peak_parts, height = rows.peaks.shape[:2]
     parts = -(-vocabulary // window.BLOCK.value)
 
@@ -216,16 +216,16 @@ def find_bounds(
     bounds = Bounds(numbers(BOUND_FIELDS.value), numbers(LIST_FIELDS.value))
     counts = numbers(candidates.BUCKETS.value, dtype=torch.int32)
     lists = numbers(candidates.CAPACITY.value)
-    shape, group_lanes = RowShape(vocabulary, rows.logits.stride(0)), lanes_for(used)
+    shape, group_lanes = RowShape(vocabulary, rows.logits.stride(0), groups), lanes_for(groups)
     common, count = (rows, bounds, shape), RowCounts(height, peak_parts, 0)
     lanes = lanes_for(peak_parts), whole, group_lanes
-    candidates.choose_floor[filtered,](*common, count, counts, used, *lanes, **options(device, 8))
+    candidates.choose_floor[filtered,](*common, count, counts, *lanes, **options(device, 8))
     candidates.list_candidates[filtered, -(-vocabulary // candidates.BLOCK.value)](
         *common, lists, whole, **options(device, 4)
     )
     if "list" in methods:
         candidates.bound_candidates[filtered,](
-            *common, lists, used, whole, group_lanes, **options(device, 16)
+            *common, lists, whole, group_lanes, **options(device, 16)
         )
     # 2. the windows of rows that fall through; a program of another row ends at once
     room = WindowRoom(

@@ -164,14 +164,6 @@ def threshold_of(numerator, total):
     return numerator * (total >> _TOP_P_BITS) + ((numerator * low + (TOP_P_OFF - 1)) >> _TOP_P_BITS)
 
 
-class _Filters(NamedTuple):
-    """What a row's sampling parameters come to, before its seed and its numbers are known."""
-
-    fields: tuple[int, int, int, int, int]
-    """From `temperature` to `min_p`, in the order of `RowFields`."""
-    filtered: bool
-
-
 def row_table(
     rows: PlainRows, changed: list[int], vocabulary: int
 ) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -184,14 +176,13 @@ def row_table(
     table[:, POSITION.value], table[:, CHOICE.value] = rows.positions, rows.choices
     ways, which = rows.ways()
     filters = [_filters(*way, vocabulary) for way in ways]
-    fields = np.array([each.fields for each in filters])
-    table[:, TEMPERATURE.value : MIN_P.value + 1] = fields[which]
+    table[:, TEMPERATURE.value : MIN_P.value + 1] = np.array([way[1:] for way in filters])[which]
     table[:, COPY.value :] = -1, -1, 0
     if changed:
         table[changed, COPY.value] = range(len(changed))
     filtered = np.empty(0, np.int64)
-    if any(each.filtered for each in filters):
-        filtered = np.flatnonzero(np.array([each.filtered for each in filters])[which])
+    if any(way[0] for way in filters):
+        filtered = np.flatnonzero(np.array([way[0] for way in filters])[which])
         table[filtered, SLOT.value] = np.arange(len(filtered))
     return table.reshape(-1), filtered, any(way.temperature != 0.0 for way in ways)
 
@@ -204,14 +195,15 @@ def table_of_tokens(tokens: Sequence[int]) -> list[int]:
 @lru_cache(maxsize=4096)
 def _filters(
     temperature: float, top_k: int, top_p: float, min_p: float, vocabulary: int
-) -> _Filters:
+) -> tuple[bool, int, int, int, int, int]:
+    """Whether a row is filtered, and its fields from `temperature` to `min_p`."""
     random = temperature != 0.0
     most = min(top_k, vocabulary) if random and top_k > 0 else vocabulary
     numerator = top_p_numerator(top_p) if random else KEEP_ALL
     distance = min_p_distance(min_p) if random and min_p > 0.0 else -float("inf")
     kind = RANDOM.value if random else GREEDY.value
-    fields = _bits(temperature or 1.0), kind, most, numerator, _bits(distance)
-    return _Filters(fields, most < vocabulary or numerator < KEEP_ALL)
+    filtered = most < vocabulary or numerator < KEEP_ALL
+    return filtered, _bits(temperature or 1.0), kind, most, numerator, _bits(distance)
 
 
 def _bits(value: float) -> int:

@@ -15,9 +15,9 @@ from tpdet.kernels.inputs.sampled_rows import PackedRows, RowAnswers
 
 TYPES = {
     "rows": LogitRows("*fp32", "*fp32", "*i64", "*i64", "*i64", "*i64", "*i32"),
-    "shape": RowShape("i32", "i32"),
+    "shape": RowShape("i32", "i32", "i32"),
     "count": RowCounts("i32", "i32", "i32"), "filters": Bounds("*i64", "*i64"),
-    "logits": "*fp32", "groups": "*i64", "used": "i32",
+    "logits": "*fp32", "groups": "*i64",
     "lists": "*i64", "counts": "*i32", "windows": "*i64", "digits": "*i64",
     "room": WindowRoom("*i64", "*i64", "*i32"), "parts": "i32",
     "partials": "*i64", "gathered": "*i64",
