@@ -228,27 +228,19 @@ def _most(counts: Counts) -> int:
 
 
 def _likeliest(
-    logits: torch.Tensor,
-    sampled: SampledRows | RowAnswers,
-    rows: list[int],
-    count: int,
-    shard: Shard,
+    logits: torch.Tensor, of: SampledRows | RowAnswers, rows: list[int], count: int, shard: Shard
 ) -> torch.Tensor:
     """The likeliest `count` ids of some rows and their log-probabilities: fp64 [rows, count, 2]."""
     ids, values = ops.top_of_rows(logits, rows, count, shard)
     at = _to_device(rows, logits.device)
-    logprobs = ops.log_probabilities(
-        values, sampled.maximum[at, None], sampled.log_masses[at, None]
-    )
+    logprobs = ops.log_probabilities(values, of.maximum[at, None], of.log_masses[at, None])
     return torch.stack([ids.double(), logprobs.double()], -1)
 
 
 def _to_device(numbers: list[int], device: torch.device) -> torch.Tensor:
     """int64 numbers on the device, without waiting for it."""
-    values = torch.tensor(numbers, dtype=torch.int64)
-    if device.type == "cpu":
-        return values
-    return values.pin_memory().to(device, non_blocking=True)
+    values = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type != "cpu")
+    return values.to(device, non_blocking=True)
 
 
 def to_host(answers: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:

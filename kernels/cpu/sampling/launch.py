@@ -38,7 +38,7 @@ def sample_answers(logits: torch.Tensor, params: Sequence[RowParams], shard: Sha
 
 
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> SampledRows:
-    """Log-probabilities of given tokens: fp32 [T, W] and T ids."""
+    """Log-probabilities of tokens: fp32 [T, W] and T ids."""
     scored = torch.tensor(tokens, dtype=torch.int64)
     return packed_samples(_answers(*_prepare(shard.whole(logits)), scored), pack_answers)
 

@@ -131,7 +131,7 @@ def sum_rows(
     width, fields = shape.width, rows.table + row * ROW_FIELDS
     mass = tl.zeros((), tl.int64)
     unknown, answered = part >= 0, part < 0
-    # 1. what the filters found out already
+    # 1. what the filters know already
     if LISTED:
         slot = tl.load(fields + SLOT)
         if (tl.load(fields + KIND) == RANDOM) & (slot >= 0) & (tl.load(fields + COPY) < 0):

@@ -96,7 +96,7 @@ _TRIALS = tl.constexpr(16)
 
 
 class Bounds(NamedTuple):
-    """What the filters found out of F filtered rows."""
+    """What the filters say of F filtered rows."""
 
     bounds: torch.Tensor
     """int64 [F, BOUND_FIELDS]: the smallest kept sort key, and the best score's or ABOVE_ALL."""

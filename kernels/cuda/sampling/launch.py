@@ -77,7 +77,7 @@ def sample_answers(logits: torch.Tensor, params: Sequence[RowParams], shard: Sha
 
 
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> SampledRows:
-    """Log-probabilities of given tokens: fp32 [T, W] and T ids, T > 0."""
+    """Log-probabilities of tokens: fp32 [T, W] and T ids, T > 0."""
     logits = _fit(logits, shard)
     table = to_device(table_of_tokens(tokens), torch.int64, logits.device)
     rows = scan_rows(logits, logits, table, None, shard)

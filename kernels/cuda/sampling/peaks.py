@@ -44,7 +44,7 @@ _GROUPS = 4096
 
 
 class LogitRows(NamedTuple):
-    """R rows of logits and what stands beside them, as every kernel is given them."""
+    """R rows of logits and what stands beside them, as every kernel takes them."""
 
     logits: torch.Tensor
     """fp32 [R, >= W], or of filtered rows that were gathered whole [F, V]."""

@@ -21,13 +21,13 @@ def to_device(
     """A list, or an array of `dtype`, as a tensor [n] there, without waiting for the device."""
     pin = device.type == "cuda"
     if not isinstance(values, np.ndarray):
-        held = torch.tensor(values, dtype=dtype, pin_memory=pin)
+        numbers = torch.tensor(values, dtype=dtype, pin_memory=pin)
     elif pin:  # `pin_memory` of a tensor asks the driver first what it is
-        held = torch.empty(len(values), dtype=dtype, pin_memory=True)
-        held.numpy()[:] = values
+        numbers = torch.empty(len(values), dtype=dtype, pin_memory=True)
+        numbers.numpy()[:] = values
     else:
-        held = torch.from_numpy(values)
-    return held.to(device, non_blocking=True)
+        numbers = torch.from_numpy(values)
+    return numbers.to(device, non_blocking=True)
 
 
 def penalise(logits: torch.Tensor, params: Sequence[RowParams], first_id: int = 0) -> None:
@@ -113,6 +113,6 @@ def _put(
     if not flat:
         return
     at = to_device(list(flat), torch.int64, logits.device)
-    given = to_device(list(flat.values()), torch.float32, logits.device)
+    numbers = to_device(list(flat.values()), torch.float32, logits.device)
     view = logits.view(-1)
-    view[at] = view[at] + given if add else given
+    view[at] = view[at] + numbers if add else numbers

@@ -2,7 +2,7 @@
 
     table   int64 [R, ROW_FIELDS]        what the host says of each row; `RowFields` in this order
     peaks   int64 [parts, R, PEAK_FIELDS]   the largest sort keys of each part of a row
-    bounds  int64 [F, BOUND_FIELDS]      what the filters found of each of the F filtered rows
+    bounds  int64 [F, BOUND_FIELDS]      what the filters say of each of the F filtered rows
 
 Floats stand in int64 fields as the bits of an fp32.
 

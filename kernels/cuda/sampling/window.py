@@ -140,7 +140,7 @@ def bucket_at(position):
 
 
 @triton.jit
-def held_between(count, bucket, low, high):
+def ids_between(count, bucket, low, high):
     """Ids counted in the buckets from low to high."""
     return tl.sum(tl.where((bucket >= low) & (bucket <= high), count, 0), axis=0)
 
@@ -164,17 +164,17 @@ def bucket_of_mass(count, bucket, missing, rest, unit):
     share = tl.div_rn(missing.to(tl.float32), tl.maximum(rest, 1).to(tl.float32))
     numerator = (tl.minimum(tl.maximum(share, 0.0), 1.0) * (TOP_P_OFF * 1.0)).to(tl.int64)
     reached = threshold_of(numerator, tl.sum(mass, axis=0))
-    found = tl.sum((tl.cumsum(mass, axis=0) < reached).to(tl.int32), axis=0)
-    return tl.minimum(found, BUCKETS - 2)
+    chosen = tl.sum((tl.cumsum(mass, axis=0) < reached).to(tl.int32), axis=0)
+    return tl.minimum(chosen, BUCKETS - 2)
 
 
 @triton.jit
 def position_after(count, upto, bucket, wanted):
     """The position above which `wanted` ids are, if the ids of a bucket spread evenly in it."""
     there = tl.minimum(tl.sum((upto <= wanted).to(tl.int32), axis=0), BUCKETS - 1)
-    held = held_between(count, bucket, there, there)
-    over = wanted - held_between(count, bucket, 0, there - 1)
-    within = tl.div_rn(over.to(tl.float32), tl.maximum(held, 1).to(tl.float32))
+    inside = ids_between(count, bucket, there, there)
+    over = wanted - ids_between(count, bucket, 0, there - 1)
+    within = tl.div_rn(over.to(tl.float32), tl.maximum(inside, 1).to(tl.float32))
     position = there.to(tl.float32) + tl.minimum(tl.maximum(within, 0.0), 1.0)
     return tl.minimum(position, BUCKETS - 1.0)
 
@@ -188,12 +188,12 @@ def window_about(count, bucket, chosen, floor, ROOM: tl.constexpr):
     """
     # 1. how many ids fit on each side of the chosen bucket
     upto = tl.cumsum(count, axis=0)
-    most = held_between(count, bucket, 0, BUCKETS - 2)
-    after = held_between(count, bucket, 0, chosen)
-    before = after - held_between(count, bucket, chosen, chosen)
+    most = ids_between(count, bucket, 0, BUCKETS - 2)
+    after = ids_between(count, bucket, 0, chosen)
+    before = after - ids_between(count, bucket, chosen, chosen)
     beside = tl.maximum(ROOM - (after - before), 0) // 2
-    apart = (held_between(count, bucket, chosen - 1, chosen - 1) == 0) | (
-        held_between(count, bucket, chosen + 1, chosen + 1) == 0
+    apart = (ids_between(count, bucket, chosen - 1, chosen - 1) == 0) | (
+        ids_between(count, bucket, chosen + 1, chosen + 1) == 0
     )
     # 2. the ends that hold them
     low = position_after(count, upto, bucket, before - beside)
@@ -236,7 +236,7 @@ def window_of_mass(state, count, bucket, numerator):
     low, high = window_about(count, bucket, chosen, floor, ROOM)
     middle = tl.full((), -1, tl.int32)
     # 3. where that bucket holds more ids than can be listed: its run, and the runs beside it
-    if held_between(count, bucket, chosen, chosen) > CAPACITY:
+    if ids_between(count, bucket, chosen, chosen) > CAPACITY:
         middle = chosen
         first = tl.max(tl.where((bucket < chosen) & (count > 0), bucket, -1), axis=0)
         last = tl.min(tl.where((bucket > chosen) & (count > 0), bucket, BUCKETS), axis=0)
@@ -258,10 +258,10 @@ def choose_window(top_k, numerator, state, counts, window, vocabulary):
         # of top-k: all buckets up to the one that reaches k, or that one alone
         last = tl.sum((tl.cumsum(count, axis=0) < top_k).to(tl.int32), axis=0)
         first = last
-        if held_between(count, bucket, 0, last) <= CAPACITY:
+        if ids_between(count, bucket, 0, last) <= CAPACITY:
             first = tl.zeros((), tl.int32)
-        above = held_between(count, bucket, 0, first - 1)
-        runs = held_between(count, bucket, first, last) > CAPACITY
+        above = ids_between(count, bucket, 0, first - 1)
+        runs = ids_between(count, bucket, first, last) > CAPACITY
         middle = tl.where(runs, last, -1)
         lost = (last > BUCKETS - 2) | ((numerator < TOP_P_OFF) & (first > 0))
         low, high = first.to(tl.float32), tl.where(lost, -1, last + 1).to(tl.float32)
@@ -304,14 +304,14 @@ def count_buckets(
         first, bucket = tl.program_id(1) * COUNT_BLOCK, tl.arange(0, BUCKETS)
         if top_k < width:
             every = first + tl.arange(0, COUNT_BLOCK)
-            held = counted(start, every, width, temperature, top, unit, cut)
+            ids = counted(start, every, width, temperature, top, unit, cut)
         else:
             # Ids near each other are alike, so one sector (32 ids) of each run of 128 is read.
             lane = tl.arange(0, COUNT_BLOCK // 4)
             some = first + lane // 32 * 128 + lane % 32
-            held = counted(start, some, width, temperature, top, unit, cut) * 4
+            ids = counted(start, some, width, temperature, top, unit, cut) * 4
         row_counts = counts + slot.to(tl.int64) * BUCKETS
-        tl.atomic_add(row_counts + bucket, held, mask=held > 0, sem="relaxed")
+        tl.atomic_add(row_counts + bucket, ids, mask=ids > 0, sem="relaxed")
         tl.debug_barrier()  # all of this program's counts come before its arrival
         # 3. the last program chooses the window
         if tl.atomic_add(state + ARRIVALS, 1, sem="acq_rel") == tl.num_programs(1) - 1:
@@ -425,8 +425,8 @@ def key_in_run(
     x = scaled(tl.load(start + ids, mask=ids < width, other=-float("inf")), temperature)
     key = sort_key(x, ids)
     equal = (value_key_of(key) == value_key) & (ids < width)
-    wanted = equal & (tl.cumsum(equal.to(tl.int32), axis=0) == nth)
-    return tl.max(tl.where(wanted, key, KEEPS_ALL), axis=0)
+    last = equal & (tl.cumsum(equal.to(tl.int32), axis=0) == nth)
+    return tl.max(tl.where(last, key, KEEPS_ALL), axis=0)
 
 
 @triton.jit
