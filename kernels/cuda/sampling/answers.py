@@ -30,6 +30,7 @@ from tpdet.kernels.cuda.sampling.peaks import (
     is_fit,
     lanes_for,
     largest_peak,
+    numbers_beside,
     options,
 )
 from tpdet.kernels.cuda.sampling.table import (
@@ -242,14 +243,14 @@ def answers_of(rows: LogitRows, filters: Bounds | None, shard: Shard, random: bo
     peak_parts, height = rows.peaks.shape[:2]
     shape = RowShape(shard.width(rows.logits.shape[1]), rows.logits.stride(0))
     grid, span = grid_of(height, shape.width)
-    partials = rows.peaks.new_empty(grid[1], height, PARTIAL_FIELDS.value)
+    partials = numbers_beside(rows.logits, grid[1], height, PARTIAL_FIELDS.value)
     whole = shard.gather is None
     gathered = rows.peaks  # not written where rows are whole
     if not whole:
-        gathered = rows.peaks.new_empty(height, GATHERED_FIELDS.value)
+        gathered = numbers_beside(rows.logits, height, GATHERED_FIELDS.value)
     into = RowAnswers(
-        torch.empty(4, height, dtype=torch.float64, device=device),
-        torch.empty(height, dtype=torch.float32, device=device),
+        numbers_beside(rows.logits, 4, height, dtype=torch.float64),
+        numbers_beside(rows.logits, height, dtype=torch.float32),
     )
     count, part_lanes = RowCounts(height, peak_parts, shard.first_id), lanes_for(peak_parts)
     filtered, filters = filters is not None, filters or Bounds(rows.peaks, rows.peaks)

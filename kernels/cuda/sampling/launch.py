@@ -20,7 +20,13 @@ import numpy as np
 import torch
 
 from tpdet.kernels.cuda.sampling.answers import PACKED_BLOCK, PACKED_FIELDS, answers_of, pack_rows
-from tpdet.kernels.cuda.sampling.peaks import LogitRows, gathered_rows, options, scan_rows
+from tpdet.kernels.cuda.sampling.peaks import (
+    LogitRows,
+    gathered_rows,
+    numbers_beside,
+    options,
+    scan_rows,
+)
 from tpdet.kernels.cuda.sampling.penalties import penalise, to_device
 from tpdet.kernels.cuda.sampling.ranks import ids_of_keys, top_keys, values_of_keys
 from tpdet.kernels.cuda.sampling.search import find_bounds
@@ -91,24 +97,15 @@ def pack_answers(
 
     places int64 [R]: where the rows stand among all ranks' shares; None: one rank's, in order.
     """
-    rows, device = share if places is None else len(places), answers.device
+    rows, placed = share if places is None else len(places), places is not None
     into = PackedRows(
-        torch.empty(rows, dtype=torch.int64, device=device),
-        torch.empty(rows, dtype=torch.float32, device=device),
-        torch.empty(rows, dtype=torch.bool, device=device),
-        torch.empty(rows, PACKED_FIELDS.value, dtype=torch.float64, device=device),
+        numbers_beside(answers, rows),
+        numbers_beside(answers, rows, dtype=torch.float32),
+        numbers_beside(answers, rows, dtype=torch.bool),
+        numbers_beside(answers, rows, PACKED_FIELDS.value, dtype=torch.float64),
     )
-    placed = places is not None
-    pack_rows[-(-rows // PACKED_BLOCK.value),](
-        answers,
-        places if placed else into.tokens,
-        into,
-        rows,
-        share,
-        answers.stride(0),
-        placed,
-        **options(device, 4),
-    )
+    of = answers, into.tokens if places is None else places, into, rows, share, answers.stride(0)
+    pack_rows[-(-rows // PACKED_BLOCK.value),](*of, placed, **options(answers.device, 4))
     return into
 
 

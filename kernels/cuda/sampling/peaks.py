@@ -205,12 +205,12 @@ def scan_rows(
     """
     height, width = len(logits), shard.width(logits.shape[1])
     grid, span = grid_of(height, width)
-    arrivals = torch.empty(height, dtype=torch.int32, device=logits.device)
-    groups = peaks = table.new_empty(grid[1], height, PEAK_FIELDS.value)
+    arrivals = numbers_beside(logits, height, dtype=torch.int32)
+    groups = peaks = numbers_beside(logits, grid[1], height, PEAK_FIELDS.value)
     per_part = 0
     if slots is not None and shard.gather is None:
         per_part = _groups_per_part(width, span)
-        groups = table.new_empty(height, grid[1] * per_part)
+        groups = numbers_beside(logits, height, grid[1] * per_part)
     rows = LogitRows(
         logits, copies, table, peaks, table if slots is None else slots, groups, arrivals
     )
@@ -226,10 +226,15 @@ def gathered_rows(rows: LogitRows, logits: torch.Tensor) -> LogitRows:
     height, width = logits.shape
     grid, span = grid_of(height, width)
     per_part = _groups_per_part(width, span)
-    groups = rows.table.new_empty(height, grid[1] * per_part)
+    groups = numbers_beside(logits, height, grid[1] * per_part)
     shape = RowShape(width, logits.stride(0))
     scan_groups[grid](logits, groups, shape, span, per_part, **options(logits.device, 4))
     return rows._replace(logits=logits, groups=groups)
+
+
+def numbers_beside(x: torch.Tensor, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """Memory for numbers on a tensor's device; what stands in it is left."""
+    return torch.empty(*shape, dtype=dtype, device=x.device)
 
 
 def options(device: torch.device, warps: int) -> dict[str, Any]:

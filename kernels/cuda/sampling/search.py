@@ -19,6 +19,8 @@ are searched again. Sums are of integers, added by atomics: any order gives the 
     row     of `filtered_row`     digits  int64 [DIGITS], sums by digit
 """
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -32,6 +34,7 @@ from tpdet.kernels.cuda.sampling.peaks import (
     RowCounts,
     RowShape,
     lanes_for,
+    numbers_beside,
     options,
     scaled,
 )
@@ -208,10 +211,7 @@ def find_bounds(
     device, filtered, groups = rows.logits.device, len(rows.slots), rows.groups.shape[1]
     peak_parts, height = rows.peaks.shape[:2]
     parts = -(-vocabulary // window.BLOCK.value)
-
-    def numbers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.empty(filtered, *shape, dtype=dtype, device=device)
-
+    numbers = partial(numbers_beside, rows.logits, filtered)
     # 1. the candidates
     bounds = Bounds(numbers(BOUND_FIELDS.value), numbers(LIST_FIELDS.value))
     counts = numbers(candidates.BUCKETS.value, dtype=torch.int32)
