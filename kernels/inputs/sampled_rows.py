@@ -18,9 +18,9 @@ class SampledRows:
     tokens: torch.Tensor
     logprobs: torch.Tensor
     fit: torch.Tensor
-    packed: torch.Tensor
     maximum: torch.Tensor
     log_masses: torch.Tensor
+    packed: torch.Tensor
 
 
 class RowAnswers(NamedTuple):
@@ -52,5 +52,5 @@ def packed_samples(
     rows: RowAnswers, pack: Callable[[torch.Tensor, int], PackedRows]
 ) -> SampledRows:
     """The last step for rows of one rank, in order; `pack`: the device's `pack_answers`."""
-    packed = pack(rows.answers.view(1, -1), len(rows.maximum))
-    return SampledRows(*packed, rows.maximum, rows.log_masses)
+    tokens, logprobs, fit, packed = pack(rows.answers.view(1, -1), len(rows.maximum))
+    return SampledRows(tokens, logprobs, fit, rows.maximum, rows.log_masses, packed)

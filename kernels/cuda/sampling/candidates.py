@@ -147,15 +147,14 @@ def search_keys(keys, weights, threshold):
 
 
 @triton.jit
-def heaviest_bound(keys, weights, threshold):
+def heaviest_bound(keys, upward, weights, threshold):
     """The largest of `keys` such that the keys from it up weigh `threshold`.
 
     keys: int64 [N]; weights: integers [N]. A key without weight is not there. All together weigh at
     least `threshold` > 0. Only sums, minima and maxima are taken: how the list is arranged is free.
+    upward: of a short list bool [N, N], what is at or above each key.
     """
     if keys.shape[0] <= _COMPARED:
-        # [what is at or above it, of]: sums over the first are a thread's own, the others votes.
-        upward = keys[:, None] >= keys[None, :]
         reached = tl.sum(tl.where(upward, weights[:, None], 0), axis=0) >= threshold
         high = tl.max(tl.where((weights > 0) & reached, keys, BELOW_ALL), axis=0)
     else:
@@ -334,9 +333,13 @@ def bound_of_list(keys, listed, top, vocabulary, top_k, numerator, above, mass_a
     """
     bound = tl.full((), KEEPS_ALL, tl.int64)
     inside = tl.full((), -1, tl.int64)
+    upward = keys
+    if keys.shape[0] <= _COMPARED:
+        # [what is at or above it, of]: sums over the first are a thread's own, the others votes.
+        upward = keys[:, None] >= keys[None, :]
     if top_k < vocabulary:
         ones = listed.to(tl.int32 if keys.shape[0] <= _COMPARED else tl.int64)
-        bound = heaviest_bound(keys, ones, top_k - above)
+        bound = heaviest_bound(keys, upward, ones, top_k - above)
     if numerator < TOP_P_OFF:
         weights = tl.where(listed & (keys >= bound), fixed_point(value_of(keys), top), 0)
         inside = tl.sum(weights, axis=0)
@@ -346,7 +349,7 @@ def bound_of_list(keys, listed, top, vocabulary, top_k, numerator, above, mass_a
         if (missing <= 0) | (inside < missing):
             bound = tl.full((), ABOVE_ALL, tl.int64)
         else:
-            bound = tl.maximum(bound, heaviest_bound(keys, weights, missing))
+            bound = tl.maximum(bound, heaviest_bound(keys, upward, weights, missing))
     return bound, inside
 
 
