@@ -24,7 +24,6 @@ from tpdet.kernels.cuda.sampling.noise import MASS_UNIT, fixed_point, sample_of_
 from tpdet.kernels.cuda.sampling.peaks import (
     BLOCK,
     LogitRows,
-    RowCounts,
     RowShape,
     grid_of,
     is_fit,
@@ -104,7 +103,7 @@ def combined(partials, row, rows, OWN: tl.constexpr):
     return mass, tl.max(score, axis=0)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["height", "peak_parts", "first_id"])
 def sum_rows(
     rows,
     filters,
@@ -112,7 +111,9 @@ def sum_rows(
     gathered,
     into,
     shape,
-    count,
+    height,
+    peak_parts,
+    first_id,
     SPAN: tl.constexpr,
     PARTS: tl.constexpr,
     OWN: tl.constexpr,
@@ -130,7 +131,7 @@ def sum_rows(
     await_earlier(DEPENDENT)
     row, part = tl.program_id(0), tl.program_id(1)
     width, fields = shape.width, rows.table + row * ROW_FIELDS
-    mass = tl.zeros((), tl.int64)
+    mass, count = tl.zeros((), tl.int64), (height, peak_parts)
     unknown, answered = part >= 0, part < 0
     # 1. what the filters know already
     if LISTED:
@@ -155,27 +156,27 @@ def sum_rows(
         # 3. their best score
         score = tl.full((), BELOW_ALL, tl.int64)
         if RANDOM_ROWS:
-            score = sample_of_part(rows, filters.bounds, shape, count, SPAN, PARTS)
+            score = sample_of_part(rows, filters.bounds, shape, count, first_id, SPAN, PARTS)
         # 4. the last program of the row combines the parts
         last = part == 0
         if not answered:
-            out = partials + (part * count.rows + row) * PARTIAL_FIELDS
+            out = partials + (part * height + row) * PARTIAL_FIELDS
             tl.store(out + MASS, mass)
             tl.store(out + SCORE, score)
             tl.debug_barrier()  # all of this program's stores come before its arrival
             arrived = tl.atomic_add(rows.arrivals + row, 1, sem="acq_rel")
             last = arrived == tl.num_programs(1) - 1
             if last:
-                mass, score = combined(partials, row, count.rows, OWN)
+                mass, score = combined(partials, row, height, OWN)
         # 5. the token and its logit
         if last:
             token = chosen_token(rows, count, score, row, PARTS)
-            at = tl.maximum(token, 0) - count.first_id
+            at = tl.maximum(token, 0) - first_id
             here = (at >= 0) & (at < width)
             chosen = tl.load(start + tl.where(here, at, 0), mask=here, other=0.0)
             bits = float_bits(tl.where(chosen == 0.0, 0.0, chosen))
             if WHOLE:
-                store_answer(into, count.rows, row, peak, token, mass, bits)
+                store_answer(into, height, row, peak, token, mass, bits)
             else:
                 out = gathered + row * GATHERED_FIELDS
                 tl.store(out + MASS, mass)
@@ -183,8 +184,8 @@ def sum_rows(
                 tl.store(out + CHOSEN_BITS, bits)
 
 
-@triton.jit(do_not_specialize=["count"])
-def answer_rows(rows, gathered, into, count, RANKS: tl.constexpr, DEPENDENT: tl.constexpr):
+@triton.jit(do_not_specialize=["height", "ranks"])
+def answer_rows(rows, gathered, into, height, ranks, RANKS: tl.constexpr, DEPENDENT: tl.constexpr):
     """The answers of rows whose columns ranks share; program (row,).
 
     Peaks and gathered are of all ranks. A random row's bits are those of the rank with the best
@@ -192,8 +193,8 @@ def answer_rows(rows, gathered, into, count, RANKS: tl.constexpr, DEPENDENT: tl.
     """
     await_earlier(DEPENDENT)
     row = tl.program_id(0)
-    rank, ranks = tl.arange(0, RANKS), count.peak_parts
-    fields = gathered + (rank * count.rows + row) * GATHERED_FIELDS
+    rank, count = tl.arange(0, RANKS), (height, ranks)
+    fields = gathered + (rank * height + row) * GATHERED_FIELDS
     mass = tl.sum(tl.load(fields + MASS, mask=rank < ranks, other=0), axis=0)
     score = tl.load(fields + SCORE, mask=rank < ranks, other=BELOW_ALL)
     bits = tl.load(fields + CHOSEN_BITS, mask=rank < ranks, other=0)
@@ -201,7 +202,7 @@ def answer_rows(rows, gathered, into, count, RANKS: tl.constexpr, DEPENDENT: tl.
     bits = tl.sum(tl.where(score == best, bits, 0), axis=0)
     token = chosen_token(rows, count, best, row, RANKS)
     peak = largest_peak(rows.peaks + LOGITS_PEAK, row, count, RANKS)
-    store_answer(into, count.rows, row, peak, token, mass, bits)
+    store_answer(into, height, row, peak, token, mass, bits)
 
 
 @triton.jit(do_not_specialize=["rows", "share", "length"])
@@ -252,15 +253,24 @@ def answers_of(rows: LogitRows, filters: Bounds | None, shard: Shard, random: bo
         numbers_beside(rows.logits, 4, height, dtype=torch.float64),
         numbers_beside(rows.logits, height, dtype=torch.float32),
     )
-    count, part_lanes = RowCounts(height, peak_parts, shard.first_id), lanes_for(peak_parts)
+    count, part_lanes = (height, peak_parts), lanes_for(peak_parts)
     filtered, filters = filters is not None, filters or Bounds(rows.peaks, rows.peaks)
     forms = span, part_lanes, lanes_for(grid[1]), random, whole, filtered and whole
     sum_rows[grid](
-        rows, filters, partials, gathered, into, shape, count, *forms, **options(device, 4)
+        rows,
+        filters,
+        partials,
+        gathered,
+        into,
+        shape,
+        *count,
+        shard.first_id,
+        *forms,
+        **options(device, 4),
     )
     if shard.gather is not None:
         answer_rows[height,](
-            rows, shard.gather(gathered), into, count, part_lanes, **options(device, 1)
+            rows, shard.gather(gathered), into, *count, part_lanes, **options(device, 1)
         )
     into.log_masses.log_()
     return into

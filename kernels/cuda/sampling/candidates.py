@@ -218,12 +218,13 @@ def filtered_row(rows, states, shape, WHOLE: tl.constexpr):
     return start, temperature, top, tl.load(fields + TOP_K), tl.load(fields + TOP_P)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["height", "peak_parts"])
 def choose_floor(
     rows,
     filters,
     shape,
-    count,
+    height,
+    peak_parts,
     counts,
     PARTS: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -237,6 +238,7 @@ def choose_floor(
     row = tl.load(rows.slots + slot)
     fields = rows.table + row * ROW_FIELDS
     temperature, top_k = load_float(fields + TEMPERATURE), tl.load(fields + TOP_K)
+    count = height, peak_parts
     peak = largest_peak(rows.peaks + LOGITS_PEAK, row, count, PARTS)
     sampled_peak = largest_peak(rows.peaks + SAMPLED_PEAK, row, count, PARTS)
     top = scaled(value_of(sampled_peak), temperature)

@@ -195,7 +195,7 @@ def best_score(start, width, first_id, fields, temperature, top, bound, SPAN: tl
 
 
 @triton.jit
-def sample_of_part(rows, bounds, shape, count, SPAN: tl.constexpr, PARTS: tl.constexpr):
+def sample_of_part(rows, bounds, shape, count, first_id, SPAN: tl.constexpr, PARTS: tl.constexpr):
     """The largest sort key of a kept id's score in a part of a random row; BELOW_ALL of others.
 
     bounds: of `find_bounds`. A sample that stands there is taken over. Program (row, part).
@@ -212,7 +212,5 @@ def sample_of_part(rows, bounds, shape, count, SPAN: tl.constexpr, PARTS: tl.con
             temperature = load_float(fields + TEMPERATURE)
             peak = value_of(largest_peak(rows.peaks + SAMPLED_PEAK, row, count, PARTS))
             top = scaled(peak, temperature)
-            result = best_score(
-                start, shape.width, count.first_id, fields, temperature, top, bound, SPAN
-            )
+            result = best_score(start, shape.width, first_id, fields, temperature, top, bound, SPAN)
     return result

@@ -70,17 +70,6 @@ class RowShape(NamedTuple):
     groups: int = 0
 
 
-class RowCounts(NamedTuple):
-    """How many rows there are, parts or ranks in `peaks`, ids before these columns' first.
-
-    No kernel is compiled for what they are.
-    """
-
-    rows: int
-    peak_parts: int
-    first_id: int
-
-
 @triton.jit
 def scaled(x, temperature):
     """x / T with overflow held at the largest finite fp32; -inf stays; zeros are +0.0."""
@@ -106,10 +95,15 @@ def is_fit(peak):
 
 @triton.jit
 def largest_peak(peaks, row, count, PARTS: tl.constexpr):
-    """The largest of a row's peaks over its parts or ranks; peaks: shifted to one of its fields."""
+    """The largest of a row's peaks over its parts or ranks; peaks: shifted to one of its fields.
+
+    count: how many rows there are, and parts or ranks. They are no fields of a record, since a
+    kernel is compiled for what stands in one.
+    """
+    height, parts = count
     part = tl.arange(0, PARTS)
-    of_row = peaks + (part * count.rows + row) * PEAK_FIELDS
-    return tl.max(tl.load(of_row, mask=part < count.peak_parts, other=BELOW_ALL), 0)
+    of_row = peaks + (part * height + row) * PEAK_FIELDS
+    return tl.max(tl.load(of_row, mask=part < parts, other=BELOW_ALL), 0)
 
 
 @triton.jit
@@ -147,9 +141,15 @@ def store_groups(groups, lanes, part, PER_PART: tl.constexpr):
     tl.store(groups + part * PER_PART + tl.arange(0, PER_PART), tl.max(runs, axis=1))
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["height", "first_id"])
 def scan_peaks(
-    rows, shape, count, SPAN: tl.constexpr, PER_PART: tl.constexpr, DEPENDENT: tl.constexpr
+    rows,
+    shape,
+    height,
+    first_id,
+    SPAN: tl.constexpr,
+    PER_PART: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """peaks[part, row]: the largest sort keys of the logits and of what is sampled from.
 
@@ -164,13 +164,13 @@ def scan_peaks(
     # 1. the logits as they are
     copy = tl.load(rows.table + row * ROW_FIELDS + COPY)
     start = rows.logits + row.to(tl.int64) * shape.stride
-    lanes = lane_peaks(start, part, width, count.first_id, SPAN)
+    lanes = lane_peaks(start, part, width, first_id, SPAN)
     best = tl.max(lanes, axis=0)
-    out = rows.peaks + (part * count.rows + row) * PEAK_FIELDS
+    out = rows.peaks + (part * height + row) * PEAK_FIELDS
     tl.store(out + LOGITS_PEAK, best)
     # 2. the row's copy, where it has one
     if copy >= 0:
-        lanes = lane_peaks(rows.copies + copy * width, part, width, count.first_id, SPAN)
+        lanes = lane_peaks(rows.copies + copy * width, part, width, first_id, SPAN)
         best = tl.max(lanes, axis=0)
     tl.store(out + SAMPLED_PEAK, best)
     # 3. groups of what is sampled from
@@ -214,8 +214,10 @@ def scan_rows(
     rows = LogitRows(
         logits, copies, table, peaks, table if slots is None else slots, groups, arrivals
     )
-    shape, count = RowShape(width, logits.stride(0)), RowCounts(height, grid[1], shard.first_id)
-    scan_peaks[grid](rows, shape, count, span, per_part, **options(logits.device, 4))
+    shape = RowShape(width, logits.stride(0))
+    scan_peaks[grid](
+        rows, shape, height, shard.first_id, span, per_part, **options(logits.device, 4)
+    )
     if shard.gather is not None:
         rows = rows._replace(peaks=shard.gather(peaks.amax(0)))
     return rows

@@ -31,7 +31,6 @@ from tpdet.kernels.cuda.sampling.candidates import LIST_FIELDS, ROW_MASS, Bounds
 from tpdet.kernels.cuda.sampling.noise import fixed_point
 from tpdet.kernels.cuda.sampling.peaks import (
     LogitRows,
-    RowCounts,
     RowShape,
     lanes_for,
     numbers_beside,
@@ -217,9 +216,11 @@ def find_bounds(
     counts = numbers(candidates.BUCKETS.value, dtype=torch.int32)
     lists = numbers(candidates.CAPACITY.value)
     shape, group_lanes = RowShape(vocabulary, rows.logits.stride(0), groups), lanes_for(groups)
-    common, count = (rows, bounds, shape), RowCounts(height, peak_parts, 0)
+    common = rows, bounds, shape
     lanes = lanes_for(peak_parts), whole, group_lanes
-    candidates.choose_floor[filtered,](*common, count, counts, *lanes, **options(device, 8))
+    candidates.choose_floor[filtered,](
+        *common, height, peak_parts, counts, *lanes, **options(device, 8)
+    )
     candidates.list_candidates[filtered, -(-vocabulary // candidates.BLOCK.value)](
         *common, lists, whole, **options(device, 4)
     )

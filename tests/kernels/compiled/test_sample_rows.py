@@ -9,14 +9,15 @@ pytest.importorskip("triton")
 from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda.sampling import answers, candidates, peaks, search, window
 from tpdet.kernels.cuda.sampling.candidates import Bounds
-from tpdet.kernels.cuda.sampling.peaks import LogitRows, RowCounts, RowShape
+from tpdet.kernels.cuda.sampling.peaks import LogitRows, RowShape
 from tpdet.kernels.cuda.sampling.window import WindowRoom
 from tpdet.kernels.inputs.sampled_rows import PackedRows, RowAnswers
 
 TYPES = {
     "rows": LogitRows("*fp32", "*fp32", "*i64", "*i64", "*i64", "*i64", "*i32"),
     "shape": RowShape("i32", "i32", "i32"),
-    "count": RowCounts("i32", "i32", "i32"), "filters": Bounds("*i64", "*i64"),
+    **dict.fromkeys(("height", "peak_parts", "ranks", "first_id"), "i32"),
+    "filters": Bounds("*i64", "*i64"),
     "logits": "*fp32", "groups": "*i64",
     "lists": "*i64", "counts": "*i32", "windows": "*i64", "digits": "*i64",
     "room": WindowRoom("*i64", "*i64", "*i32"), "parts": "i32",
