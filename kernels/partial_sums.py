@@ -20,6 +20,11 @@ class PartialSums:
     roots: tuple[Expression, ...]
 
     @property
+    def device(self) -> torch.device:
+        """Where the values lie."""
+        return self.values.device
+
+    @property
     def folded(self) -> bool:
         """Whether `values` are the roots themselves."""
         return self.roots == tuple(range(len(self.roots)))

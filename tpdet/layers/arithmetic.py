@@ -94,11 +94,11 @@ class StrictArithmetic:
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """One chain over K, one rounding."""
-        return ops.column_gemm(x, weight, bias, out_dtype, self.admitted)
+        return ops.column_gemm(x, weight, bias, out_dtype, admitted=self.admitted)
 
     def gated(self, x: torch.Tensor, weight: torch.Tensor, activation: str) -> torch.Tensor:
         """Chains in fp32, rounded once after the multiplication."""
-        return ops.gated_gemm(x, weight, self.admitted, activation)
+        return ops.gated_gemm(x, weight, admitted=self.admitted, activation=activation)
 
     def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
         """Leaf-major: a leaf's operands have one layout whatever the number of ranks."""
@@ -112,7 +112,7 @@ class StrictArithmetic:
         widths: tuple[int, ...] = (),
     ) -> PartialSums:
         """fp32 sums of leaves or subtrees."""
-        return ops.leaf_sums(x, weight_LNK, roots, self.admitted, widths)
+        return ops.leaf_sums(x, weight_LNK, roots, admitted=self.admitted, widths=widths)
 
     def attend(
         self,

@@ -47,7 +47,7 @@ def paged_attention(
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
     batch: PagedBatch,
-    window: int | None,
+    window: int | None = None,
     cap: float = 0.0,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:

@@ -23,13 +23,22 @@ _COSTLY = 1 << 22  # multiply-adds from which worker threads pay
 
 
 def column_gemm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    *,
+    admitted: object = None,
 ) -> torch.Tensor:
-    """x [M, K] times weight [N, K] transposed, plus bias [N] in fp32, rounded once to out_dtype."""
+    """x [M, K] times weight [N, K] transposed, plus bias [N] in fp32, rounded once to out_dtype.
+
+    out_dtype: x's if None. admitted: what a GPU's start-up check found (`admit_products`); it shows
+    in time only.
+    """
     y = chain(padded_rows(x), weight)[: x.shape[0]]
     if bias is not None:
         y = y + bias.float()
-    return y.to(out_dtype)
+    return y.to(out_dtype or x.dtype)
 
 
 def padded_rows(x: torch.Tensor) -> torch.Tensor:

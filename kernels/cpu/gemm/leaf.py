@@ -22,7 +22,14 @@ def leaf_sums(
     x: torch.Tensor,
     weight: torch.Tensor,
     roots: tuple[Expression, ...],
+    *,
+    admitted: object = None,
     widths: tuple[int, ...] = (),
 ) -> PartialSums:
-    """Every leaf's sum; the fold is the reader's."""
+    """x [M, L * K], weight [L, N, K] -> sums [C, M, N] of leaves or of larger subtrees of `roots`.
+
+    `roots` are over this rank's leaves, counted from 0. How much of them is folded here is free:
+    nothing on a CPU. admitted: as of `column_gemm`. widths: of leaves of unequal K, which lie side
+    by side in x and in a weight [1, N, sum of widths].
+    """
     return PartialSums(leaf_gemm(x, weight, widths), roots)

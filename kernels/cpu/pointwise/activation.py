@@ -20,9 +20,10 @@ from tpdet.kernels.inputs.gated import gate_and_up
 
 
 def activate_and_multiply(
-    gate_up: torch.Tensor, dtype: torch.dtype, activation: str = "silu"
+    gate_up: torch.Tensor, dtype: torch.dtype | None = None, activation: str = "silu"
 ) -> torch.Tensor:
-    """Interleaved gate_up [M, 2 * I] -> [M, I] in dtype, rounded once."""
+    """Interleaved gate_up [M, 2 * I] -> round(act(gate) * up) [M, I] in dtype (gate_up's)."""
+    dtype = dtype or gate_up.dtype
     gate, up = (part.float().contiguous() for part in gate_and_up(gate_up))
     if activation == CLAMPED:
         gate, up = gate.clamp(max=CLAMP_LIMIT), up.clamp(-CLAMP_LIMIT, CLAMP_LIMIT)

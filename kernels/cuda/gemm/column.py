@@ -27,8 +27,8 @@ ByLibrary = Callable[[torch.Tensor, torch.Tensor, int, str], torch.Tensor]
 def column_gemm(
     x: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    out_dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     tile: Tile | None = None,
     admitted: Admitted | None = None,
 ) -> torch.Tensor:
@@ -37,12 +37,13 @@ def column_gemm(
     `tile` overrides what was admitted (its depth must divide K). Raises ValueError when K is not a
     multiple of 16 or the operands differ in dtype.
     """
-    kind = "head" if out_dtype == torch.float32 else "column"
+    dtype = out_dtype or x.dtype
+    kind = "head" if dtype == torch.float32 else "column"
 
     def by_library(x: torch.Tensor, weight: torch.Tensor, rows: int, way: str) -> torch.Tensor:
-        return library_product(x, weight, out_dtype, rows, way)
+        return library_product(x, weight, dtype, rows, way)
 
-    return product_of_kind(kind, x, weight, bias, out_dtype, tile, admitted, by_library)
+    return product_of_kind(kind, x, weight, bias, dtype, tile, admitted, by_library)
 
 
 def product_of_kind(

@@ -88,12 +88,12 @@ def activate_alone(x: torch.Tensor, activation: str) -> torch.Tensor:
 
 
 def activate_and_multiply(
-    gate_up: torch.Tensor, dtype: torch.dtype, activation: str = "silu"
+    gate_up: torch.Tensor, dtype: torch.dtype | None = None, activation: str = "silu"
 ) -> torch.Tensor:
-    """Interleaved gate_up [M, 2 * I] -> [M, I] in dtype, rounded once."""
+    """Interleaved gate_up [M, 2 * I] -> [M, I] in dtype (gate_up's), rounded once."""
     gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
     m, width = gate_up.shape[0], gate_up.shape[1] // 2
-    y = torch.empty(m, width, dtype=dtype, device=gate_up.device)
+    y = torch.empty(m, width, dtype=dtype or gate_up.dtype, device=gate_up.device)
     if y.numel():
         activate_and_multiply_rows[(m, cdiv(width, _BLOCK))](
             gate_up,

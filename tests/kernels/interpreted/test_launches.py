@@ -69,8 +69,8 @@ FILTERED = (
 def test_a_step_by_shares_launches_no_more_than_this():
     """In order; the exchange of rows and the gather of answers are two more."""
     x = torch.randn(8, 1024, generator=torch.Generator().manual_seed(7)) * 3
-    on = ops._on
-    ops._on = lambda _, name: import_module(f"tpdet.kernels.cuda.{name}")
+    kernels = ops._kernels
+    ops._kernels = lambda _, name: import_module(f"tpdet.kernels.cuda.{name}")
     to_device, sampler._to_device = sampler._to_device, lambda numbers, _: torch.tensor(numbers)
     try:
         for way, filters in (
@@ -100,7 +100,7 @@ def test_a_step_by_shares_launches_no_more_than_this():
             counted = 0 if way == {"temperature": 0.0} else 1
             assert asked.names.count("count_parts") == counted, asked.names
     finally:
-        ops._on, sampler._to_device = on, to_device
+        ops._kernels, sampler._to_device = kernels, to_device
 
 
 def test_memory_that_nobody_wrote_is_never_read():
