@@ -3,8 +3,8 @@
     h = total + residual      round(behind(total)) + residual, where a norm stands behind the block
     y = round(norm(h))        round(h), without a norm before the next block
 
-Each addition is rounded to fp32. `finished_rows` is the one text of it: `fold_and_norm` runs it
-over sums that are here, and the exchanges over sums that ranks send each other.
+Each addition is rounded to fp32. `fold_and_norm` does it to sums that are here, and the exchanges,
+by `finished_rows`, to sums that ranks send each other.
 
 Shapes: M rows, N values of a row, C fp32 sums that are folded.
 
@@ -76,22 +76,35 @@ def finish_factors(stream, columns, RULE: tl.constexpr):
 
 
 @triton.jit
-def finished_rows(total, at, residual, factors, h, present, RULE: tl.constexpr):
-    """Store h of rows total [R, BLOCK], zero past N, at `at`; return y, in its dtype.
+def added_rows(total, at, residual, scale, shift, h, present, RULE: tl.constexpr):
+    """Store h of rows total [R, BLOCK], zero past N, at `at`, and return it.
 
-    residual: of these rows, loaded; factors: of `finish_factors`; present: what exists of them.
+    residual: of these rows, loaded; scale, shift: of the norm behind; present: what exists of them.
     """
     if RULE.behind != NO_NORM:
         # + 0 turns a sum of -0 into +0, so that no y of the norm behind is -0 by it.
         total = normed_rows(
-            total + 0.0, factors[2], factors[3], present, RULE.n, RULE.behind_eps, RULE.behind
+            total + 0.0, scale, shift, present, RULE.n, RULE.behind_eps, RULE.behind
         )
         total = total.to(RULE.inner).to(tl.float32)
     value = total + residual
     tl.store(h + at, value, mask=present)
+    return value
+
+
+@triton.jit
+def following_rows(value, scale, shift, present, RULE: tl.constexpr):
+    """y of rows of h; scale, shift: of the norm that follows."""
     if RULE.norm != NO_NORM:
-        value = normed_rows(value, factors[0], factors[1], present, RULE.n, RULE.eps, RULE.norm)
+        value = normed_rows(value, scale, shift, present, RULE.n, RULE.eps, RULE.norm)
     return value.to(RULE.dtype)
+
+
+@triton.jit
+def finished_rows(total, at, residual, factors, h, present, RULE: tl.constexpr):
+    """Store h, return y; factors: of `finish_factors`, loaded once for many rows."""
+    value = added_rows(total, at, residual, factors[2], factors[3], h, present, RULE)
+    return following_rows(value, factors[0], factors[1], present, RULE)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -108,16 +121,19 @@ def finish_sums(
     """sums [C, m, N] -> h, y; ROWS rows a program."""
     # 1. Wait for earlier kernels; choose this program's rows.
     await_earlier(DEPENDENT)
-    rows = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
-    columns = tl.arange(0, RULE.block)[None, :]
-    here = (rows < m) & (columns < RULE.n)
-    at = rows * RULE.n + columns
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, RULE.block)
+    here = (rows < m)[:, None] & (columns < RULE.n)[None, :]
+    at = rows[:, None] * RULE.n + columns[None, :]
     # 2. Fold the sums.
     total = folded_operands(sums, m * RULE.n, at, here, PROGRAM)
     # 3. Add the stream, norm, store.
-    residual = tl.load(stream.residual + rows * stream.stride + columns, mask=here, other=0.0)
-    factors = finish_factors(stream, columns, RULE)
-    normed = finished_rows(total, at, residual.to(tl.float32), factors, stream.h, here, RULE)
+    source = stream.residual + rows[:, None] * stream.stride + columns[None, :]
+    residual = tl.load(source, mask=here, other=0.0).to(tl.float32)
+    scale, shift = load_factors(stream.behind, columns, RULE.n, RULE.behind)
+    value = added_rows(total, at, residual, scale[None, :], shift[None, :], stream.h, here, RULE)
+    scale, shift = load_factors(stream.weight, columns, RULE.n, RULE.norm)
+    normed = following_rows(value, scale[None, :], shift[None, :], here, RULE)
     tl.store(y + at, normed, mask=here)
 
 

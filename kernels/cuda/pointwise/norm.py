@@ -132,13 +132,15 @@ def norm_rows(
 ):
     """x [m, N], its rows `stride` values apart -> y, their norm; ROWS rows a program."""
     await_earlier(DEPENDENT)
-    rows = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
-    columns = tl.arange(0, BLOCK)[None, :]
-    here = (rows < m) & (columns < N)
-    value = tl.load(x + rows * stride + columns, mask=here, other=0.0).to(tl.float32)
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    here = (rows < m)[:, None] & (columns < N)[None, :]
+    source = x + rows[:, None] * stride + columns[None, :]
+    value = tl.load(source, mask=here, other=0.0).to(tl.float32)
     scale, shift = load_factors(weight, columns, N, FORMULA)
-    normed = normed_rows(value, scale, shift, here, N, EPS_BITS, FORMULA)
-    tl.store(y + rows * N + columns, normed.to(y.dtype.element_ty), mask=here)
+    normed = normed_rows(value, scale[None, :], shift[None, :], here, N, EPS_BITS, FORMULA)
+    target = y + rows[:, None] * N + columns[None, :]
+    tl.store(target, normed.to(y.dtype.element_ty), mask=here)
 
 
 @triton.jit
