@@ -132,7 +132,7 @@ class GpuMemory:
 
 
 def gpu_memory() -> GpuMemory:
-    """Of this rank's GPU, once torch's allocator has given back what it holds unused."""
+    """This rank's GPU memory, once torch's allocator has given back what it holds unused."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()

@@ -20,7 +20,7 @@ UNFINISHED: Final = -1
 """The root of a step that completes none."""
 
 
-class Step(NamedTuple):
+class FoldStep(NamedTuple):
     """One step of a program.
 
     source: the rank whose slots hold the operand, or OWN; plane: the operand's index among this
@@ -46,9 +46,9 @@ class FoldProgram(NamedTuple):
     roots: tuple[int, ...] = ()
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[FoldStep]:
         """The program step by step."""
-        return [Step(*fields) for fields in zip(*self, strict=True)]
+        return [FoldStep(*fields) for fields in zip(*self, strict=True)]
 
 
 NO_FOLD: Final = FoldProgram()
@@ -63,7 +63,9 @@ def own_program(roots: tuple[Expression, ...], first: int = 0) -> FoldProgram:
 @cache
 def slot_program(final: FinalExpression, slots: int) -> FoldProgram:
     """The whole fold from everyone's roots [ranks, slots], which are all at hand."""
-    steps = evaluate(final, lambda slot: [Step(OWN, slot.rank * slots + slot.index)], _then_added)
+    steps = evaluate(
+        final, lambda slot: [FoldStep(OWN, slot.rank * slots + slot.index)], _then_added
+    )
     return _program([steps])
 
 
@@ -76,26 +78,26 @@ def rank_program(
     Own roots need not travel so, and the expression, hence every bit, stays the same.
     """
 
-    def seen(slot: Slot) -> list[Step]:
+    def seen(slot: Slot) -> list[FoldStep]:
         if slot.rank == rank:
             return _own_steps(roots[slot.index], 0)
-        return [Step(slot.rank, slot.rank * slots + slot.index)]
+        return [FoldStep(slot.rank, slot.rank * slots + slot.index)]
 
     return _program([evaluate(final, seen, _then_added)])
 
 
-def _own_steps(root: Expression, first: int) -> list[Step]:
-    return evaluate(root, lambda leaf: [Step(OWN, leaf - first)], _then_added)
+def _own_steps(root: Expression, first: int) -> list[FoldStep]:
+    return evaluate(root, lambda leaf: [FoldStep(OWN, leaf - first)], _then_added)
 
 
-def _then_added(left: list[Step], right: list[Step]) -> list[Step]:
+def _then_added(left: list[FoldStep], right: list[FoldStep]) -> list[FoldStep]:
     """Evaluate `left`, then `right`, then add the two."""
     *start, last = right
     return [*left, *start, last._replace(additions=last.additions + 1)]
 
 
-def _program(roots: Iterable[list[Step]]) -> FoldProgram:
-    program: list[Step] = []
+def _program(roots: Iterable[list[FoldStep]]) -> FoldProgram:
+    program: list[FoldStep] = []
     for number, (*start, last) in enumerate(roots):
         program += [*start, last._replace(root=number)]
     return FoldProgram(*zip(*program, strict=True))

@@ -71,7 +71,7 @@ class PeerMemory:
 
     @property
     def multiprocessors(self) -> int:
-        """Of this rank's GPU: programs of one a multiprocessor run at once."""
+        """Multiprocessors of this rank's GPU: as many programs of one each run at once."""
         return torch.cuda.get_device_properties(self.device).multi_processor_count
 
     def host_words(self, count: int) -> torch.Tensor:
@@ -98,7 +98,7 @@ class RehearsalMemory(PeerMemory):
 
     @property
     def multiprocessors(self) -> int:
-        """Of the GPU that the device is taken for."""
+        """Multiprocessors of the GPU that the device is taken for."""
         return gpu_of(self.device).multiprocessors
 
     def host_words(self, count: int) -> torch.Tensor:

@@ -21,7 +21,7 @@ from tpdet.layers.norm import NormLayer
 from tpdet.layers.partition import Partition
 from tpdet.layers.vocabulary import VocabularyTable
 from tpdet.models.alike_layers import AlikeLayers, LayerCall
-from tpdet.models.families import LAYERS
+from tpdet.models.layer import DecoderLayer
 
 
 class Unfinished(NamedTuple):
@@ -49,8 +49,7 @@ class Decoder:
         # Others exchange in the midst of attention, or between the products of experts.
         self._overlaps = config.qk_norm_over == "head" and partition.experts is None
         self.embedding = VocabularyTable(source, partition, "model.embed_tokens")
-        layer = LAYERS[config.family]
-        self.layers = [layer(source, partition, i) for i in range(config.num_layers)]
+        self.layers = [DecoderLayer(source, partition, i) for i in range(config.num_layers)]
         self._norm = NormLayer(source, config, "model.norm")
         self._head = self.embedding
         if not config.tie_word_embeddings:

@@ -1,12 +1,12 @@
 """The decoder layer of all families: attention and feed-forward, norms before or after each."""
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
 from tpdet.cache.kv import LayerPages
-from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.checkpoint.model_config import FAMILIES, ModelConfig
 from tpdet.checkpoint.source import WeightSource
 from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.layers.arithmetic import Arithmetic
@@ -19,6 +19,14 @@ from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 
 FeedForward: TypeAlias = type[GatedMlp] | type[PlainMlp] | type[ExpertMlp]
+_WITHOUT_GATES = {family.name for family in FAMILIES.values() if not family.gated}
+
+
+def feed_forward(config: ModelConfig, index: int) -> tuple[str, FeedForward]:
+    """The name in the checkpoint, and the kind, of the feed-forward block of layer `index`."""
+    if config.mixture is not None and config.has_experts(index):
+        return config.mixture.block, ExpertMlp
+    return "mlp", PlainMlp if config.family in _WITHOUT_GATES else GatedMlp
 
 
 class BlockNorms(NamedTuple):
@@ -36,16 +44,6 @@ class DecoderLayer:
     A block without a norm before it reads the stream rounded to the model's dtype.
     """
 
-    feed_forward: ClassVar[type[GatedMlp] | type[PlainMlp]] = GatedMlp
-    """The block of layers without experts."""
-
-    @classmethod
-    def _block(cls, config: ModelConfig, index: int) -> tuple[str, FeedForward]:
-        """The name in the checkpoint, and the kind, of the feed-forward block of layer `index`."""
-        if config.mixture is not None and config.has_experts(index):
-            return config.mixture.block, ExpertMlp
-        return "mlp", cls.feed_forward
-
     def __init__(self, source: WeightSource, partition: Partition, index: int) -> None:
         config, name = partition.config, f"model.layers.{index}"
         if config.row_bias and any(config.layer_norms[1::2]):
@@ -57,7 +55,7 @@ class DecoderLayer:
         self._read_norms = [norm for norm in read if norm is not None]
         self.norms = BlockNorms(*(None if norm is None else norm.norm for norm in read))
         self._attention = Attention(source, partition, f"{name}.self_attn", config.windows[index])
-        block, kind = self._block(config, index)
+        block, kind = feed_forward(config, index)
         self._mlp = kind(source, partition, f"{name}.{block}")
         self.index = index
 
@@ -96,23 +94,23 @@ class DecoderLayer:
         finish = Finish(rows.hidden_MH, following, self.norms.behind_mlp)
         rows.pending = self._mlp(rows, finish)
 
-    @classmethod
-    def products(cls, partition: Partition, index: int) -> tuple[LayerProduct, ...]:
+    @staticmethod
+    def products(partition: Partition, index: int) -> tuple[LayerProduct, ...]:
         """The products of layer `index`, as this rank holds them."""
-        _, kind = cls._block(partition.config, index)
+        _, kind = feed_forward(partition.config, index)
         return (*Attention.products(partition), *kind.products(partition))
 
-    @classmethod
-    def sized_tensors(cls, config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
+    @staticmethod
+    def sized_tensors(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
         """The checkpoint's shapes of tensors of layer `index` in which its sizes occur."""
-        name, (block, kind) = f"model.layers.{index}", cls._block(config, index)
+        name, (block, kind) = f"model.layers.{index}", feed_forward(config, index)
         attention = Attention.sized_tensors(config, f"{name}.self_attn")
         return attention | kind.sized_tensors(config, f"{name}.{block}")
 
-    @classmethod
-    def norm_values(cls, config: ModelConfig, index: int) -> int:
+    @staticmethod
+    def norm_values(config: ModelConfig, index: int) -> int:
         """Values of the norms of layer `index`; every rank holds all of them."""
-        _, kind = cls._block(config, index)
+        _, kind = feed_forward(config, index)
         inside = Attention.norm_values(config) + kind.norm_values(config)
         return sum(map(bool, config.layer_norms)) * config.norm_values + inside
 

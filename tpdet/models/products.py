@@ -11,7 +11,7 @@ from tpdet.layers.experts import held_experts
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.layers.vocabulary import VocabularyTable
-from tpdet.models.families import LAYERS
+from tpdet.models.layer import DecoderLayer
 
 
 def layer_products(partition: Partition, index: int = -1) -> tuple[LayerProduct, ...]:
@@ -20,7 +20,7 @@ def layer_products(partition: Partition, index: int = -1) -> tuple[LayerProduct,
     Most layers of a model are like its last.
     """
     config = partition.config
-    return LAYERS[config.family].products(partition, index % config.num_layers)
+    return DecoderLayer.products(partition, index % config.num_layers)
 
 
 def head_product(partition: Partition) -> LayerProduct:
@@ -66,8 +66,7 @@ def _all_layer_products(partition: Partition) -> list[LayerProduct]:
 
 def norm_values(config: ModelConfig) -> int:
     """Values of all norms of a model, each of which every rank holds."""
-    layer = LAYERS[config.family]
-    layers = sum(layer.norm_values(config, i) for i in range(config.num_layers))
+    layers = sum(DecoderLayer.norm_values(config, i) for i in range(config.num_layers))
     return layers + config.norm_values
 
 
@@ -77,4 +76,4 @@ def sized_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     Those of the last layer show the number of layers too.
     """
     table = VocabularyTable.sized_tensors(config, "model.embed_tokens")
-    return table | LAYERS[config.family].sized_tensors(config, config.num_layers - 1)
+    return table | DecoderLayer.sized_tensors(config, config.num_layers - 1)

@@ -24,19 +24,19 @@ from tpdet.kernels.order import PAGE_TOKENS
 
 
 @dataclass(frozen=True)
-class Share:
+class HeadShare:
     """How many heads a program takes, a power of two, and its warps."""
 
     heads: int
     warps: int
 
 
-FEW_ROWS = Share(2, 1)
-MANY_ROWS = Share(8, 2)  # 16 bytes a thread of each half of a head of 128
+FEW_ROWS = HeadShare(2, 1)
+MANY_ROWS = HeadShare(8, 2)  # 16 bytes a thread of each half of a head of 128
 _FEW = 32
 
 
-def share(rows: int) -> Share:
+def share(rows: int) -> HeadShare:
     """The choice for a step of `rows` rows: few rows are spread over more programs."""
     return FEW_ROWS if rows <= _FEW else MANY_ROWS
 
@@ -145,7 +145,7 @@ def rotate_and_store_as(
     eps: float,
     pages: tuple[torch.Tensor, torch.Tensor],
     batch: PagedBatch,
-    share: Share,
+    share: HeadShare,
 ) -> torch.Tensor:
     """`rotate_and_store`, shared out as given: only the speed differs."""
     rows, query_heads, head = q.shape

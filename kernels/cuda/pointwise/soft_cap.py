@@ -30,7 +30,7 @@ class SoftCap(NamedTuple):
 
 
 def soft_cap_of(cap: float, scale: float = 1.0) -> SoftCap | None:
-    """Of values that are times `scale` when they are capped; None for no cap (0)."""
+    """The cap of values that are times `scale` when they are capped; None for no cap (0)."""
     return SoftCap(cap_rate(cap, scale * LOG2_E), cap) if cap else None
 
 

@@ -17,7 +17,7 @@ from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.attention.decode_launch import arrival_counters
 from tpdet.kernels.cuda.attention.variants import Variant, decode_variant
 from tpdet.kernels.cuda.pointwise import embedding, rotary
-from tpdet.kernels.cuda.pointwise.rotate_and_store import Share, rotate_and_store_as, share
+from tpdet.kernels.cuda.pointwise.rotate_and_store import HeadShare, rotate_and_store_as, share
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 PAGE, BANDWIDTH, CACHE = 256, 4.5e12, 256 << 20
@@ -33,7 +33,7 @@ TIMED = [
     (1, 128), (16, 128), (64, 128), (256, 128), (1, 8192), (16, 8192), (64, 2048), (1, 32768),
     (1, 131072),
 ]  # fmt: skip
-SHARES = [Share(1, 1), Share(2, 1), Share(4, 1), Share(8, 2), Share(16, 4)]
+SHARES = [HeadShare(1, 1), HeadShare(2, 1), HeadShare(4, 1), HeadShare(8, 2), HeadShare(16, 4)]
 
 
 def stored(lengths, heads=(32, 8), head=128, dtype=torch.bfloat16, kind="normal", seed=0):

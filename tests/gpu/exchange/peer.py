@@ -73,14 +73,16 @@ class Case:
 
 
 def check_sizes(world, name, hidden, dtype, rows_of, folds=(False, True), **limits):
-    """Eager exchanges of all sizes, sums of leaves and of roots."""
+    """Eager exchanges of all sizes, sums of leaves and of roots, norms before and behind blocks."""
     case, wrong = Case(world, name, hidden, dtype, max(rows_of), **limits), Differences()
+    norm = Norm(case.weight, EPS)
     for seed, rows in enumerate(rows_of):
         for folded in folds:
             sums, residual = case.inputs(rows, seed, folded)
-            wanted = case.gather.fold_and_norm(sums, Finish(residual, Norm(case.weight, EPS)))
-            found = case.exchange.fold_and_norm(sums, Finish(residual, Norm(case.weight, EPS)))
-            case.compare(rows, found, wanted, f"{rows} rows, roots {sums.roots}", wrong)
+            for norms in ((norm, None), (norm, norm), (None, norm)):
+                wanted = case.gather.fold_and_norm(sums, Finish(residual, *norms))
+                found = case.exchange.fold_and_norm(sums, Finish(residual, *norms))
+                case.compare(rows, found, wanted, f"{rows} rows, roots {sums.roots}", wrong)
     wrong.keep(case.check_armed)
     return wrong.finish()
 

@@ -18,7 +18,7 @@ from tpdet.kernels.cuda.pointwise import embedding, rotary
 from tpdet.kernels.cuda.pointwise.rotate_and_store import (
     FEW_ROWS,
     MANY_ROWS,
-    Share,
+    HeadShare,
     rotate_and_store_as,
 )
 from tpdet.kernels.inputs.paged_batch import PagedBatch, PagedSequence, make_batch
@@ -204,7 +204,7 @@ def test_one_launch_rotates_and_stores_the_bits_of_three():
     sequences = (PagedSequence(0, 7, 253, (4, 1)), PagedSequence(7, 2, 30, (3,)))
     host = make_batch(sequences)
     shapes = (5, 2, 64), (4, 4, 96), (3, 1, 16)
-    shares = FEW_ROWS, MANY_ROWS, Share(4, 4)
+    shares = FEW_ROWS, MANY_ROWS, HeadShare(4, 4)
     dtypes = torch.float16, torch.float32
     for shape, share, dtype, normed in pairwise(shapes, shares, dtypes, (False, True)):
         heads, keys, head = shape

@@ -1,6 +1,6 @@
 """The families of models, one entry each: names, keys of `config.json`, and parts of a layer.
 
-Their decoder layers are in `tpdet.models.families`.
+All have one decoder layer (`tpdet/models/layer.py`), of which their fields decide.
 """
 
 from collections.abc import Callable, Mapping

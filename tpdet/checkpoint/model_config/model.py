@@ -49,7 +49,7 @@ class ModelConfig:
     attention output [H, num_heads * D]; gate and up [I, H]; down [H, I]; output head
     [vocab_size, H], which is the embedding with `tie_word_embeddings`.
 
-    family: a key of `tpdet.models.families.LAYERS`; architecture: transformers' name of the class.
+    family: a name of `FAMILIES`; architecture: transformers' name of the class.
     rms_norm_eps: of every norm; norm: its kind, of `tpdet.kernels.inputs.norm.KINDS`. layer_norms:
     names of a layer's norms before and after attention, before and after the feed-forward block; ""
     where there is none. attention_bias: whether q, k and v have biases; row_bias: whether the
