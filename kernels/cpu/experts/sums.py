@@ -36,8 +36,8 @@ def expert_sums(
     """x [M, H], ids int32 and weights fp32 [M, k] -> the roots of this rank's lanes [R, M, H].
 
     gate_up [E, 2 * I, H] (interleaved) and down [E, H, I] of this rank's experts; biases
-    [E, 2 * I] and [E, H] or None; shared: fp32 [lanes, M, H], added to each lane last. sorted_tokens:
-    of `choose_experts`, which spare a GPU the work.
+    [E, 2 * I] and [E, H] or None; shared: fp32 [lanes, M, H], added to each lane last.
+    sorted_tokens: of `choose_experts`, which spare a GPU the work.
     """
     mixed = expert_rows(x, ids, gate_up, biases[0], lanes.experts, lanes.total, activation)
     return sums_of_rows(mixed, ids, weights, down, biases[1], lanes, shared)
