@@ -4,10 +4,10 @@ All have one decoder layer (`tpdet/models/layer.py`), of which their fields deci
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tpdet.checkpoint.model_config.fields import Fields
-from tpdet.checkpoint.model_config.keys import DEFAULT_THETA, Allowed
+from tpdet.checkpoint.model_config.keys import Allowed
 from tpdet.checkpoint.model_config.mixtures import (
     glm_experts,
     gpt_oss_experts,
@@ -16,7 +16,7 @@ from tpdet.checkpoint.model_config.mixtures import (
     qwen_experts,
 )
 from tpdet.checkpoint.model_config.model import NORMS_BEFORE, LayerNorms, Mixture
-from tpdet.checkpoint.model_config.rope import Base
+from tpdet.checkpoint.model_config.rope import Base, RotaryRules
 from tpdet.checkpoint.model_config.scales import (
     Scales,
     gemma2_scales,
@@ -91,7 +91,7 @@ class Family:
     key_heads_required: bool = True
     """Else there are as many as query heads where the key is absent."""
     attention_bias: bool = False
-    """Of q, k and v; with the key among `parsed`, only its default."""
+    """Whether q, k and v have biases; with the key among `parsed`, only its default."""
     qk_norm: bool = False
     eps_key: str = "rms_norm_eps"
     """The key of what norms add to a mean of squares."""
@@ -105,23 +105,13 @@ class Family:
     """As the fields of `ModelConfig`."""
     tied: bool = False
     """Whether the output head is the embedding where the key is absent."""
-    theta: float = DEFAULT_THETA
-    window_theta: Base | None = None
-    """Of layers with a window, if they rotate otherwise: no scaling, and this base."""
+    rotary: RotaryRules = field(default_factory=RotaryRules)
     rotary_layers: Callable[[Fields, int], tuple[bool, ...]] = lambda config, layers: ()
     """(configuration, layers) -> whether each layer rotates its heads; () if all do."""
     rotary_pairs: str = "halves"
     """As `ModelConfig.rotary_pairs`."""
-    partial_rotary: float | None = None
-    """The part of a head that is rotated where no key says so; None: always whole heads."""
-    rotary_settings: frozenset[str] = frozenset()
-    """Keys of its `rope_parameters` beside those of the kind of scaling."""
-    context_stated: bool = False
-    """Whether `max_position_embeddings` counts the scaling in, also of linear scaling."""
-    rotary_stated: bool = False
-    """Whether the scaling must be stated, because transformers assumes one where it is absent."""
     dtype: str = ""
-    """Of checkpoints that name none."""
+    """The dtype of checkpoints that name none."""
     scales: Callable[[Fields, int, str], Scales] = no_scales
     """(configuration, head size, dtype) -> its factors."""
     activation: str = "silu"
@@ -135,6 +125,39 @@ class Family:
     stacked: bool = False
     """Whether all experts of a layer are one tensor in the checkpoint."""
 
+
+_OLMO2 = Family(
+    "Olmo2ForCausalLM",
+    "olmo2",
+    key_heads_required=False,
+    qk_norm=True,
+    layer_norms=_NORMS_AFTER,
+    qk_norm_over="row",
+)
+_GLM = Family(
+    "GlmForCausalLM",
+    "glm",
+    parsed=_GLM_KEYS,
+    head_dim=128,
+    attention_bias=True,
+    rotary_pairs="neighbours",
+    rotary=RotaryRules(partial=0.5),
+    fused=("gate_up",),
+)
+_GEMMA2 = Family(
+    "Gemma2ForCausalLM",
+    "gemma2",
+    parsed=_GEMMA_KEYS
+    | {"attn_logit_softcapping", "final_logit_softcapping", "sliding_window_size"},
+    neutral=_GELU | {"use_bidirectional_attention": _ONLY_BEFORE},
+    windows=every_other,
+    head_dim=256,
+    norm="rms_plus_one",
+    layer_norms=_NORMS_OF_GEMMA,
+    tied=True,
+    scales=gemma2_scales,
+    activation="gelu_tanh",
+)
 
 FAMILIES = {
     family.architecture: family
@@ -173,8 +196,10 @@ FAMILIES = {
             parsed=_WINDOW,
             windows=if_stated,
             head_dim=128,
-            rotary_settings=frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
-            rotary_stated=True,
+            rotary=RotaryRules(
+                settings=frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
+                scaling_stated=True,
+            ),
         ),
         Family(
             "SmolLM3ForCausalLM",
@@ -182,7 +207,7 @@ FAMILIES = {
             parsed=_BY_LAYER | {"no_rope_layers", "no_rope_layer_interval"},
             windows=where_not_rotated,
             tied=True,
-            theta=2000000.0,
+            rotary=RotaryRules(theta=2000000.0),
             rotary_layers=rotary_layers,
         ),
         Family(
@@ -214,67 +239,25 @@ FAMILIES = {
             },
             windows=if_stated,
             key_heads_required=False,
-            partial_rotary=1.0,
+            rotary=RotaryRules(partial=1.0),
             fused=("qkv", "gate_up"),
         ),
-        Family(
-            "Olmo2ForCausalLM",
-            "olmo2",
-            key_heads_required=False,
-            qk_norm=True,
-            layer_norms=_NORMS_AFTER,
-            qk_norm_over="row",
-        ),
-        Family(
-            "Olmo3ForCausalLM",
-            "olmo3",
+        _OLMO2,
+        replace(
+            _OLMO2,
+            architecture="Olmo3ForCausalLM",
+            name="olmo3",
             parsed=_WINDOW,
             windows=three_of_four,
-            key_heads_required=False,
-            qk_norm=True,
-            layer_norms=_NORMS_AFTER,
-            qk_norm_over="row",
-            theta=500000.0,
-            window_theta=Base("rope_theta", 500000.0),
+            rotary=RotaryRules(500000.0, window=Base("rope_theta", 500000.0)),
         ),
-        Family(
-            "GlmForCausalLM",
-            "glm",
-            parsed=_GLM_KEYS,
-            head_dim=128,
-            attention_bias=True,
-            rotary_pairs="neighbours",
-            partial_rotary=0.5,
-            fused=("gate_up",),
-        ),
-        Family(
-            "Glm4ForCausalLM",
-            "glm4",
-            parsed=_GLM_KEYS,
-            head_dim=128,
-            attention_bias=True,
-            layer_norms=_NORMS_AROUND,
-            rotary_pairs="neighbours",
-            partial_rotary=0.5,
-            fused=("gate_up",),
-        ),
-        Family(
-            "Gemma2ForCausalLM",
-            "gemma2",
-            parsed=_GEMMA_KEYS
-            | {"attn_logit_softcapping", "final_logit_softcapping", "sliding_window_size"},
-            neutral=_GELU | {"use_bidirectional_attention": _ONLY_BEFORE},
-            windows=every_other,
-            head_dim=256,
-            norm="rms_plus_one",
-            layer_norms=_NORMS_OF_GEMMA,
-            tied=True,
-            scales=gemma2_scales,
-            activation="gelu_tanh",
-        ),
-        Family(
-            "Gemma3ForCausalLM",
-            "gemma3_text",
+        _GLM,
+        replace(_GLM, architecture="Glm4ForCausalLM", name="glm4", layer_norms=_NORMS_AROUND),
+        _GEMMA2,
+        replace(
+            _GEMMA2,
+            architecture="Gemma3ForCausalLM",
+            name="gemma3_text",
             parsed=_GEMMA_KEYS
             | {"sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq"},
             neutral=_GELU
@@ -284,16 +267,11 @@ FAMILIES = {
                 "use_bidirectional_attention": _ONLY_BEFORE,
             },
             windows=by_pattern,
-            head_dim=256,
             qk_norm=True,
-            norm="rms_plus_one",
-            layer_norms=_NORMS_OF_GEMMA,
-            tied=True,
-            theta=1000000.0,
-            window_theta=Base("rope_local_base_freq", 10000.0),
-            context_stated=True,
+            rotary=RotaryRules(
+                1000000.0, window=Base("rope_local_base_freq", 10000.0), context_stated=True
+            ),
             scales=gemma_scales,
-            activation="gelu_tanh",
             defaults={
                 "vocab_size": 262208,
                 "num_attention_heads": 8,
@@ -338,7 +316,7 @@ FAMILIES = {
             parsed=_MIXTRAL_EXPERTS | _WINDOW,
             needed=_MIXTRAL_EXPERTS,
             windows=if_stated,
-            theta=1000000.0,
+            rotary=RotaryRules(theta=1000000.0),
             mixture=mixtral_experts,
         ),
         Family(
@@ -356,7 +334,7 @@ FAMILIES = {
                 "topk_method": (("noaux_tc",), "only noaux_tc is supported"),
             },
             head_dim=128,
-            partial_rotary=0.5,
+            rotary=RotaryRules(partial=0.5),
             mixture=glm_experts,
         ),
         Family(
@@ -374,8 +352,7 @@ FAMILIES = {
             attention_bias=True,
             row_bias=True,
             sinks=True,
-            theta=150000.0,
-            rotary_stated=True,
+            rotary=RotaryRules(theta=150000.0, scaling_stated=True),
             dtype="bfloat16",
             mixture=gpt_oss_experts,
             stacked=True,

@@ -39,19 +39,8 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
     heads, key_heads, head_dim = read_heads(config, family)
     max_position = config.integer("max_position_embeddings")
     kind = _dtype(config, dtype, family.dtype)
-    if family.rotary_stated and "rope_scaling" not in config and "rope_parameters" not in config:
-        config.refuse("rope_scaling", f"a complete config.json of {family.name} states it")
     scales = family.scales(config, head_dim, kind)
-    rotary = parse_rotary(
-        config,
-        head_dim,
-        max_position,
-        family.theta,
-        family.partial_rotary,
-        family.rotary_settings,
-        family.window_theta,
-        family.context_stated,
-    )
+    rotary = parse_rotary(config, head_dim, max_position, family.rotary)
     return ModelConfig(
         **_of_family(family),
         vocab_size=vocab_size,
@@ -65,8 +54,8 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         rotary=rotary.plain,
         max_position=rotary.context,
         tie_word_embeddings=config.boolean("tie_word_embeddings", family.tied),
-        attention_bias=_attention_bias(config, family),
-        qk_norm=_qk_norm(config, family),
+        attention_bias=_switch(config, family, "attention_bias", family.attention_bias),
+        qk_norm=_switch(config, family, "use_qk_norm", family.qk_norm),
         windows=family.windows(config, layers),
         dtype=kind,
         eos_token_ids=_eos_ids(directory, config, vocab_size),
@@ -129,18 +118,9 @@ def _in_own_names(config: Fields, values: dict[str, Any], family: Family) -> dic
     return found
 
 
-def _attention_bias(config: Fields, family: Family) -> bool:
-    """Whether q, k and v have biases: the family says so, or leaves it to the key."""
-    if "attention_bias" in family.parsed:
-        return config.boolean("attention_bias", family.attention_bias)
-    return family.attention_bias
-
-
-def _qk_norm(config: Fields, family: Family) -> bool:
-    """Whether queries and keys are normed: the family says so, or leaves it to the key."""
-    if "use_qk_norm" in family.parsed:
-        return config.boolean("use_qk_norm", family.qk_norm)
-    return family.qk_norm
+def _switch(config: Fields, family: Family, key: str, usual: bool) -> bool:
+    """Whether a layer has a part: the family says so (`usual`), or leaves it to the key."""
+    return config.boolean(key, usual) if key in family.parsed else usual
 
 
 def _read_values(model: Path) -> tuple[Fields, dict[str, Any], bool]:

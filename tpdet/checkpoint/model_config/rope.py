@@ -44,6 +44,25 @@ class Base(NamedTuple):
     default: float
 
 
+class RotaryRules(NamedTuple):
+    """How a family's rotary settings differ from Llama's.
+
+    theta: the base where no key says it. window: where the base of layers with a window stands, if
+    they rotate otherwise, without scaling. partial: the part of a head that is rotated where no key
+    says so; None: always whole heads. settings: keys of `rope_parameters` beside those of the kind
+    of scaling. context_stated: whether `max_position_embeddings` counts the scaling in, also of
+    linear scaling. scaling_stated: whether the scaling must be stated, because transformers assumes
+    one where it is absent.
+    """
+
+    theta: float = DEFAULT_THETA
+    window: Base | None = None
+    partial: float | None = None
+    settings: frozenset[str] = frozenset()
+    context_stated: bool = False
+    scaling_stated: bool = False
+
+
 class Rotary(NamedTuple):
     """Rotary embeddings of a model.
 
@@ -57,42 +76,31 @@ class Rotary(NamedTuple):
     context: int
 
 
-def parse_rotary(
-    config: Fields,
-    head_dim: int,
-    max_position: int,
-    default_theta: float = DEFAULT_THETA,
-    partial: float | None = None,
-    settings: frozenset[str] = frozenset(),
-    window: Base | None = None,
-    context_stated: bool = False,
-) -> Rotary:
+def parse_rotary(config: Fields, head_dim: int, max_position: int, rules: RotaryRules) -> Rotary:
     """The rotary embeddings of a configuration.
 
-    partial: the part of a head that is rotated where no key says so; None: whole heads only.
-    settings: the family's own keys beside the scaling's. window: None where all layers rotate
-    alike. context_stated: whether `max_position` counts the scaling in. Raises CheckpointError for
-    a kind other than default, linear, llama3, yarn and longrope, for an unknown key, a partial
-    rotation that the family has not, and settings that contradict each other.
+    Raises CheckpointError for a kind other than default, linear, llama3, yarn and longrope, for an
+    unknown key, a partial rotation that the family has not, and settings that contradict each
+    other.
     """
+    if rules.scaling_stated and "rope_scaling" not in config and "rope_parameters" not in config:
+        family = config.text("model_type")
+        config.refuse("rope_scaling", f"a complete config.json of {family} states it")
 
-    def parse(scaling: Fields, base: Base) -> RotarySpec:
+    def parse(scaling: Fields, base: Base) -> tuple[RotarySpec, int]:
         theta = _theta(config, scaling, base)
-        return _parse(config, scaling, theta, head_dim, max_position, partial, settings)
+        spec = _parse(config, scaling, theta, head_dim, max_position, rules)
+        return spec, _context(config, scaling, spec, max_position, rules.context_stated)
 
-    def context(scaling: Fields, spec: RotarySpec) -> int:
-        return _context(config, scaling, spec, max_position, context_stated)
-
-    plain = Base("rope_theta", default_theta)
-    if window is None:
-        scaling = _scaling(config)
-        found = parse(scaling, plain)
-        return Rotary(found, None, context(scaling, found))
+    base = Base("rope_theta", rules.theta)
+    if rules.window is None:
+        plain, context = parse(_scaling(config), base)
+        return Rotary(plain, None, context)
     full, sliding = _by_layer_type(config)
-    found, other = parse(full, plain), parse(sliding, window)
-    contexts = context(full, found), context(sliding, other)
+    (plain, context), (window, window_context) = parse(full, base), parse(sliding, rules.window)
+    contexts = context, window_context
     most = min(contexts) if min(contexts) < max_position else max(contexts)
-    return Rotary(found, None if other == found else other, most)
+    return Rotary(plain, None if window == plain else window, most)
 
 
 def _parse(
@@ -101,8 +109,7 @@ def _parse(
     theta: float,
     head_dim: int,
     max_position: int,
-    partial: float | None,
-    settings: frozenset[str],
+    rules: RotaryRules,
 ) -> RotarySpec:
     kind = _kind(scaling)
     if kind not in _KINDS:
@@ -110,9 +117,9 @@ def _parse(
             "rope_type" if "rope_type" in scaling else "type",
             "only default, linear, llama3, yarn and longrope scaling are supported",
         )
-    known = _COMMON | _KINDS[kind] | settings
+    known = _COMMON | _KINDS[kind] | rules.settings
     scaling.only(known, f"no such setting of {kind} rotary scaling is known")
-    head_dim = _rotated(config, scaling, head_dim, partial)
+    head_dim = _rotated(config, scaling, head_dim, rules.partial)
     if kind == "longrope":
         return _longrope(config, scaling, theta, head_dim, max_position)
     if kind == "default":
@@ -198,11 +205,8 @@ def _factors(scaling: Fields, key: str, dim: int) -> tuple[float, ...]:
 def _scaling(config: Fields) -> Fields:
     """The object with the settings; an empty one if there is none."""
     old, new = config.inner("rope_scaling"), config.inner("rope_parameters")
-    if (
-        old is not None
-        and new is not None
-        and config.raw("rope_scaling") != config.raw("rope_parameters")
-    ):
+    both = old is not None and new is not None
+    if both and config.raw("rope_scaling") != config.raw("rope_parameters"):
         config.refuse("rope_scaling", "rope_parameters says otherwise, keep one of them")
     return new or old or Fields({}, "config.json", "rope_scaling")
 

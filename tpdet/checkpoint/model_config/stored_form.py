@@ -44,7 +44,7 @@ def _stacked(config: Fields, family: Family) -> int:
 
 
 def _fused(config: Fields, family: Family) -> FusedParts:
-    """Of a family that fuses tensors; none for any other."""
+    """The parts of a family's fused tensors; none for a family that fuses nothing."""
     if not family.fused:
         return {}
     heads, key_heads, size = read_heads(config, family)
