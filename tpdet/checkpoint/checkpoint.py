@@ -175,6 +175,18 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     return _in_usual_form(files, holder, stored, read_stored_form(directory))
 
 
+def check_sizes(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Check the shapes of the tensors named in `expected`, by the headers of the files.
+
+    This runs before anything of those sizes is allocated: otherwise a wrong number in `config.json`
+    would fill the memory before the weights are read and refused. Raises CheckpointError naming the
+    file, the tensor and both shapes, or a missing tensor; and as `open_checkpoint`.
+    """
+    checkpoint = open_checkpoint(directory)
+    for name, shape in expected.items():
+        checkpoint.check_shape(name, shape)
+
+
 def _in_usual_form(
     files: dict[str, Any],
     holder: dict[str, str],

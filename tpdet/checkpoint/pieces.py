@@ -66,7 +66,7 @@ class PieceRead(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of all of the piece."""
+        """The shape of all of the piece."""
         return self.tensor.cut(self.last - self.first)
 
     @property

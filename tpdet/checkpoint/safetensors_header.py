@@ -25,7 +25,7 @@ _BITS = {
     "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
     "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64,
 }  # fmt: skip
-"""Of a value, by dtype."""
+"""The bits of a value, by dtype."""
 
 
 @dataclass(frozen=True)

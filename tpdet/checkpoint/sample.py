@@ -23,31 +23,19 @@ def sample_checkpoint(directory: Path, files: Sequence[str]) -> dict[str, str]:
 
     files: the names of the files that `open_checkpoint` opened. Each tensor costs one small read.
     """
-    if is_gguf(directory):
-        return _sample_gguf(directory)
-    found: dict[str, str] = {}
-    for name_of_file in files:
-        entries = read_safetensors_header(directory / name_of_file)
-        with (directory / name_of_file).open("rb") as file:
+    digests: dict[str, str] = {}
+    for path in [directory] if is_gguf(directory) else [directory / name for name in files]:
+        entries = read_header(path).tensors if is_gguf(path) else read_safetensors_header(path)
+        with path.open("rb") as file:
             for name, entry in sorted(entries.items()):
-                found |= _sample(file, name, entry, entry.dtype)
-    return found
+                digests[f"checkpoint tensor {name}"] = _sample(file, entry)
+    return digests
 
 
-def _sample_gguf(path: Path) -> dict[str, str]:
-    """The same of a GGUF file."""
-    found: dict[str, str] = {}
-    with path.open("rb") as file:
-        for name, entry in sorted(read_header(path).tensors.items()):
-            found |= _sample(file, name, entry, entry.kind)
-    return found
-
-
-def _sample(
-    file: BinaryIO, name: str, entry: SafetensorsEntry | TensorEntry, kind: str
-) -> dict[str, str]:
+def _sample(file: BinaryIO, entry: SafetensorsEntry | TensorEntry) -> str:
     """The digest of one tensor; a small one is sampled whole."""
     file.seek(entry.offset + max(0, (entry.size - SAMPLE_BYTES) // 2))
     sample = file.read(min(SAMPLE_BYTES, entry.size))
+    kind = entry.kind if isinstance(entry, TensorEntry) else entry.dtype
     about = f"{kind} {list(entry.shape)}\n".encode()
-    return {f"checkpoint tensor {name}": blake3.blake3(about + sample).hexdigest()[:32]}
+    return blake3.blake3(about + sample).hexdigest()[:32]

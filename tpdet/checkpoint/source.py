@@ -26,7 +26,7 @@ WeightRead = TensorRead | TensorLeft
 _log = logging.getLogger("tpdet.engine")
 
 
-class _Asked(NamedTuple):
+class _PieceTarget(NamedTuple):
     """A piece, where it goes, and the job that reads it ahead, if one does."""
 
     piece: PieceRead
@@ -87,8 +87,8 @@ class WeightSource:
         shape: that of the whole tensor. Raises CheckpointError naming file and tensor for a missing
         tensor, a wrong shape or dtype, or a value that is not finite.
         """
-        (found,) = self.read_all([TensorRead(name, shape, pieces)])
-        return found
+        (tensor,) = self.read_all([TensorRead(name, shape, pieces)])
+        return tensor
 
     def read_all(self, reads: Sequence[TensorRead]) -> list[torch.Tensor]:
         """Several tensors as `read` reads one; pieces of all of them are read at a time."""
@@ -105,31 +105,31 @@ class WeightSource:
         targets: of `TensorRead.held` and any strides; dimensions of a tensor in one piece may be
         split.
         """
-        asked: list[_Asked] = []
+        targeted: list[_PieceTarget] = []
         for read, target in zip(reads, targets, strict=True):
             if read.name in self._read:
                 raise CheckpointError(f"tensor {read.name} is asked for twice: each is read once")
             self._read[read.name] = None
             self.reads.append(read)
             begun = None if self._next_layer is None else self._next_layer.take(read)
-            pieces, at = read.each(), 0
-            for place, piece in enumerate(pieces):
+            pieces, offset = read.each(), 0
+            for number, piece in enumerate(pieces):
                 whole = len(pieces) == 1
-                into = target if whole else target.narrow(read.pieces.dim, at, piece.width)
-                asked.append(_Asked(piece, into, begun[place] if begun else None))
-                at += piece.width
+                into = target if whole else target.narrow(read.pieces.dim, offset, piece.width)
+                targeted.append(_PieceTarget(piece, into, begun[number] if begun else None))
+                offset += piece.width
         try:
-            self._place_all(reads, asked)
+            self._place_all(reads, targeted)
         except BaseException:
             if self._next_layer is not None:
                 self._next_layer.cancel()
             raise
 
-    def _place_all(self, reads: Sequence[TensorRead], asked: list[_Asked]) -> None:
+    def _place_all(self, reads: Sequence[TensorRead], targeted: list[_PieceTarget]) -> None:
         """Copy each piece to its place, begin the next layer, and note the digests."""
         # Random pieces are drawn in turn: a generator has one stream.
         side_by_side = map if self._threads is None else self._threads.map
-        jobs = [*in_jobs(asked, [each.piece.size for each in asked])]
+        jobs = [*in_jobs(targeted, [target.piece.size for target in targeted])]
         digests = side_by_side(self._place_pieces, jobs)
         if self._next_layer is not None:
             self._next_layer.begin(reads, self._read_piece)
@@ -146,7 +146,7 @@ class WeightSource:
         return memory_for(held, shape, self._dtype, self._device)
 
     def dtype_of(self, pieces: Pieces) -> torch.dtype:
-        """Of the elements that are read."""
+        """The dtype of the elements that are read."""
         return torch.float32 if pieces.exact else self._dtype
 
     def read_again(self, reads: Iterable[WeightRead]) -> None:
@@ -168,7 +168,7 @@ class WeightSource:
         self.reads.append(TensorLeft(name, shape))
         self._progress.step()
 
-    def _place_pieces(self, job: Sequence[_Asked]) -> list[bytes]:
+    def _place_pieces(self, job: Sequence[_PieceTarget]) -> list[bytes]:
         """Copy what is kept of each piece to its place; the pieces' digests."""
         digests = []
         for piece, target, begun in job:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 BUFFER_BYTES = 4 << 20
-"""Of a buffer. Each thread has two: one is filled while the other is copied to the GPU."""
+"""The size of a buffer. Each thread has two: one is filled while the other is copied to the GPU."""
 
 
 class Copied(Protocol):
@@ -93,8 +93,8 @@ class Staging:
     def _buffers(self) -> list[Buffer]:
         if not hasattr(self._own, "buffers"):
             self._own.buffers = [self._make_buffer() for _ in range(2)]
-        found: list[Buffer] = self._own.buffers
-        return found
+        buffers: list[Buffer] = self._own.buffers
+        return buffers
 
 
 def _fill(piece: torch.Tensor, staged: torch.Tensor) -> None:

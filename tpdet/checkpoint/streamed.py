@@ -64,7 +64,7 @@ class StreamedPiece:
 
     @property
     def _row_bytes(self) -> int:
-        """Of the piece, by its first dimension."""
+        """The bytes of one index of the piece's first dimension."""
         shape = self.tensor.entry.shape
         extents = [self.last - self.first if i == self.dim else n for i, n in enumerate(shape)]
         return prod(extents[1:]) * self.tensor.dtype.itemsize

@@ -49,7 +49,7 @@ class ClockUse(NamedTuple):
 
     @classmethod
     def of(cls, tree: nodes.Template) -> "ClockUse":
-        """That of a parsed template."""
+        """How a parsed template uses the clock."""
         reads = loads_name(tree, CLOCK)
         asks = any(
             test.name == "defined" and isinstance(test.node, nodes.Name) and test.node.name == CLOCK

@@ -85,7 +85,7 @@ class QuantisedTensor:
         return list(self._shape)
 
     def get_dtype(self) -> str:
-        """Of what is read."""
+        """The dtype of what is read."""
         return "F32"
 
     def __getitem__(self, where: _Where) -> torch.Tensor:

@@ -178,7 +178,7 @@ def _mxfp4_values(stored: Stored, rows: Range, columns: Range) -> torch.Tensor:
 
 
 def _transposed_shape(stored: Stored, packed_along: int) -> tuple[int, int]:
-    """Of AWQ (packed along N, dimension 1) and GPTQ (along K, dimension 0): stored as [K, N]."""
+    """The shape in AWQ (packed along N, dimension 1) and GPTQ (K, dimension 0): stored [K, N]."""
     each = _PER_INT32[stored.form.bits]
     extents = [stored.extent(".qweight", 0), stored.extent(".qweight", 1)]
     stored.check(".qweight", *extents, dtypes=("I32",))

@@ -18,6 +18,7 @@ import blake3
 import msgspec
 import torch
 
+from tpdet.checkpoint.checkpoint import check_sizes
 from tpdet.checkpoint.digests import Digests
 from tpdet.checkpoint.gguf.header import is_gguf
 from tpdet.checkpoint.gguf.tokenizer import read_gguf_tokenizer
@@ -25,7 +26,6 @@ from tpdet.checkpoint.model_config import ModelConfig, load_model_config
 from tpdet.checkpoint.model_config.fit import check_experts, check_widths, context_length
 from tpdet.checkpoint.resolve import resolve_model
 from tpdet.checkpoint.sample import sample_checkpoint
-from tpdet.checkpoint.sizes import check_sizes
 from tpdet.checkpoint.source import UnreadWeights, WeightRead, WeightSource, open_weights
 from tpdet.comm.agreement import agree
 from tpdet.comm.weight_digests import merge_digests
