@@ -6,7 +6,7 @@ from the middle of its data. Two differently trained models differ there. A copy
 bytes may not; that is what checksums of the download are for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,7 +25,9 @@ def sample_checkpoint(directory: Path, files: Sequence[str]) -> dict[str, str]:
     """
     digests: dict[str, str] = {}
     for path in [directory] if is_gguf(directory) else [directory / name for name in files]:
-        entries = read_header(path).tensors if is_gguf(path) else read_safetensors_header(path)
+        entries: Mapping[str, SafetensorsEntry | TensorEntry] = (
+            read_header(path).tensors if is_gguf(path) else read_safetensors_header(path)
+        )
         with path.open("rb") as file:
             for name, entry in sorted(entries.items()):
                 digests[f"checkpoint tensor {name}"] = _sample(file, entry)

@@ -6,7 +6,7 @@ BeyondCount; the conversation is then rendered in a process with limited time an
 is the same either way.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jinja2
@@ -31,7 +31,6 @@ from tpdet.text.template_meter import (
     paid_print,
     paid_replace,
     paid_size,
-    paid_start,
     paid_to_json,
     replacing_costs,
 )
@@ -154,10 +153,10 @@ class _CountedLanguage(TemplateLanguage):
             meter.spend(LONGEST_FORMAT)
         elif not isinstance(__obj, Macro | Undefined) and all(__obj is not c for c in _CALLABLE):
             raise BeyondCount
-        found = super().call(__context, __obj, *args, **kwargs)
-        if not isinstance(found, str | range):  # texts are paid for where they come from
-            meter.size(found)
-        return found
+        result = super().call(__context, __obj, *args, **kwargs)
+        if not isinstance(result, str | range):  # texts are paid for where they come from
+            meter.size(result)
+        return result
 
 
 _CALLABLE: tuple[Any, ...] = (Namespace, dict, safe_range, raise_exception)
@@ -172,24 +171,21 @@ class _Counts(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:
         weight = _weight(node)
         self.generic_visit(node)
-        node.iter = filtered(node.iter, self._filter("counted", weight, paid_loop(weight)))
+        node.iter = self._paid(node.iter, weight)
         return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
         weight = _weight(node)
         self.generic_visit(node)
         nothing = nodes.Const("", lineno=node.lineno, environment=node.environment)
-        spent = filtered(nothing, self._filter("spent", weight, paid_start(weight)))
-        node.body.insert(0, nodes.Output([spent], lineno=node.lineno))
+        node.body.insert(0, nodes.Output([self._paid(nothing, weight)], lineno=node.lineno))
         return node
 
-    def visit_List(self, node: nodes.List) -> nodes.Node:
+    def visit_List(self, node: nodes.List | nodes.Dict) -> nodes.Node:
         self.generic_visit(node)
         return filtered(node, _SIZED)
 
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        self.generic_visit(node)
-        return filtered(node, _SIZED)
+    visit_Dict = visit_List
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
         self.generic_visit(node)
@@ -203,21 +199,21 @@ class _Counts(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        places: list[Any] = [node, *node.ops]
+        operands: list[Any] = [node, *node.ops]
         # What is compared with a text of the template costs no more than that has letters.
         cheap = all(op.op not in ("in", "notin") for op in node.ops)
-        if cheap and any(isinstance(place.expr, nodes.Const) for place in places):
+        if cheap and any(isinstance(operand.expr, nodes.Const) for operand in operands):
             return node
-        for place in places:
-            if not isinstance(place.expr, nodes.Const):
-                place.expr = filtered(place.expr, _SIZED)
+        for operand in operands:
+            if not isinstance(operand.expr, nodes.Const):
+                operand.expr = filtered(operand.expr, _SIZED)
         return node
 
-    def _filter(self, kind: str, weight: int, function: Callable[..., Any]) -> str:
-        """The name of a filter that is there for one weight alone: templates can give it none."""
-        name = f"{kind} {weight} a time"
-        self._language.filters[name] = function
-        return name
+    def _paid(self, values: nodes.Node, weight: int) -> nodes.Filter:
+        """Values through a filter of this weight alone: no template can write its name."""
+        name = f"counted {weight} a time"
+        self._language.filters[name] = paid_loop(weight)
+        return filtered(values, name)
 
 
 def _weight(node: nodes.Node) -> int:

@@ -115,12 +115,12 @@ class HuggingFaceTokenizer(NamedTokens):
         single = isinstance(text, str)
         texts = [text] if isinstance(text, str) else text
         rows = [self._tokenizer.encode(each, add_special_tokens) for each in texts]
-        found = self._batch(rows, padding, padding_side or self.padding_side, return_tensors)
+        encoding = self._batch(
+            rows, padding, padding_side or self.padding_side, return_tensors, single
+        )
         if return_attention_mask is False:
-            del found["attention_mask"]
-        if single and return_tensors is None:
-            return Encoding({name: values[0] for name, values in found.items()})
-        return found
+            del encoding["attention_mask"]
+        return encoding
 
     def encode(self, text: str, add_special_tokens: bool = True, **more: Any) -> Any:
         """Ids of a text; further arguments as of a call."""
@@ -204,14 +204,18 @@ class HuggingFaceTokenizer(NamedTokens):
             texts = [source.render_chat(talk, add_generation_prompt, **named) for talk in talks]
             return texts[0] if single else texts
         rows = [source.apply_chat_template(talk, add_generation_prompt, **named) for talk in talks]
-        found = self._batch(rows, padding, self.padding_side, return_tensors)
-        if single and return_tensors is None:
-            found = Encoding({name: values[0] for name, values in found.items()})
-        return found if return_dict else found["input_ids"]
+        encoding = self._batch(rows, padding, self.padding_side, return_tensors, single)
+        return encoding if return_dict else encoding["input_ids"]
 
     def _batch(
-        self, rows: list[list[int]], padding: bool | str, side: str, tensors: str | None
+        self,
+        rows: list[list[int]],
+        padding: bool | str,
+        side: str,
+        tensors: str | None,
+        single: bool,
     ) -> Encoding:
+        """Rows as they are asked for; single: a text alone, whose row stands in no list."""
         masks = [[1] * len(row) for row in rows]
         if padding in (True, "longest"):
             if self.pad_token_id is None:
@@ -221,6 +225,8 @@ class HuggingFaceTokenizer(NamedTokens):
             masks = [_padded(mask, width, 0, side) for mask in masks]
         elif padding not in (False, "do_not_pad"):
             raise RequestError(f"padding {padding!r} is not supported: use True or False")
+        if single and tensors is None:
+            return Encoding(input_ids=rows[0], attention_mask=masks[0])
         return Encoding(input_ids=_array(rows, tensors), attention_mask=_array(masks, tensors))
 
 

@@ -64,12 +64,12 @@ class Meter:
 
 def meter_of(context: Context) -> Meter:
     """The meter of the current rendering."""
-    found: Meter = context.parent[METER]
-    return found
+    meter: Meter = context.parent[METER]
+    return meter
 
 
 def paid_loop(weight: int) -> Callable[..., Any]:
-    """A filter for the values of a loop; each pass costs `weight` units."""
+    """A filter for the values of a loop; each pass costs `weight` units, as does looking at it."""
 
     @pass_context
     def counted(context: Context, value: Any) -> Any:
@@ -87,17 +87,6 @@ def _one_by_one(meter: Meter, weight: int, values: Any) -> Any:
     for value in values:
         meter.spend(weight)
         yield value
-
-
-def paid_start(weight: int) -> Callable[..., Any]:
-    """A filter that spends `weight` units."""
-
-    @pass_context
-    def spent(context: Context, value: Any) -> Any:
-        meter_of(context).spend(weight)
-        return value
-
-    return spent
 
 
 @pass_context
@@ -134,11 +123,11 @@ def paid_filter(function: Callable[..., Any]) -> Callable[..., Any]:
         if wants is not None:
             own = {"context": context, "eval_context": context.eval_ctx}
             first = (own.get(wants.name, context.environment),)
-        found = function(*first, value, *args, **kwargs)
+        result = function(*first, value, *args, **kwargs)
         # A text is at most a few times longer than the values it is made of.
-        if not isinstance(found, str):
-            meter.size(found)
-        return found
+        if not isinstance(result, str):
+            meter.size(result)
+        return result
 
     return counted
 
@@ -154,9 +143,9 @@ def paid_to_json(context: Context, value: Any, *args: Any, **kwargs: Any) -> str
         raise BeyondCount
     if len(str(args[2] if len(args) > 2 else kwargs.get("separators"))) > _LONGEST_JOINT:
         raise BeyondCount
-    found = to_json(value, *args, **kwargs)
-    meter.size(found)
-    return found
+    text = to_json(value, *args, **kwargs)
+    meter.size(text)
+    return text
 
 
 @pass_context

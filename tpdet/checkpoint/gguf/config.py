@@ -111,13 +111,10 @@ def read_counts(header: GgufHeader) -> tuple[int, int]:
     """(query heads, key heads), alike in every layer. Raises CheckpointError."""
     found = metadata(header)
     name = _architecture(found)
-    query, key = (f"{name}.{each}" for each in _COUNTS)
-    heads = found.same_integer(query, "layers with different numbers of heads are not supported")
-    if key not in found:
-        return heads, heads
-    return heads, found.same_integer(
-        key, "layers with different numbers of heads are not supported"
-    )
+    query, key = (f"{name}.{field}" for field in _COUNTS)
+    remedy = "layers with different numbers of heads are not supported"
+    heads = found.same_integer(query, remedy)
+    return heads, found.same_integer(key, remedy) if key in found else heads
 
 
 def _architecture(found: Fields) -> str:

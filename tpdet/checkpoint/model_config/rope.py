@@ -213,13 +213,12 @@ def _scaling(config: Fields) -> Fields:
 
 def _by_layer_type(config: Fields) -> tuple[Fields, Fields]:
     """The settings of layers without a window and of those with one; old keys scale the former."""
-    both = config.inner("rope_parameters")
+    both, empty = config.inner("rope_parameters"), Fields({}, "config.json", "rope_parameters")
     if both is None:
-        return _scaling(config), Fields({}, "config.json", "rope_parameters")
+        return _scaling(config), empty
     if "rope_scaling" in config:
         config.refuse("rope_scaling", "rope_parameters is there too, keep one of them")
     both.only(frozenset({_FULL, _SLIDING}), f"this family names {_FULL} and {_SLIDING} here")
-    empty = Fields({}, "config.json", "rope_parameters")
     return both.inner(_FULL) or empty, both.inner(_SLIDING) or empty
 
 
