@@ -1,9 +1,8 @@
 """Reads a checkpoint of safetensors or GGUF slice by slice, and refuses damaged ones."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,15 +10,15 @@ from safetensors import SafetensorError, safe_open
 
 from tpdet.checkpoint.finite import all_finite
 from tpdet.checkpoint.forms.fused import split_fused
-from tpdet.checkpoint.forms.quantised import QuantisedFile
+from tpdet.checkpoint.forms.quantised import dequantised
 from tpdet.checkpoint.forms.stacked import split_stacked
-from tpdet.checkpoint.forms.text_part import text_names
+from tpdet.checkpoint.forms.text_part import text_tensors
 from tpdet.checkpoint.gguf.header import is_gguf, read_header
-from tpdet.checkpoint.gguf.tensors import GgufFile
+from tpdet.checkpoint.gguf.tensors import gguf_tensors
 from tpdet.checkpoint.model_config.json_file import read_json_object
-from tpdet.checkpoint.model_config.stored_form import StoredForm, read_stored_form
+from tpdet.checkpoint.model_config.stored_form import read_stored_form
 from tpdet.checkpoint.safetensors_header import read_safetensors_header
-from tpdet.checkpoint.stored import StoredFile, StoredTensor
+from tpdet.checkpoint.stored import CheckpointTensor, StoredFile, StoredTensor, Tensors
 from tpdet.checkpoint.streamed import StreamedPiece
 from tpdet.checkpoint.weight_files import INDEX, SINGLE, find_weights
 from tpdet.errors import CheckpointError
@@ -32,43 +31,22 @@ _COMPARED_ROWS = 4096  # rows of two tensors that are compared at a time
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
-class NamedViews:
-    """Tensors under other names than their files', in the form of a safetensors handle."""
-
-    def __init__(self, views: Mapping[str, Callable[[], Any]]) -> None:
-        self._views = views
-
-    def get_slice(self, name: str) -> Any:
-        """A tensor, nothing of which is read yet."""
-        return self._views[name]()
-
-
 class Checkpoint:
-    """Open files, and which file has which tensor.
+    """The tensors of open files.
 
     rules: how tensors that are quantised become numbers, by name; the others are as stored.
+    activations_ignored: whether the checkpoint wants activations quantised, too, which is not done.
     """
 
-    activations_ignored = False
-    """Whether the checkpoint wants activations quantised, too, which is not done."""
-
     def __init__(
-        self,
-        files: dict[str, Any],
-        holder: dict[str, str],
-        rules: Mapping[str, str] = MappingProxyType({}),
-        stored: Mapping[str, StoredTensor] = MappingProxyType({}),
+        self, tensors: Tensors, files: Iterable[str], activations_ignored: bool = False
     ) -> None:
-        """files: open handles by file name, as safetensors has them; holder: file by tensor.
-
-        stored: those tensors whose values are bytes of a file as they lie there.
-        """
-        self.rules = rules
-        self._stored = stored
-        self._files = files
-        self._holder = holder
+        """files: the names of all files, also of those without a tensor of this model."""
+        self._tensors = tensors
+        self.activations_ignored = activations_ignored
+        self.rules = {name: tensor.rule for name, tensor in tensors.items() if tensor.rule}
         self.files = tuple(sorted(files))
-        self.names = tuple(sorted(n for n in holder if not n.endswith(_INERT_SUFFIX)))
+        self.names = tuple(sorted(n for n in tensors if not n.endswith(_INERT_SUFFIX)))
 
     def piece(
         self, name: str, shape: tuple[int, ...], dim: int, first: int, last: int
@@ -98,19 +76,22 @@ class Checkpoint:
 
         `piece` names what is wrong with a tensor that is not there in this shape.
         """
-        tensor = self._stored.get(name)
-        if tensor is None or tensor.entry.shape != shape:
+        stored = self._tensors[name].stored if name in self._tensors else None
+        if stored is None or stored.entry.shape != shape:
             return None
         if kept is None and (first, last) == (0, shape[dim]):
             dim, last = 0, shape[0]  # all of it, so its bytes follow each other
-        found = StreamedPiece(tensor, lambda: self._view(name)[1], dim, first, last, kept)
+        found = StreamedPiece(stored, self._tensors[name].open, dim, first, last, kept)
         return found if found.fits else None
 
     def has(self, name: str, shape: tuple[int, ...]) -> bool:
         """Whether there is a tensor of this name and shape."""
-        if name in self._stored:
-            return self._stored[name].entry.shape == shape
-        return name in self._holder and tuple(self._view(name)[1].get_shape()) == shape
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            return False
+        if tensor.stored is not None:
+            return tensor.stored.entry.shape == shape
+        return tuple(tensor.open().get_shape()) == shape
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> tuple[str, Any]:
         """The file of a tensor and a view of it. Raises CheckpointError for another shape."""
@@ -146,15 +127,15 @@ class Checkpoint:
         extra = [name for name in self.names if name not in known and not name.startswith(unread)]
         if extra:
             raise CheckpointError(
-                f"{self._holder[extra[0]]}: tensor {extra[0]} has no place in this model "
+                f"{self._tensors[extra[0]].file}: tensor {extra[0]} has no place in this model "
                 f"({len(extra)} such tensors): is config.json the checkpoint's?"
             )
 
     def _view(self, name: str) -> tuple[str, Any]:
-        file = self._holder.get(name)
-        if file is None:
-            raise CheckpointError(f"tensor {name} is in none of {', '.join(sorted(self._files))}")
-        return file, self._files[file].get_slice(name)
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise CheckpointError(f"tensor {name} is in none of {', '.join(self.files)}")
+        return tensor.file, tensor.open()
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:
@@ -164,15 +145,19 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     file, for a tensor in two files, and for an index that contradicts the files.
     """
     if is_gguf(directory):
-        file = GgufFile(read_header(directory))
-        name = directory.name
-        return Checkpoint({name: file}, dict.fromkeys(file.keys(), name), file.rules())
+        return Checkpoint(gguf_tensors(read_header(directory)), [directory.name])
     if find_weights(directory).name == INDEX:
-        files, holder, stored = _open_sharded(directory)
+        tensors, files = _open_sharded(directory)
     else:
-        file, stored = _open(directory / SINGLE)
-        files, holder = {SINGLE: file}, dict.fromkeys(file.keys(), SINGLE)
-    return _in_usual_form(files, holder, stored, read_stored_form(directory))
+        tensors, files = _open(directory / SINGLE), [SINGLE]
+    form = read_stored_form(directory)
+    if form.text_part:
+        tensors = text_tensors(tensors)
+    tensors = split_stacked(split_fused(tensors, form.fused), form.stacked)
+    if form.quantisation is None:
+        return Checkpoint(tensors, files)
+    tensors = dequantised(tensors, form.quantisation)
+    return Checkpoint(tensors, files, form.quantisation.activations)
 
 
 def check_sizes(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -187,41 +172,8 @@ def check_sizes(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> Non
         checkpoint.check_shape(name, shape)
 
 
-def _in_usual_form(
-    files: dict[str, Any],
-    holder: dict[str, str],
-    stored: dict[str, StoredTensor],
-    form: StoredForm,
-) -> Checkpoint:
-    """The tensors by the names, and with the values, of a text model that is not quantised."""
-    if form == StoredForm():
-        return Checkpoint(files, holder, stored=stored)
-    names = text_names(holder) if form.text_part else {name: name for name in holder}
-    views: dict[str, Callable[[], Any]] = {
-        name: partial(files[holder[other]].get_slice, other) for name, other in names.items()
-    }
-    of_views, whole = {name: holder[other] for name, other in names.items()}, views
-    views, of_views = split_fused(views, of_views, form.fused)
-    views, of_views = split_stacked(views, of_views, form.stacked)
-    if form.quantisation is None:
-        opened: NamedViews | QuantisedFile = NamedViews(views)
-        as_stored = {
-            name: stored[names[name]]._replace(name=name)
-            for name, view in views.items()
-            if view is whole.get(name) and names[name] in stored
-        }
-        return Checkpoint(dict.fromkeys(files, opened), of_views, stored=as_stored)
-    opened = QuantisedFile(views, of_views, form.quantisation)
-    found = {name: opened.file_of(name, of_views) for name in opened.keys()}  # noqa: SIM118
-    checkpoint = Checkpoint(dict.fromkeys(files, opened), found, opened.rules())
-    checkpoint.activations_ignored = form.quantisation.activations
-    return checkpoint
-
-
-def _open_sharded(
-    directory: Path,
-) -> tuple[dict[str, Any], dict[str, str], dict[str, StoredTensor]]:
-    """Open files, which has which tensor, by name, and where its bytes lie."""
+def _open_sharded(directory: Path) -> tuple[Tensors, list[str]]:
+    """The tensors of all shards, and the names of these."""
     index = read_json_object(directory / INDEX, MAX_INDEX_BYTES)
     mapping = index.get("weight_map")
     if not isinstance(mapping, dict) or not mapping:
@@ -229,39 +181,38 @@ def _open_sharded(
     for name, shard in mapping.items():
         if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".", ".."):
             raise CheckpointError(f"{INDEX}: {name} is in {shard!r}, not a file of this directory")
-    files = {}
-    holder: dict[str, str] = {}
-    stored: dict[str, StoredTensor] = {}
-    for shard in sorted(dict.fromkeys(mapping.values())):
+    tensors: Tensors = {}
+    shards = sorted(dict.fromkeys(mapping.values()))
+    for shard in shards:
         if not (directory / shard).exists():
             raise CheckpointError(f"{INDEX}: shard {shard} does not exist")
-        files[shard], of_shard = _open(directory / shard)
-        stored |= of_shard
-        for name in files[shard].keys():  # noqa: SIM118  (a handle, not a dictionary)
-            if name in holder:
-                raise CheckpointError(f"{shard}: tensor {name} is also in {holder[name]}")
+        for name, tensor in _open(directory / shard).items():
+            if name in tensors:
+                raise CheckpointError(f"{shard}: tensor {name} is also in {tensors[name].file}")
             if mapping.get(name) != shard:
                 raise CheckpointError(
                     f"{shard}: tensor {name} is listed in {INDEX} as in {mapping.get(name)!r}"
                 )
-            holder[name] = shard
+            tensors[name] = tensor
     for name, shard in mapping.items():
-        if name not in holder:
+        if name not in tensors:
             raise CheckpointError(f"{shard}: tensor {name} is missing, though {INDEX} lists it")
-    return files, holder, stored
+    return tensors, shards
 
 
-def _open(path: Path) -> tuple[Any, dict[str, StoredTensor]]:
-    """A handle of safetensors, and where the bytes of each tensor lie that has a known dtype."""
+def _open(path: Path) -> Tensors:
+    """The tensors of a file of safetensors; those of a known dtype can be read as bytes."""
     entries = read_safetensors_header(path)  # it names the tensor and the field that lie
     try:
         file = StoredFile(path)
-        stored = {
-            name: StoredTensor(file, name, entry, _DTYPES[entry.dtype])
-            for name, entry in entries.items()
-            if entry.dtype in _DTYPES
-        }
-        return safe_open(path, framework="pt", device="cpu"), stored
+        handle = safe_open(path, framework="pt", device="cpu")
+        tensors = {}
+        for name in handle.keys():  # noqa: SIM118  (a handle, not a dictionary)
+            entry = entries[name]
+            known = entry.dtype in _DTYPES
+            stored = StoredTensor(file, name, entry, _DTYPES[entry.dtype]) if known else None
+            tensors[name] = CheckpointTensor(path.name, partial(handle.get_slice, name), stored)
+        return tensors
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path.name} is truncated or damaged ({error}): download it again"

@@ -2,8 +2,9 @@
 
 import os
 import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -51,3 +52,25 @@ class StoredTensor(NamedTuple):
             raise CheckpointError(
                 f"{self.file.name}: tensor {self.name} cannot be read: {error}"
             ) from error
+
+
+class CheckpointTensor(NamedTuple):
+    """A tensor that a model reads: its file, for messages, and what opens a view of it.
+
+    The view has the form of a safetensors slice; nothing of it is read yet. stored: where its bytes
+    lie, if its values are those; rule: how a quantised tensor becomes numbers, else "".
+    """
+
+    file: str
+    open: Callable[[], Any]
+    stored: StoredTensor | None = None
+    rule: str = ""
+
+    def renamed(self, name: str) -> "CheckpointTensor":
+        """The same tensor, which messages call by another name."""
+        stored = None if self.stored is None else self.stored._replace(name=name)
+        return self._replace(stored=stored)
+
+
+Tensors = dict[str, CheckpointTensor]
+"""Tensors by name."""

@@ -11,11 +11,10 @@ from typing import Any
 from tpdet.errors import RequestError
 from tpdet.grammar.byte_texts import import_library
 from tpdet.grammar.explain import one_line, with_place
-from tpdet.grammar.places import shortened
+from tpdet.grammar.places import FIELD, shortened
 from tpdet.grammar.rewrite import rewritten
 from tpdet.requests.answer_form import AnswerForm
 
-FIELD = AnswerForm("json_schema", "").field
 # Blanks between JSON tokens are limited: a model could write them until it runs out of tokens.
 _WHITESPACE = r"[ \n\t\r]{1,40}"
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}

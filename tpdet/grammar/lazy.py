@@ -3,8 +3,8 @@
 from tpdet.checkpoint.resolve import resolve_tokenizer
 from tpdet.config import EngineConfig
 from tpdet.errors import RequestError
-from tpdet.grammar.compile import FIELD
 from tpdet.grammar.constraint import Constraint, Grammars
+from tpdet.grammar.places import FIELD
 from tpdet.requests.answer_form import AnswerForm
 from tpdet.text.tokenizer import Tokenizer
 

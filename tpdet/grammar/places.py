@@ -6,6 +6,7 @@ from typing import Any
 from tpdet.errors import RequestError
 from tpdet.requests.answer_form import AnswerForm
 
+FIELD = AnswerForm("json_schema", "").field
 Schema = dict[str, Any]
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -29,9 +30,7 @@ def shortened(text: object, most: int) -> str:
 
 def refuse(place: str, what: str) -> RequestError:
     """The error of a keyword at `place`."""
-    return RequestError(
-        f"the schema's {shortened(place, 120)} {what}", AnswerForm("json_schema", "").field
-    )
+    return RequestError(f"the schema's {shortened(place, 120)} {what}", FIELD)
 
 
 def members(schema: Schema, place: str) -> Iterator[tuple[str, Schema, Any, object]]:

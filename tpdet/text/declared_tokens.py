@@ -125,14 +125,14 @@ def check_settings(config: Mapping[str, Any], pre_tokenizer: object) -> None:
             f"{_CONFIG}: split_special_tokens is true, so that no text has special tokens, not "
             "even a chat template's: set it to false"
         )
-    wanted, kind = config.get("add_prefix_space"), str(config.get("tokenizer_class"))
-    if not isinstance(wanted, bool) or kind.removesuffix("Fast") not in _PREFIXING:
+    prefixes, kind = config.get("add_prefix_space"), str(config.get("tokenizer_class"))
+    if not isinstance(prefixes, bool) or kind.removesuffix("Fast") not in _PREFIXING:
         return
     for step in steps(pre_tokenizer, "pretokenizers"):
         found = step.get("add_prefix_space")
-        if step.get("type") == "ByteLevel" and found is not wanted:
+        if step.get("type") == "ByteLevel" and found is not prefixes:
             raise CheckpointError(
-                f"{_CONFIG}: {kind} has add_prefix_space {json.dumps(wanted)}, in tokenizer.json "
+                f"{_CONFIG}: {kind} has add_prefix_space {json.dumps(prefixes)}, in tokenizer.json "
                 f"it is {json.dumps(found)}: set both alike"
             )
 
@@ -149,13 +149,13 @@ def _unnamed(
                     f"{file}: {key} is a {type(value).__name__}: it must be a list"
                 )
     former, current = _LISTS
-    mine = config.get(current) or config.get(former, config.get(current))
-    theirs = older.get(current, mine)
-    named = {**(mine if isinstance(mine, dict) else {})}
+    newer = config.get(current) or config.get(former, config.get(current))
+    theirs = older.get(current, newer)
+    named = {**(newer if isinstance(newer, dict) else {})}
     as_text = (name for name, value in config.items() if isinstance(value, str))
     if not named and not any(_is_named(name, config[name]) for name in as_text):
         named = _specific(config)
-    listed = mine if isinstance(mine, list) else []
+    listed = newer if isinstance(newer, list) else []
     if isinstance(theirs, dict):
         named, listed = named | theirs, []
     elif current in older:

@@ -38,9 +38,9 @@ class Guard:
         # Names outside the model's vocabulary get other ids, and shift the ids after them.
         self._ids: dict[int, int] = {}
         for text, id_ in _added_ids(backend).items():
-            mine = self._backend.token_to_id(self._names.get(text, text))
-            if mine is not None:
-                self._ids[mine] = id_
+            renamed_id = self._backend.token_to_id(self._names.get(text, text))
+            if renamed_id is not None:
+                self._ids[renamed_id] = id_
         # The model itself may still make special tokens of plain text, if it has them.
         named = (self._backend.token_to_id(text) for text in self._names if text != unknown)
         self._forbidden = frozenset(id_ for id_ in named if id_ is not None)

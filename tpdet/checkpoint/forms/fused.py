@@ -1,13 +1,11 @@
 """Tensors that a checkpoint has fused, as the parts that a model reads, without a copy."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from tpdet.checkpoint.model_config.stored_form import FusedParts
+from tpdet.checkpoint.stored import CheckpointTensor, Tensors
 from tpdet.errors import CheckpointError
-
-Views = dict[str, Callable[[], Any]]
 
 
 class Rows:
@@ -31,36 +29,36 @@ class Rows:
         return self._stored[(slice(self._first + first, self._first + last), *rest)]
 
 
-def split_fused(
-    views: Views, holder: dict[str, str], fused: FusedParts
-) -> tuple[Views, dict[str, str]]:
-    """The tensors with parts in place of fused ones, and the file of each.
+def split_fused(tensors: Tensors, fused: FusedParts) -> Tensors:
+    """The tensors with parts in place of fused ones.
 
     Raises CheckpointError for a checkpoint that has a part and the fused tensor as well.
     """
-    found, files = dict(views), dict(holder)
-    for name in holder:
-        ending = next((each for each in fused if name.endswith(f".{each}")), None)
+    split = dict(tensors)
+    for name, tensor in tensors.items():
+        ending = next((ending for ending in fused if name.endswith(f".{ending}")), None)
         if ending is None:
             continue
-        del found[name], files[name]
+        del split[name]
         first, total = 0, sum(rows for _, rows in fused[ending])
         for part, rows in fused[ending]:
             target = name.removesuffix(ending) + part
-            if target in holder:
+            if target in tensors:
                 raise CheckpointError(
-                    f"{holder[target]}: tensor {target} is also a part of {name}: keep one of them"
+                    f"{tensors[target].file}: tensor {target} is also a part of {name}: keep one "
+                    "of them"
                 )
-            about = f"{holder[name]}: tensor {name}"
-            found[target] = partial(_rows, views[name], about, total, first, rows)
-            files[target] = holder[name]
+            rows_of_part = partial(_rows, name, tensor, total, first, rows)
+            split[target] = CheckpointTensor(tensor.file, rows_of_part)
             first += rows
-    return found, files
+    return split
 
 
-def _rows(stored: Callable[[], Any], about: str, total: int, first: int, rows: int) -> Rows:
-    view = stored()
+def _rows(name: str, tensor: CheckpointTensor, total: int, first: int, rows: int) -> Rows:
+    view = tensor.open()
     shape = list(view.get_shape())
     if len(shape) != 2 or shape[0] != total:
-        raise CheckpointError(f"{about} has shape {shape}, config.json asks for {total} rows")
+        raise CheckpointError(
+            f"{tensor.file}: tensor {name} has shape {shape}, config.json asks for {total} rows"
+        )
     return Rows(view, first, rows)

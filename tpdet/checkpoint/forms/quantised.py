@@ -1,82 +1,62 @@
 """Weights that are stored quantised, as tensors of numbers: dequantised as they are read."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from functools import partial
 
 import torch
 
-from tpdet.checkpoint.forms.quantised_forms import FORMS, Form, Range, Stored
+from tpdet.checkpoint.forms.quantised_forms import FORMS, Form, Span, StoredMatrix
 from tpdet.checkpoint.model_config.quantisation import Quantisation
+from tpdet.checkpoint.stored import CheckpointTensor, Tensors
 from tpdet.errors import CheckpointError
 
 _Where = slice | tuple[slice, ...]
 
 
-class QuantisedFile:
-    """The tensors of a checkpoint, quantised ones as matrices, in the form of a safetensors handle.
+def dequantised(tensors: Tensors, form: Quantisation) -> Tensors:
+    """The tensors with matrices of numbers in place of quantised ones.
 
     Raises CheckpointError for a part that is missing, or of another shape or dtype than the rest.
     """
-
-    def __init__(
-        self, views: Mapping[str, Callable[[], Any]], holder: Mapping[str, str], form: Quantisation
-    ) -> None:
-        """views: what opens each stored tensor; holder: the file of each."""
-        self._views, self._form = views, form
-        self._kind = FORMS[form.kind]
-        self._stems: dict[str, Stored] = {}
-        self._plain = dict.fromkeys(views)
-        for name in views:
-            stem = name.removesuffix(self._kind.marker)
-            if stem == name or not self._is_quantised(name):
-                continue
-            suffixes = (self._kind.marker, *self._kind.parts(form))
-            more = [each for each in self._kind.may_have if f"{stem}{each}" in views]
-            for suffix in suffixes:
-                if f"{stem}{suffix}" not in views:
-                    raise CheckpointError(
-                        f"{holder[name]}: tensor {stem}{suffix} is missing, though {name} is there"
-                    )
-            if len(views[name]().get_shape()) != 2:
-                raise CheckpointError(f"{holder[name]}: tensor {name} is no matrix")
-            if f"{stem}.weight" in views and self._kind.marker != ".weight":
+    kind = FORMS[form.kind]
+    matrices: Tensors = {}
+    plain = {name: CheckpointTensor(tensor.file, tensor.open) for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        stem = name.removesuffix(kind.marker)
+        if stem == name or not _is_quantised(tensor, kind):
+            continue
+        suffixes = (kind.marker, *kind.parts(form))
+        for suffix in suffixes:
+            if f"{stem}{suffix}" not in tensors:
                 raise CheckpointError(
-                    f"{holder[f'{stem}.weight']}: tensor {stem}.weight is stored as {name}, too: "
-                    "keep one of them"
+                    f"{tensor.file}: tensor {stem}{suffix} is missing, though {name} is there"
                 )
-            parts = {suffix: views[f"{stem}{suffix}"]() for suffix in (*suffixes, *more)}
-            self._stems[f"{stem}.weight"] = Stored(stem, holder[name], parts, form)
-            for suffix in parts:
-                del self._plain[f"{stem}{suffix}"]
+        if len(tensor.open().get_shape()) != 2:
+            raise CheckpointError(f"{tensor.file}: tensor {name} is no matrix")
+        weight = f"{stem}.weight"
+        if weight in tensors and kind.marker != ".weight":
+            raise CheckpointError(
+                f"{tensors[weight].file}: tensor {weight} is stored as {name}, too: keep one of "
+                "them"
+            )
+        more = [suffix for suffix in kind.may_have if f"{stem}{suffix}" in tensors]
+        parts = {suffix: tensors[f"{stem}{suffix}"].open() for suffix in (*suffixes, *more)}
+        stored = StoredMatrix(stem, tensor.file, parts, form)
+        view = partial(QuantisedTensor, stored, kind)
+        matrices[weight] = CheckpointTensor(tensor.file, view, rule=form.rule)
+        for suffix in parts:
+            del plain[f"{stem}{suffix}"]
+    return plain | matrices
 
-    def keys(self) -> Iterator[str]:
-        """Names of the tensors, as a checkpoint that is not quantised has them."""
-        yield from self._plain
-        yield from self._stems
 
-    def get_slice(self, name: str) -> Any:
-        """A tensor, nothing of which is read yet."""
-        if name in self._stems:
-            return QuantisedTensor(self._stems[name], self._kind)
-        return self._views[name]()
-
-    def rules(self) -> dict[str, str]:
-        """The name of the rule of each quantised tensor."""
-        return dict.fromkeys(self._stems, self._form.rule)
-
-    def file_of(self, name: str, holder: Mapping[str, str]) -> str:
-        """The file that holds a tensor, for messages."""
-        return self._stems[name].file if name in self._stems else holder[name]
-
-    def _is_quantised(self, name: str) -> bool:
-        """Whether a tensor with the marker is; a plain ".weight" may be in another dtype."""
-        return self._kind.marker != ".weight" or self._views[name]().get_dtype() == "F8_E4M3"
+def _is_quantised(tensor: CheckpointTensor, kind: Form) -> bool:
+    """Whether a tensor with the marker is; a plain ".weight" may be in another dtype."""
+    return kind.marker != ".weight" or tensor.open().get_dtype() == "F8_E4M3"
 
 
 class QuantisedTensor:
     """One quantised matrix, in the form of a safetensors slice of fp32."""
 
-    def __init__(self, stored: Stored, kind: Form) -> None:
+    def __init__(self, stored: StoredMatrix, kind: Form) -> None:
         self._stored, self._kind = stored, kind
         self._shape = kind.shape(stored)
 
@@ -96,7 +76,7 @@ class QuantisedTensor:
         units = self._kind.units(self._stored.form, self._shape[1])
         for part, extent, unit in zip(parts, self._shape, units, strict=True):
             first, last, _ = part.indices(extent)
-            whole = Range(first, last).by(unit).times(unit)
-            read.append(Range(whole.first, min(whole.last, extent)))
+            whole = Span(first, last).by(unit).times(unit)
+            read.append(Span(whole.first, min(whole.last, extent)))
             wanted.append(slice(first - whole.first, last - whole.first))
         return self._kind.values(self._stored, *read)[wanted[0], wanted[1]]

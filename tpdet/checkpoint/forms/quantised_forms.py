@@ -24,19 +24,19 @@ _EXPONENT_BIAS, _NOT_A_NUMBER = 127, 255  # of MXFP4's scales, which are powers 
 
 
 @dataclass(frozen=True)
-class Range:
+class Span:
     """Elements [first, last) along one dimension."""
 
     first: int
     last: int
 
-    def by(self, unit: int) -> "Range":
+    def by(self, unit: int) -> "Span":
         """The groups of `unit` elements that hold them."""
-        return Range(self.first // unit, -(-self.last // unit))
+        return Span(self.first // unit, -(-self.last // unit))
 
-    def times(self, unit: int) -> "Range":
+    def times(self, unit: int) -> "Span":
         """The elements of these groups."""
-        return Range(self.first * unit, self.last * unit)
+        return Span(self.first * unit, self.last * unit)
 
     @property
     def cut(self) -> slice:
@@ -45,7 +45,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredMatrix:
     """The tensors that one quantised matrix is stored as, by suffix; `name` is the matrix's."""
 
     name: str
@@ -53,12 +53,12 @@ class Stored:
     parts: Mapping[str, Any]
     form: Quantisation
 
-    def read(self, suffix: str, rows: Range, columns: Range) -> torch.Tensor:
+    def read(self, suffix: str, rows: Span, columns: Span) -> torch.Tensor:
         """A cut of a part."""
         found: torch.Tensor = self.parts[suffix][rows.cut, columns.cut]
         return found
 
-    def scales(self, suffix: str, rows: Range, columns: Range) -> torch.Tensor:
+    def scales(self, suffix: str, rows: Span, columns: Span) -> torch.Tensor:
         """A cut of a part that holds scales, in fp32. Refuses zero, NaN and infinity."""
         found = self.read(suffix, rows, columns).float()
         if not (torch.isfinite(found).all() and (found != 0).all()):
@@ -102,9 +102,9 @@ class Form:
 
     marker: str
     parts: Callable[[Quantisation], tuple[str, ...]]
-    shape: Callable[[Stored], tuple[int, int]]
+    shape: Callable[[StoredMatrix], tuple[int, int]]
     units: Callable[[Quantisation, int], tuple[int, int]]
-    values: Callable[[Stored, Range, Range], torch.Tensor]
+    values: Callable[[StoredMatrix, Span, Span], torch.Tensor]
     may_have: tuple[str, ...] = ()
 
 
@@ -112,27 +112,27 @@ _SCALES = ("F32", "BF16", "F16")
 
 
 def _fp8_shape(
-    stored: Stored, suffix: str, groups: Callable[[int, int], tuple[int, int]]
+    stored: StoredMatrix, suffix: str, groups: Callable[[int, int], tuple[int, int]]
 ) -> tuple[int, int]:
     rows, columns = stored.extent(".weight", 0), stored.extent(".weight", 1)
     stored.check(suffix, *groups(rows, columns), dtypes=_SCALES)
     return rows, columns
 
 
-def _fp8_blocks(stored: Stored, rows: Range, columns: Range) -> torch.Tensor:
+def _fp8_blocks(stored: StoredMatrix, rows: Span, columns: Span) -> torch.Tensor:
     values = stored.read(".weight", rows, columns).float()
     scales = stored.scales(".weight_scale_inv", rows.by(_BLOCK), columns.by(_BLOCK))
     wide = scales.repeat_interleave(_BLOCK, 0).repeat_interleave(_BLOCK, 1)
     return values * wide[: values.shape[0], : values.shape[1]]
 
 
-def _fp8_channels(stored: Stored, rows: Range, columns: Range) -> torch.Tensor:
+def _fp8_channels(stored: StoredMatrix, rows: Span, columns: Span) -> torch.Tensor:
     return stored.read(".weight", rows, columns).float() * stored.scales(
-        ".weight_scale", rows, Range(0, 1)
+        ".weight_scale", rows, Span(0, 1)
     )
 
 
-def _packed_shape(stored: Stored) -> tuple[int, int]:
+def _packed_shape(stored: StoredMatrix) -> tuple[int, int]:
     each = _PER_INT32[stored.form.bits]
     stored.check(".weight_shape", 2, dtypes=("I64", "I32"))
     rows, columns = map(int, stored.parts[".weight_shape"][:])
@@ -144,12 +144,12 @@ def _packed_shape(stored: Stored) -> tuple[int, int]:
     return rows, columns
 
 
-def _packed_values(stored: Stored, rows: Range, columns: Range) -> torch.Tensor:
+def _packed_values(stored: StoredMatrix, rows: Span, columns: Span) -> torch.Tensor:
     bits, group = stored.form.bits, stored.form.group
     each = _PER_INT32[bits]
     values = unpack(stored.read(".weight_packed", rows, columns.by(each)), bits, 1)
     values = values[:, : columns.last - columns.first]
-    of_groups = columns.by(group) if group else Range(0, 1)
+    of_groups = columns.by(group) if group else Span(0, 1)
     scales = stored.scales(".weight_scale", rows, of_groups)
     zeros = torch.full_like(scales, 1 << (bits - 1))
     if stored.form.zero_points:
@@ -159,14 +159,14 @@ def _packed_values(stored: Stored, rows: Range, columns: Range) -> torch.Tensor:
     return (values - _widened(zeros, width, 1)) * _widened(scales, width, 1)
 
 
-def _mxfp4_shape(stored: Stored) -> tuple[int, int]:
+def _mxfp4_shape(stored: StoredMatrix) -> tuple[int, int]:
     rows, half = stored.extent(".weight_packed", 0), stored.extent(".weight_packed", 1)
     stored.check(".weight_packed", rows, half, dtypes=("U8",))
     stored.check(".weight_scale", rows, stored.groups(2 * half), dtypes=("U8",))
     return rows, 2 * half
 
 
-def _mxfp4_values(stored: Stored, rows: Range, columns: Range) -> torch.Tensor:
+def _mxfp4_values(stored: StoredMatrix, rows: Span, columns: Span) -> torch.Tensor:
     values = fp4_values(stored.read(".weight_packed", rows, columns.by(2)))
     exponents = stored.read(".weight_scale", rows, columns.by(stored.form.group)).int()
     if (exponents == _NOT_A_NUMBER).any():
@@ -177,7 +177,7 @@ def _mxfp4_values(stored: Stored, rows: Range, columns: Range) -> torch.Tensor:
     return values * _widened(scales, stored.form.group, 1)
 
 
-def _transposed_shape(stored: Stored, packed_along: int) -> tuple[int, int]:
+def _transposed_shape(stored: StoredMatrix, packed_along: int) -> tuple[int, int]:
     """The shape in AWQ (packed along N, dimension 1) and GPTQ (K, dimension 0): stored [K, N]."""
     each = _PER_INT32[stored.form.bits]
     extents = [stored.extent(".qweight", 0), stored.extent(".qweight", 1)]
@@ -198,25 +198,25 @@ def _transposed_shape(stored: Stored, packed_along: int) -> tuple[int, int]:
     return rows, columns
 
 
-def _awq_values(stored: Stored, rows: Range, columns: Range) -> torch.Tensor:
+def _awq_values(stored: StoredMatrix, rows: Span, columns: Span) -> torch.Tensor:
     packed = stored.read(".qweight", columns, rows.by(8))
     return _transposed(stored, unpack(packed, 4, 1, AWQ_ORDER), rows, columns, AWQ_ORDER)
 
 
-def _gptq_values(stored: Stored, rows: Range, columns: Range) -> torch.Tensor:
+def _gptq_values(stored: StoredMatrix, rows: Span, columns: Span) -> torch.Tensor:
     packed = stored.read(".qweight", columns.by(8), rows)
     return _transposed(stored, unpack(packed, 4, 0), rows, columns, None)
 
 
 def _transposed(
-    stored: Stored,
+    stored: StoredMatrix,
     values_KN: torch.Tensor,
-    rows: Range,
-    columns: Range,
+    rows: Span,
+    columns: Span,
     order: tuple[int, ...] | None,
 ) -> torch.Tensor:
     group = stored.form.group
-    of_groups = columns.by(group) if group else Range(0, 1)
+    of_groups = columns.by(group) if group else Span(0, 1)
     zeros = unpack(stored.read(".qzeros", of_groups, rows.by(8)), 4, 1, order)
     zeros = zeros + stored.form.zero_offset
     scales = stored.scales(".scales", of_groups, rows)

@@ -14,7 +14,7 @@ from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
-from tpdet.checkpoint.forms.fused import Views
+from tpdet.checkpoint.stored import CheckpointTensor, Tensors
 from tpdet.errors import CheckpointError
 
 
@@ -71,16 +71,14 @@ class ExpertPart:
         return found if found.dim() == 1 else found.flatten(1)[(slice(None), *rest)].contiguous()
 
 
-def split_stacked(
-    views: Views, holder: dict[str, str], experts: int
-) -> tuple[Views, dict[str, str]]:
-    """The tensors with those of `experts` experts in place of stacked ones, and the file of each.
+def split_stacked(tensors: Tensors, experts: int) -> Tensors:
+    """The tensors with those of `experts` experts in place of stacked ones.
 
     experts: 0 for a model whose experts are not stacked. Raises CheckpointError for a checkpoint
     that has an expert's tensor and the stacked one as well.
     """
-    found, files = dict(views), dict(holder)
-    for name in holder if experts else ():
+    split = dict(tensors)
+    for name, tensor in tensors.items() if experts else ():
         kind = next(
             (
                 (projection, ending)
@@ -93,31 +91,36 @@ def split_stacked(
         if kind is None:
             continue
         projection, ending = kind
-        del found[name], files[name]
+        del split[name]
         block = name.removesuffix(f".{projection}{ending.stored}")
         parts = _PROJECTIONS[projection]
         for expert in range(experts):
             for first, part in enumerate(parts):
                 target = f"{block}.{expert}.{part}.{ending.part}"
-                if target in holder:
+                if target in tensors:
                     raise CheckpointError(
-                        f"{holder[target]}: tensor {target} is also a part of {name}: keep one"
+                        f"{tensors[target].file}: tensor {target} is also a part of {name}: keep "
+                        "one"
                     )
-                about = f"{holder[name]}: tensor {name}"
-                of = experts, expert, ending, first, len(parts)
-                found[target] = partial(_part, views[name], about, *of)
-                files[target] = holder[name]
-    return found, files
+                one = partial(_part, name, tensor, experts, expert, ending, first, len(parts))
+                split[target] = CheckpointTensor(tensor.file, one)
+    return split
 
 
 def _part(
-    stored: Any, about: str, experts: int, expert: int, ending: _Ending, first: int, step: int
+    name: str,
+    tensor: CheckpointTensor,
+    experts: int,
+    expert: int,
+    ending: _Ending,
+    first: int,
+    step: int,
 ) -> ExpertPart:
-    view = stored()
+    view = tensor.open()
     shape = list(view.get_shape())
     if len(shape) != ending.dimensions or shape[0] != experts or shape[ending.outputs] % step:
         raise CheckpointError(
-            f"{about} has shape {shape}, config.json asks for {experts} experts"
-            + (", gates and ups in turn" if step > 1 else "")
+            f"{tensor.file}: tensor {name} has shape {shape}, config.json asks for {experts} "
+            "experts" + (", gates and ups in turn" if step > 1 else "")
         )
     return ExpertPart(view, expert, ending.outputs, first, step)

@@ -1,7 +1,6 @@
 """The tensors of the text part of a checkpoint that can also read images, by their usual names."""
 
-from collections.abc import Iterable
-
+from tpdet.checkpoint.stored import Tensors
 from tpdet.errors import CheckpointError
 
 # Transformers 5, transformers 4; the first that fits counts.
@@ -22,21 +21,21 @@ _OF_IMAGES = (*_PARTS_FOR_IMAGES, *(f"model.{part}" for part in _PARTS_FOR_IMAGE
 """Beginnings of the names of tensors that only an image needs."""
 
 
-def text_names(stored: Iterable[str]) -> dict[str, str]:
-    """Stored names by the names of a text model. Tensors of images are left out.
+def text_tensors(tensors: Tensors) -> Tensors:
+    """The tensors by the names of a text model. Those of images are left out.
 
     Any other tensor keeps its name, so that it is refused as one without a place. Raises
     CheckpointError for two tensors of one name.
     """
-    found: dict[str, str] = {}
-    for name in stored:
+    names: dict[str, str] = {}
+    for name in tensors:
         if name.startswith(_OF_IMAGES):
             continue
         usual = _text_name(name)
-        if usual in found:
-            raise CheckpointError(f"tensors {found[usual]} and {name} are both {usual}: keep one")
-        found[usual] = name
-    return found
+        if usual in names:
+            raise CheckpointError(f"tensors {names[usual]} and {name} are both {usual}: keep one")
+        names[usual] = name
+    return {usual: tensors[name].renamed(usual) for usual, name in names.items()}
 
 
 def _text_name(name: str) -> str:

@@ -4,45 +4,37 @@ Rule: w = dequantise(stored), in fp32, as the `gguf` package computes it for the
 is then rounded once to the model's dtype. F32, F16 and BF16 are taken as they are stored.
 """
 
-from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
 
 from tpdet.checkpoint.gguf.header import GgufHeader, TensorEntry
 from tpdet.checkpoint.gguf.names import NamedTensor, named_tensors
+from tpdet.checkpoint.stored import CheckpointTensor, Tensors
 from tpdet.errors import CheckpointError, ResourceError
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _Where = slice | tuple[slice, ...]
 
 
-class GgufFile:
-    """A memory-mapped file, in the form of a safetensors handle; names are Hugging Face's."""
+def gguf_tensors(header: GgufHeader) -> Tensors:
+    """The tensors of a file, which is memory-mapped, by Hugging Face's names.
 
-    def __init__(self, header: GgufHeader) -> None:
-        """Raises as `named_tensors`, and ResourceError where the file cannot be mapped."""
-        try:
-            self._data = np.memmap(header.path, mode="r", dtype=np.uint8)
-        except OSError as error:
-            raise ResourceError(
-                f"{header.path} cannot be mapped ({error.strerror}): raise the limit of memory"
-            ) from None
-        self._tensors = named_tensors(header)
-        self._file = header.path.name
-
-    def keys(self) -> Iterator[str]:
-        """Names of the tensors."""
-        yield from self._tensors
-
-    def get_slice(self, name: str) -> "GgufTensor":
-        """A tensor, nothing of which is read yet."""
-        return GgufTensor(self._data, self._tensors[name], self._file)
-
-    def rules(self) -> dict[str, str]:
-        """How each tensor that is quantised becomes numbers, by its name."""
-        kinds = {name: tensor.entry.kind for name, tensor in self._tensors.items()}
-        return {name: f"gguf {kind}" for name, kind in kinds.items() if kind not in _PLAIN}
+    Raises as `named_tensors`, and ResourceError where the file cannot be mapped.
+    """
+    try:
+        data = np.memmap(header.path, mode="r", dtype=np.uint8)
+    except OSError as error:
+        raise ResourceError(
+            f"{header.path} cannot be mapped ({error.strerror}): raise the limit of memory"
+        ) from None
+    file, tensors = header.path.name, {}
+    for name, tensor in named_tensors(header).items():
+        kind = tensor.entry.kind
+        rule = "" if kind in _PLAIN else f"gguf {kind}"
+        tensors[name] = CheckpointTensor(file, partial(GgufTensor, data, tensor, file), rule=rule)
+    return tensors
 
 
 class GgufTensor:

@@ -138,26 +138,26 @@ def check_experts(config: ModelConfig, row_layers: str, approximate: bool) -> No
         )
 
 
-def place_experts(config: ModelConfig, ranks: int, wanted: str) -> str:
+def place_experts(config: ModelConfig, ranks: int, placement: str) -> str:
     """Where experts lie, "lanes" or "columns", for a wish that may be "auto".
 
     Raises UsageError for columns of a model that has no experts or cannot be cut so.
     """
     mixture = config.mixture
-    if mixture is None and wanted != "auto":
-        raise UsageError(f"experts {wanted}: {config.family} has no experts, leave it out")
-    if mixture is None or ranks == 1 or wanted == "lanes":
+    if mixture is None and placement != "auto":
+        raise UsageError(f"experts {placement}: {config.family} has no experts, leave it out")
+    if mixture is None or ranks == 1 or placement == "lanes":
         return "lanes"
     wide = {"an expert's width": mixture.width, "the hidden size": config.hidden_size}
     for name, size in wide.items():
         if size % (EIGHTS * ranks):
-            if wanted == "auto":
+            if placement == "auto":
                 return "lanes"
             raise UsageError(
                 f"experts columns: {ranks} ranks do not cut {name} {size} into whole blocks "
                 f"of {EIGHTS}: use --experts lanes"
             )
-    return wanted if wanted != "auto" else _faster_placement(config, mixture, ranks)
+    return placement if placement != "auto" else _faster_placement(config, mixture, ranks)
 
 
 def _faster_placement(config: ModelConfig, mixture: Mixture, ranks: int) -> str:
@@ -172,9 +172,9 @@ def _faster_placement(config: ModelConfig, mixture: Mixture, ranks: int) -> str:
     return "columns" if extra > _GATHER_SECONDS else "lanes"
 
 
-def context_length(wanted: int | None, model: ModelConfig) -> int:
+def context_length(requested: int | None, model: ModelConfig) -> int:
     """The context in tokens. Raises UsageError past the model's context or any rotary table."""
-    length = model.max_position if wanted is None else wanted
+    length = model.max_position if requested is None else requested
     if length > model.max_position:
         raise UsageError(
             f"max_model_len {length} is over the model's context of {model.max_position}"

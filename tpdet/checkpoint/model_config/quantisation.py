@@ -19,7 +19,7 @@ _MXFP4_GROUP = 32
 class Quantisation:
     """How the weights of products are stored.
 
-    kind: a key of `weights.quantised_forms.FORMS`; bits: of a value; group: values along K that
+    kind: a key of `forms.quantised_forms.FORMS`; bits: of a value; group: values along K that
     share a scale, 0 for all of a row; zero_points: whether they are stored; zero_offset: what is
     added to a stored zero point; activations: whether the checkpoint wants them quantised, too.
     """
