@@ -8,6 +8,7 @@ short ones are used and the context ends there (`Rotary.context`).
 """
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 from tpdet.checkpoint.model_config.fields import LEAST, MAX_INTEGER, MOST, Fields
@@ -119,21 +120,21 @@ def _parse(
         )
     known = _COMMON | _KINDS[kind] | rules.settings
     scaling.only(known, f"no such setting of {kind} rotary scaling is known")
-    head_dim = _rotated(config, scaling, head_dim, rules.partial)
+    spec = RotarySpec(kind, theta, _rotated(config, scaling, head_dim, rules.partial))
     if kind == "longrope":
-        return _longrope(config, scaling, theta, head_dim, max_position)
+        return _longrope(config, scaling, spec, max_position)
     if kind == "default":
-        return RotarySpec("default", theta, head_dim)
+        return spec
     original = _original(config, scaling, max_position)
     ratio = max_position / original if kind == "yarn" and scaling.has_null("factor") else None
     factor = scaling.number("factor", ratio)
     if factor < 1.0:
         scaling.refuse("factor", "it must be at least 1")
+    spec = replace(spec, factor=factor)
     if kind == "linear":
-        return RotarySpec("linear", theta, head_dim, factor=factor)
-    if kind == "llama3":
-        return _llama3(scaling, theta, head_dim, factor, original)
-    return _yarn(scaling, theta, head_dim, factor, original)
+        return spec
+    spec = replace(spec, original_max_position=original)
+    return _llama3(scaling, spec) if kind == "llama3" else _yarn(scaling, spec)
 
 
 def _context(
@@ -169,21 +170,17 @@ def _rotated(config: Fields, scaling: Fields, head_dim: int, partial: float | No
     return rotated
 
 
-def _longrope(
-    config: Fields, scaling: Fields, theta: float, dim: int, max_position: int
-) -> RotarySpec:
-    short = _factors(scaling, "short_factor", dim)
-    _factors(scaling, "long_factor", dim)
+def _longrope(config: Fields, scaling: Fields, spec: RotarySpec, max_position: int) -> RotarySpec:
+    short = _factors(scaling, "short_factor", spec.dim)
+    _factors(scaling, "long_factor", spec.dim)
     original = _original(config, scaling, max_position)
     factor = scaling.number("factor", max_position / original)
     attention = scaling.optional_number("attention_factor")
     if attention is None:
         grown = 1 + math.log(factor) / math.log(original) if factor > 1 and original > 1 else 1.0
         attention = math.sqrt(grown)
-    return RotarySpec(
-        "longrope",
-        theta,
-        dim,
+    return replace(
+        spec,
         original_max_position=original,
         attention_factor=attention,
         frequency_factors=short,
@@ -238,34 +235,20 @@ def _theta(config: Fields, scaling: Fields, base: Base) -> float:
     return theta
 
 
-def _llama3(
-    scaling: Fields, theta: float, head_dim: int, factor: float, original: int
-) -> RotarySpec:
+def _llama3(scaling: Fields, spec: RotarySpec) -> RotarySpec:
     low = scaling.number("low_freq_factor")
     high = scaling.number("high_freq_factor")
     if low >= high:
         scaling.refuse("low_freq_factor", f"it must be below high_freq_factor {high:g}")
-    return RotarySpec(
-        "llama3",
-        theta,
-        head_dim,
-        factor=factor,
-        low_freq_factor=low,
-        high_freq_factor=high,
-        original_max_position=original,
-    )
+    return replace(spec, low_freq_factor=low, high_freq_factor=high)
 
 
-def _yarn(scaling: Fields, theta: float, head_dim: int, factor: float, original: int) -> RotarySpec:
+def _yarn(scaling: Fields, spec: RotarySpec) -> RotarySpec:
     fast, slow = scaling.number("beta_fast", 32.0), scaling.number("beta_slow", 1.0)
     if fast < slow:
         scaling.refuse("beta_fast", f"it must not be below beta_slow {slow:g}")
-    return RotarySpec(
-        "yarn",
-        theta,
-        head_dim,
-        factor=factor,
-        original_max_position=original,
+    return replace(
+        spec,
         beta_fast=fast,
         beta_slow=slow,
         attention_factor=scaling.optional_number("attention_factor"),
