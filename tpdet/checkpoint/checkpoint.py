@@ -153,7 +153,10 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     form = read_stored_form(directory)
     if form.text_part:
         tensors = text_tensors(tensors)
-    tensors = split_stacked(split_fused(tensors, form.fused), form.stacked)
+    if form.fused:
+        tensors = split_fused(tensors, form.fused)
+    if form.stacked:
+        tensors = split_stacked(tensors, form.stacked)
     if form.quantisation is None:
         return Checkpoint(tensors, files)
     tensors = dequantised(tensors, form.quantisation)

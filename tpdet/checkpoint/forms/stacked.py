@@ -74,11 +74,10 @@ class ExpertPart:
 def split_stacked(tensors: Tensors, experts: int) -> Tensors:
     """The tensors with those of `experts` experts in place of stacked ones.
 
-    experts: 0 for a model whose experts are not stacked. Raises CheckpointError for a checkpoint
-    that has an expert's tensor and the stacked one as well.
+    Raises CheckpointError for a checkpoint that has an expert's tensor and the stacked one as well.
     """
     split = dict(tensors)
-    for name, tensor in tensors.items() if experts else ():
+    for name, tensor in tensors.items():
         kind = next(
             (
                 (projection, ending)
