@@ -88,11 +88,12 @@ def command_parser() -> Parser:
     from tpdet.tools.tune.arguments import add_tune
     from tpdet.tools.verify.arguments import add_verify
 
-    for add in (
+    commands_in_order = (
         add_chat, add_complete, add_run_batch, add_generate, add_stop, add_reload, add_score,
         add_check, add_verify, add_bench, add_plan, add_tune, add_compile, _add_make_model,
         _add_env,
-    ):  # fmt: skip
+    )  # fmt: skip
+    for add in commands_in_order:
         add(commands)
     for listed in commands._choices_actions:
         command = commands.choices[listed.dest]

@@ -131,8 +131,8 @@ def _entries(
     """
     equal = sorted({product for product in products if not product.widths})
     entries = {}
-    for product in equal if table is not None else ():
-        if choices := table.products.get(product):
+    for product in equal:
+        if table is not None and (choices := table.products.get(product)):
             last = bucket_of(most_rows(product, limits), choices)
             entries[product] = {
                 bucket: choice if library else replace(choice, library=None)

@@ -56,13 +56,21 @@ class EngineCollector(Collector):
         status = self._status()
         counters = status.counters
         yield from both_names(
-            GaugeMetricFamily, "tpdet_requests_running", "vllm:num_requests_running",
-            "Requests whose choices are being computed", self._model_name, status.running,
-        )  # fmt: skip
+            GaugeMetricFamily,
+            "tpdet_requests_running",
+            "vllm:num_requests_running",
+            "Requests whose choices are being computed",
+            self._model_name,
+            status.running,
+        )
         yield from both_names(
-            GaugeMetricFamily, "tpdet_requests_waiting", "vllm:num_requests_waiting",
-            "Requests that wait in the queue", self._model_name, status.waiting,
-        )  # fmt: skip
+            GaugeMetricFamily,
+            "tpdet_requests_waiting",
+            "vllm:num_requests_waiting",
+            "Requests that wait in the queue",
+            self._model_name,
+            status.waiting,
+        )
         if "sequences_running" in counters:
             text = "Sequences that a step computes, one for each choice"
             yield GaugeMetricFamily("tpdet_batch_rows", text, counters["sequences_running"])
@@ -92,10 +100,13 @@ class EngineCollector(Collector):
             pages.add_metric([state], count)
         yield pages
         yield from both_names(
-            GaugeMetricFamily, None, "vllm:kv_cache_usage_perc",
+            GaugeMetricFamily,
+            None,
+            "vllm:kv_cache_usage_perc",
             "Share of the KV cache's pages that sequences use, 0 to 1",
-            self._model_name, used / (used + free) if used + free else 0.0,
-        )  # fmt: skip
+            self._model_name,
+            used / (used + free) if used + free else 0.0,
+        )
 
     def _drafts(self, counters: Mapping[str, float]) -> Iterator[Metric]:
         """Draft tokens by drafter, and the right ones also by their place in the row."""
