@@ -150,7 +150,7 @@ def steps(watch, clock, rows, seconds, count=WINDOW, **fields):
         clock.seconds = seconds
         watch.begin(pending=False)
         plan = StepPlan(plan_module.PLAN_VERSION, 0, (), rows, b"", **fields)
-        watch.end(plan, awaited=True)
+        watch.end(plan, synchronous=True)
 
 
 def calibrated(cells):
@@ -190,7 +190,7 @@ def test_a_hiccup_is_no_slowdown_and_pending_steps_are_timed_from_the_last_end()
     watch.start_sample(2)
     clock.seconds = 3.0
     watch.begin(pending=True)
-    watch.end(StepPlan(plan_module.PLAN_VERSION, 0, (), row(2), b""), awaited=True)
+    watch.end(StepPlan(plan_module.PLAN_VERSION, 0, (), row(2), b""), synchronous=True)
     assert watch._sample == (2, [3.0])
     assert not watch.end_sample((2, 1), 2)
 

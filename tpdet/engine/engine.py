@@ -48,12 +48,12 @@ EngineOutput = TokenOutput | PromptOutput | RequestFailed
 
 
 class _LaunchedStep(NamedTuple):
-    """A step that was launched and is not committed; awaited: it was planned by all results."""
+    """A step that was launched and is not committed; synchronous: it was planned by all results."""
 
     plan: StepPlan
     results: StepResults
     event: torch.cuda.Event | None
-    awaited: bool
+    synchronous: bool
 
 
 _log = logging.getLogger("tpdet.engine")
@@ -297,9 +297,9 @@ class Engine:
             sampling=results.sampling(self.runner.sharing) if self.run_ahead else WholeRows(),
             approximate=self.approximate,
         )
-        awaited = not self._pending
+        synchronous = not self._pending
         event = self._send(plan, results)
-        self._pending.append(_LaunchedStep(plan, results, event, awaited))
+        self._pending.append(_LaunchedStep(plan, results, event, synchronous))
         return True
 
     def _wait(self) -> _LaunchedStep:
@@ -311,7 +311,7 @@ class Engine:
             self.runner.wait(step.plan, step.event, urgent=not self._pending)
         step.results.finish()
         for observer in self._observers:
-            observer.end(step.plan, step.awaited)
+            observer.end(step.plan, step.synchronous)
         return step
 
     def _commit(self, step: _LaunchedStep) -> list[EngineOutput]:

@@ -12,10 +12,10 @@ class StepObserver:
     def running(self) -> None:
         """The step runs, and what may follow it has been launched."""
 
-    def end(self, plan: StepPlan, awaited: bool) -> None:
+    def end(self, plan: StepPlan, synchronous: bool) -> None:
         """The step has run, and is not committed yet.
 
-        awaited: the results of the step before had been read when it was launched.
+        synchronous: the results of the step before had been read when it was launched.
         """
 
     def idle(self) -> None:

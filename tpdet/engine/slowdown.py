@@ -45,7 +45,7 @@ class SlowdownWatch(StepObserver):
         """Note when the step began: a pending one did when the step before it ended."""
         self._began = self._ended if pending else self._clock()
 
-    def end(self, plan: StepPlan, awaited: bool) -> None:
+    def end(self, plan: StepPlan, synchronous: bool) -> None:
         """Sample the step's time, or judge it."""
         self._ended = self._clock()
         seconds = self._ended - self._began

@@ -199,8 +199,8 @@ class Scheduler:
                 outputs += self._commit_run(sequence, end, runs.get(sequence.key, ()), approximate)
                 continue
             token = sampled.get(sequence.key)
-            offers = logits and end // PAGE_TOKENS > sequence.prefix.offered
-            if token is not None and not offers:
+            shares = logits and end // PAGE_TOKENS > sequence.prefix.offered
+            if token is not None and not shares:
                 output = plain_output(sequence, end, token, approximate)
                 if output is not None:  # by far the most rows
                     outputs.append(output)
@@ -208,7 +208,7 @@ class Scheduler:
                     continue
             results = take_results(sequence, end, token, scores, approximate)
             # Finite logits prove every position before them sound; without any, no proof.
-            if offers and not any(isinstance(it, RequestFailed) for it in results):
+            if shares and not any(isinstance(it, RequestFailed) for it in results):
                 self.policy.page_manager.share(sequence, end)
             for result in results:
                 self._follow(sequence, result)
@@ -230,8 +230,8 @@ class Scheduler:
             self.speculator.stop(sequence)
         if not outputs:
             return outputs
-        offers = sequence.computed // PAGE_TOKENS > sequence.prefix.offered
-        if offers and not isinstance(outputs[-1], RequestFailed):
+        shares = sequence.computed // PAGE_TOKENS > sequence.prefix.offered
+        if shares and not isinstance(outputs[-1], RequestFailed):
             self.policy.page_manager.share(sequence, sequence.computed)
         self._totals.generated_tokens += len(outputs) - 1  # only the last one may be its end
         self._follow(sequence, outputs[-1])

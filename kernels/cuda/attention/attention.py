@@ -11,7 +11,7 @@ import torch
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.attention.decode_launch import launch_decode
 from tpdet.kernels.cuda.attention.prefill_launch import launch_prefill
-from tpdet.kernels.cuda.attention.variants import Variant, decode_variant, prefill_variant
+from tpdet.kernels.cuda.attention.variants import AttentionVariant, decode_variant, prefill_variant
 from tpdet.kernels.cuda.launch.sizes import next_power_of_2
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import PAGE_TOKENS
@@ -46,8 +46,8 @@ def attend(
     v_pages: torch.Tensor,
     batch: PagedBatch,
     window: int | None,
-    prefill: Variant,
-    decode: Variant,
+    prefill: AttentionVariant,
+    decode: AttentionVariant,
     cap: float = 0.0,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 from tpdet.kernels.cuda.attention.decode import attend_splits
 from tpdet.kernels.cuda.attention.merge_splits import merge_splits
 from tpdet.kernels.cuda.attention.split import score_cap, score_scale
-from tpdet.kernels.cuda.attention.variants import Variant
+from tpdet.kernels.cuda.attention.variants import AttentionVariant
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 from tpdet.kernels.inputs.paged_batch import PagedBatch
@@ -29,7 +29,7 @@ def launch_decode(
     v_pages: torch.Tensor,
     batch: PagedBatch,
     window: int | None,
-    variant: Variant,
+    variant: AttentionVariant,
     shape: dict[str, int],
     cap: float,
     sinks: torch.Tensor | None,
@@ -60,7 +60,7 @@ def _launch_splits(
     v_pages: torch.Tensor,
     batch: PagedBatch,
     window: int,
-    variant: Variant,
+    variant: AttentionVariant,
     shape: dict[str, int],
     cap: float,
     sinks: torch.Tensor | None,
@@ -132,7 +132,7 @@ def merge_chunk(splits: int, lanes: int) -> int:
     return max(_LEAST_CHUNK, min(next_power_of_2(splits), _CHUNK_VALUES // lanes))
 
 
-def decode_constants(variant: Variant, row_count: int, lanes: int) -> dict[str, int]:
+def decode_constants(variant: AttentionVariant, row_count: int, lanes: int) -> dict[str, int]:
     """What a variant compiles into the split kernel for `row_count` rows of a sequence."""
     merged = min(variant.rows, next_power_of_2(row_count)) if variant.fused else 1
     ahead = _MERGE_VALUES * _WARP_THREADS * variant.warps // (merged * lanes)

@@ -10,7 +10,7 @@ from tpdet.kernels.cuda.attention.split import score_cap, score_scale
 from tpdet.kernels.cuda.attention.variants import (
     WARP_SPECIALISED_HEAD,
     WARP_SPECIALISED_TYPES,
-    Variant,
+    AttentionVariant,
 )
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 from tpdet.kernels.cuda.launch.warp_pipeline import tile_layout
@@ -27,7 +27,7 @@ def launch_prefill(
     v_pages: torch.Tensor,
     batch: PagedBatch,
     window: int | None,
-    variant: Variant,
+    variant: AttentionVariant,
     shape: dict[str, int],
     cap: float,
     sinks: torch.Tensor | None,
@@ -44,7 +44,7 @@ def launch_prefill(
     launch(q, k_pages, v_pages, batch, window or 0, variant, shape, cap, sinks, out)
 
 
-def _items(batch: PagedBatch, variant: Variant, shape: dict[str, int]) -> int:
+def _items(batch: PagedBatch, variant: AttentionVariant, shape: dict[str, int]) -> int:
     """Parts of `variant.rows` rows of a block, for each key head."""
     parts = BLOCK_TOKENS * shape["GROUP"] // variant.rows
     return batch.blocks.shape[0] * parts * shape["KEY_HEADS"]
@@ -56,7 +56,7 @@ def _launch_warp_specialised(
     v_pages: torch.Tensor,
     batch: PagedBatch,
     window: int,
-    variant: Variant,
+    variant: AttentionVariant,
     shape: dict[str, int],
     cap: float,
     sinks: torch.Tensor | None,
@@ -97,7 +97,7 @@ def _launch_blocks(
     v_pages: torch.Tensor,
     batch: PagedBatch,
     window: int,
-    variant: Variant,
+    variant: AttentionVariant,
     shape: dict[str, int],
     cap: float,
     sinks: torch.Tensor | None,

@@ -40,7 +40,7 @@ from tpdet.kernels.cuda.attention.whole_split import (
     begin_scores,
     begin_sums,
     shrink_sums,
-    weigh,
+    tile_weights,
     whole_split,
 )
 from tpdet.kernels.cuda.launch.warp_pipeline import (
@@ -64,7 +64,7 @@ CONSUMER_REGISTERS = gl.constexpr(232)
 
 @gluon.constexpr_function
 def _load_layout():
-    """Of [64, lanes of a head] between global and shared memory: 16 bytes a thread."""
+    """A layout of [64, lanes of a head] between global and shared memory: 16 bytes a thread."""
     return gl.BlockedLayout(
         size_per_thread=[1, 8], threads_per_warp=[2, 16], warps_per_cta=[4, 1], order=[1, 0]
     )
@@ -189,7 +189,7 @@ def _attend(
     score = begin_scores(q, pipeline, before)
     score = warpgroup_mma_wait(0, deps=(score,))
     score = _mask(score, rest, whole, position, window, WINDOW, BY_KEY)
-    m, shrink, weight = weigh(score, scale, m, dtype, WEIGHT)
+    m, shrink, weight = tile_weights(score, scale, m, dtype, WEIGHT)
     for tile in range(rest + 1, end):
         # 3. begin this tile's scores and the sums of the tile before
         scores = begin_scores(q, pipeline, before + 1)
@@ -200,7 +200,7 @@ def _attend(
         score = _mask(score, tile, whole, position, window, WINDOW, BY_KEY)
         ended = m
         earlier = gl.where(fresh, UNSEEN, m)
-        m, shrink, next_weight = weigh(score, scale, earlier, dtype, WEIGHT)
+        m, shrink, next_weight = tile_weights(score, scale, earlier, dtype, WEIGHT)
         # 5. the sums of the tile before end; its slot is free
         o, w, weight = warpgroup_mma_wait(0, deps=(sums, masses, weight))
         release(pipeline.free, before)

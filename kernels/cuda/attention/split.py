@@ -44,7 +44,7 @@ def score_scale(head: int, cap: float = 0.0) -> float:
 
 
 def score_cap(head: int, cap: float) -> SoftCap | None:
-    """Of q . k; None for no cap."""
+    """The cap of q . k; None for none."""
     return soft_cap_of(cap, 1.0 / math.sqrt(head))
 
 

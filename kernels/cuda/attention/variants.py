@@ -17,7 +17,7 @@ _FEW_PROGRAMS = 256  # a step of single splits: as few
 
 
 @dataclass(frozen=True)
-class Variant:
+class AttentionVariant:
     """How a kernel is shared out: rows of a program (a power of two up to 128), warps, stages.
 
     Of prefill alone: `descriptors`, the tensor memory accelerator copies whole splits (Hopper and
@@ -47,16 +47,18 @@ class Variant:
             )
 
 
-def prefill_variant(dtype: torch.dtype, head: int, gpu: Gpu, plain: bool = True) -> Variant:
+def prefill_variant(
+    dtype: torch.dtype, head: int, gpu: Gpu, plain: bool = True
+) -> AttentionVariant:
     """The choice for sequences with many rows; plain: without a soft-cap and sinks."""
     if dtype == torch.float32:
-        return Variant(16, 4, 1)
+        return AttentionVariant(16, 4, 1)
     known = head == WARP_SPECIALISED_HEAD and dtype in WARP_SPECIALISED_TYPES and plain
     if gpu.wgmma and known:
-        return Variant(128, 4, 5, True, warp_specialised=True)
+        return AttentionVariant(128, 4, 5, True, warp_specialised=True)
     if head <= 128:
-        return Variant(64, 4, 3 if gpu.descriptors else 2, gpu.descriptors)
-    return Variant(64, 8, 2, gpu.descriptors)
+        return AttentionVariant(64, 4, 3 if gpu.descriptors else 2, gpu.descriptors)
+    return AttentionVariant(64, 8, 2, gpu.descriptors)
 
 
 def decode_variant(
@@ -66,7 +68,7 @@ def decode_variant(
     splits: int = 1,
     sequences: int = 1,
     key_heads: int = 8,
-) -> Variant:
+) -> AttentionVariant:
     """The choice for sequences with few: `rows` is the most rows times query heads of a group.
 
     `splits` of `sequences` together, pad splits of a captured graph included; `key_heads` of this
@@ -74,13 +76,13 @@ def decode_variant(
     """
     fused = splits <= _FUSED_SPLITS * sequences
     if dtype == torch.float32:
-        return Variant(16, 4, 1, fused=fused)
+        return AttentionVariant(16, 4, 1, fused=fused)
     if head > 128 and rows > 16:  # a fused merge of so much spills
-        return Variant(16, 4, 1, swapped=True)
+        return AttentionVariant(16, 4, 1, swapped=True)
     if splits <= _LONE_SPLITS or rows <= 16:
         stages = _decode_stages(head, splits, sequences, key_heads)
-        return Variant(16, 4, stages, fused=fused, swapped=True)
-    return Variant(32, 4, 3, fused=fused, swapped=True)
+        return AttentionVariant(16, 4, stages, fused=fused, swapped=True)
+    return AttentionVariant(32, 4, 3, fused=fused, swapped=True)
 
 
 def _decode_stages(head: int, splits: int, sequences: int, key_heads: int) -> int:

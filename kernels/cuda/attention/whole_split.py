@@ -39,7 +39,7 @@ class Pipeline(NamedTuple):
 
 
 @gluon.jit
-def weigh(score, scale, largest, dtype: gl.constexpr, OPERAND: gl.constexpr):
+def tile_weights(score, scale, largest, dtype: gl.constexpr, OPERAND: gl.constexpr):
     """Raised maximum [R], factor of the state so far [R], rounded weights as an operand."""
     raised = gl.maximum(largest, gl.max(score, 1) * scale)
     shrink = gl.exp2(largest - raised)
@@ -93,7 +93,7 @@ def whole_split(q, pipeline, ones, first, scale, HEAD: gl.constexpr):
     # 1. scores and weights of tile 0
     score = begin_scores(q, pipeline, first)
     score = warpgroup_mma_wait(0, deps=(score,))
-    m, shrink, weight = weigh(score, scale, m, dtype, WEIGHT)
+    m, shrink, weight = tile_weights(score, scale, m, dtype, WEIGHT)
     sums, masses, taken = o, w, weight
     for step in gl.static_range(1, TILES):
         tile = first + step
@@ -109,7 +109,7 @@ def whole_split(q, pipeline, ones, first, scale, HEAD: gl.constexpr):
         taken = weight
         # 5. weights of tile `step`, while those sums run
         score = warpgroup_mma_wait(2, deps=(scores,))
-        m, shrink, weight = weigh(score, scale, m, dtype, WEIGHT)
+        m, shrink, weight = tile_weights(score, scale, m, dtype, WEIGHT)
     # 6. the sums of the last two tiles
     last = first + TILES - 1
     o, w, taken = warpgroup_mma_wait(0, deps=(sums, masses, taken))

@@ -91,7 +91,9 @@ def values_of_keys(keys: torch.Tensor) -> torch.Tensor:
 def count_ahead(
     logits: torch.Tensor, chosen: torch.Tensor, at: torch.Tensor, width: int
 ) -> torch.Tensor:
-    """Of the first `width` columns of fp32 [R, W]: int64 [R]; chosen fp32 [R], at int64 [R]."""
+    """Ids ahead of each row's chosen one, int64 [R], in the first `width` columns of fp32 [R, W].
+
+    chosen: fp32 [R]; at: its id, int64 [R]."""
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     rows, columns = len(logits), max(1, cdiv(width, _SPAN.value))
     parts = torch.empty(rows, columns, dtype=torch.int32, device=logits.device)

@@ -21,7 +21,7 @@ from tests.gpu.attention.lengths import every_length
 from tests.gpu.attention.rotary_bits import rotary_bits, stored_bits
 from tests.gpu.lib.checks import poisoned_workspaces, same
 from tests.gpu.lib.suite import Check
-from tpdet.kernels.cuda.attention.variants import Variant
+from tpdet.kernels.cuda.attention.variants import AttentionVariant
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 
@@ -38,7 +38,9 @@ def every_shape(shape):
     """Every kind of data, whole and in chunks; then the error against fp64."""
     chance = random.Random(1)
     narrow = shape[0] == torch.float32
-    prefill = [Variant(16, 4, 1), Variant(32, 8, 1)] if narrow else [None, REFERENCE[0]]
+    prefill = (
+        [AttentionVariant(16, 4, 1), AttentionVariant(32, 8, 1)] if narrow else [None, REFERENCE[0]]
+    )
     for kind in KINDS:
         data = Case(shape, 700, kind)
         for variant in prefill:

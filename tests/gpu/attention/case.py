@@ -7,7 +7,7 @@ import torch
 from tests.gpu.lib.checks import same
 from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.attention.variants import (
-    Variant,
+    AttentionVariant,
     decode_variant,
     prefill_variant,
 )
@@ -18,34 +18,34 @@ from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 PAGE = 256
 ALL_LONG, ALL_SHORT = 0, 1 << 20
 KINDS = ("normal", "heavy", "cancelling", "tiny")
-REFERENCE = Variant(64, 4, 2), Variant(16, 4, 2)
+REFERENCE = AttentionVariant(64, 4, 2), AttentionVariant(16, 4, 2)
 PREFILL = [
-    Variant(16, 1, 2),
-    Variant(16, 4, 3),
-    Variant(32, 2, 2),
-    Variant(32, 4, 3),
-    Variant(64, 4, 2),
-    Variant(64, 4, 3, True),
-    Variant(64, 8, 2),
-    Variant(128, 4, 2),
-    Variant(128, 8, 3),
-    Variant(128, 8, 2, True),
-    Variant(128, 4, 3, True, warp_specialised=True),
-    Variant(128, 4, 5, True, warp_specialised=True),
+    AttentionVariant(16, 1, 2),
+    AttentionVariant(16, 4, 3),
+    AttentionVariant(32, 2, 2),
+    AttentionVariant(32, 4, 3),
+    AttentionVariant(64, 4, 2),
+    AttentionVariant(64, 4, 3, True),
+    AttentionVariant(64, 8, 2),
+    AttentionVariant(128, 4, 2),
+    AttentionVariant(128, 8, 3),
+    AttentionVariant(128, 8, 2, True),
+    AttentionVariant(128, 4, 3, True, warp_specialised=True),
+    AttentionVariant(128, 4, 5, True, warp_specialised=True),
 ]
 DECODE = [
-    Variant(16, 1, 3),
-    Variant(16, 2, 3),
-    Variant(16, 4, 2),
-    Variant(32, 4, 2),
-    Variant(64, 4, 2),
-    Variant(128, 8, 2),
-    Variant(16, 4, 2, fused=True),
-    Variant(16, 4, 1, swapped=True),
-    Variant(16, 4, 2, swapped=True),
-    Variant(16, 4, 3, fused=True, swapped=True),
-    Variant(32, 4, 2, fused=True, swapped=True),
-    Variant(64, 4, 1, fused=True, swapped=True),
+    AttentionVariant(16, 1, 3),
+    AttentionVariant(16, 2, 3),
+    AttentionVariant(16, 4, 2),
+    AttentionVariant(32, 4, 2),
+    AttentionVariant(64, 4, 2),
+    AttentionVariant(128, 8, 2),
+    AttentionVariant(16, 4, 2, fused=True),
+    AttentionVariant(16, 4, 1, swapped=True),
+    AttentionVariant(16, 4, 2, swapped=True),
+    AttentionVariant(16, 4, 3, fused=True, swapped=True),
+    AttentionVariant(32, 4, 2, fused=True, swapped=True),
+    AttentionVariant(64, 4, 1, fused=True, swapped=True),
 ]
 SHAPES = [  # dtype, head, query heads, key heads, window
     (torch.bfloat16, 128, 32, 8, None),

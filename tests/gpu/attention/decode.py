@@ -15,20 +15,20 @@ from tests.gpu.lib.suite import Check
 from tests.lib.kernels.decode_reference import attend_reference
 from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.attention.decode_launch import arrival_counters
-from tpdet.kernels.cuda.attention.variants import Variant, decode_variant
+from tpdet.kernels.cuda.attention.variants import AttentionVariant, decode_variant
 from tpdet.kernels.cuda.pointwise import embedding, rotary
 from tpdet.kernels.cuda.pointwise.rotate_and_store import HeadShare, rotate_and_store_as, share
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 PAGE, BANDWIDTH, CACHE = 256, 4.5e12, 256 << 20
 WIDE = [
-    Variant(16, 4, stages, fused=fused, swapped=True)
+    AttentionVariant(16, 4, stages, fused=fused, swapped=True)
     for stages in (1, 2, 3)
     for fused in (True, False)
 ]
-NARROW = [Variant(16, w, s, fused=True) for w, s in ((2, 3), (4, 1))]
+NARROW = [AttentionVariant(16, w, s, fused=True) for w, s in ((2, 3), (4, 1))]
 VARIANTS = [*WIDE, *NARROW]
-PREFILL = Variant(64, 4, 2)
+PREFILL = AttentionVariant(64, 4, 2)
 TIMED = [
     (1, 128), (16, 128), (64, 128), (256, 128), (1, 8192), (16, 8192), (64, 2048), (1, 32768),
     (1, 131072),

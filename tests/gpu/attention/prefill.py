@@ -15,15 +15,15 @@ from tests.gpu.lib.checks import attempt, same
 from tests.gpu.lib.graph_times import interleaved_medians
 from tests.gpu.lib.suite import Check, run_parts
 from tpdet.kernels.cuda.attention import attention
-from tpdet.kernels.cuda.attention.variants import Variant, prefill_variant
+from tpdet.kernels.cuda.attention.variants import AttentionVariant, prefill_variant
 from tpdet.kernels.cuda.hardware import gpu_of
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
-FIRST = Variant(64, 4, 3, True)
+FIRST = AttentionVariant(64, 4, 3, True)
 WARP_SPECIALISED = {
-    "warp-specialised, 3 stages": Variant(128, 4, 3, True, warp_specialised=True),
-    "warp-specialised, 4 stages": Variant(128, 4, 4, True, warp_specialised=True),
-    "warp-specialised, 5 stages": Variant(128, 4, 5, True, warp_specialised=True),
+    "warp-specialised, 3 stages": AttentionVariant(128, 4, 3, True, warp_specialised=True),
+    "warp-specialised, 4 stages": AttentionVariant(128, 4, 4, True, warp_specialised=True),
+    "warp-specialised, 5 stages": AttentionVariant(128, 4, 5, True, warp_specialised=True),
 }
 SHAPES = [  # dtype, head, query heads, key heads, window
     (torch.bfloat16, 128, 32, 8, None),
@@ -57,7 +57,7 @@ def chunked(data, variant):
     for first, end in CUTS:
         batch = make_batch((PagedSequence(0, end - first, first, mapping),), "cuda", ALL_LONG)
         data.store(first, end, pages, batch)
-        part = data.attend(data.q[first:end], pages, batch, variant, Variant(16, 4, 2))
+        part = data.attend(data.q[first:end], pages, batch, variant, AttentionVariant(16, 4, 2))
         same(part, data.reference[first:end], f"chunk {first} to {end}")
 
 
@@ -100,7 +100,9 @@ class Step:
 
     def attend(self, copy, variant):
         pool = self.pools[copy]
-        return attention.attend(self.q, *pool, self.batch, None, variant, Variant(16, 4, 2))
+        return attention.attend(
+            self.q, *pool, self.batch, None, variant, AttentionVariant(16, 4, 2)
+        )
 
     def peer(self, copy, backend):
         with sdpa_kernel([backend]):

@@ -15,7 +15,7 @@ from tests.gpu.lib.graph_times import interleaved_medians
 from tests.gpu.lib.suite import run_parts
 from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.attention.variants import (
-    Variant,
+    AttentionVariant,
     decode_variant,
     prefill_variant,
 )
@@ -23,13 +23,13 @@ from tpdet.kernels.cuda.hardware import gpu_of
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 FAST_PREFILL = [  # of any head
-    Variant(64, 4, 2),
-    Variant(64, 4, 2, True),
-    Variant(64, 4, 3, True),
-    Variant(64, 8, 2, True),
-    Variant(128, 8, 3),
-    Variant(128, 8, 2, True),
-    Variant(128, 8, 3, True),
+    AttentionVariant(64, 4, 2),
+    AttentionVariant(64, 4, 2, True),
+    AttentionVariant(64, 4, 3, True),
+    AttentionVariant(64, 8, 2, True),
+    AttentionVariant(128, 8, 3),
+    AttentionVariant(128, 8, 2, True),
+    AttentionVariant(128, 8, 3, True),
 ]
 BANDWIDTH, PEAK = 4.5e12, 989e12  # measured read bandwidth and data-sheet bf16 FLOP/s of an H200
 
@@ -78,7 +78,9 @@ def prefill_speed(length, head):
 
 def check_times():
     """One at a time."""
-    variants = [Variant(16, w, s) for w, s in ((1, 3), (2, 3), (4, 3), (1, 2), (2, 2), (2, 4))]
+    variants = [
+        AttentionVariant(16, w, s) for w, s in ((1, 3), (2, 3), (4, 3), (1, 2), (2, 2), (2, 4))
+    ]
     for size, context in ((1, 8192), (16, 8192), (64, 2048), (1, 32768)):
         chosen = decode_variant(torch.bfloat16, 128, 4, size * context // PAGE, size)
         for v in (chosen, *variants):

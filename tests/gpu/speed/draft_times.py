@@ -27,7 +27,7 @@ from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.control.plan import PlanRows, Row
 from tpdet.kernels.cuda.attention import attention
-from tpdet.kernels.cuda.attention.variants import Variant, decode_variant
+from tpdet.kernels.cuda.attention.variants import AttentionVariant, decode_variant
 from tpdet.kernels.cuda.compile.pool import compile_all
 from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
@@ -42,7 +42,7 @@ CASES = ((1, 512, 8), (1, 4096, 4), (1, 4096, 8), (1, 4096, 16), (16, 512, 8), (
          (64, 512, 4), (64, 4096, 4))  # fmt: skip
 CACHE, REPEATS = 256 << 20, 20
 PROGRAMS = [
-    Variant(rows, 4, stages, fused=fused, swapped=True)
+    AttentionVariant(rows, 4, stages, fused=fused, swapped=True)
     for rows in (16, 32, 64)
     for stages in (1, 2, 3)
     for fused in (True, False)

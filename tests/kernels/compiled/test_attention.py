@@ -12,7 +12,7 @@ import torch
 from tests.kernels.compiled.test_gemm import compile_for_hopper
 from tpdet.kernels.cuda.attention.prefill import attend_blocks
 from tpdet.kernels.cuda.attention.split import score_cap
-from tpdet.kernels.cuda.attention.variants import Variant, prefill_variant
+from tpdet.kernels.cuda.attention.variants import AttentionVariant, prefill_variant
 from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.pointwise import embedding, norm, rotary
 from tpdet.kernels.cuda.pointwise.soft_cap import cap_values
@@ -54,12 +54,12 @@ def check(ptx, log, allowance, fused_allowed=False):
 
 BEFORE_HOPPER = replace(H200, capability=(8, 0))
 PREFILL_CASES = [
-    (torch.bfloat16, 128, 4, False, Variant(64, 4, 3, True)),
+    (torch.bfloat16, 128, 4, False, AttentionVariant(64, 4, 3, True)),
     (torch.bfloat16, 128, 4, False, prefill_variant(torch.bfloat16, 128, BEFORE_HOPPER)),
-    (torch.bfloat16, 128, 4, True, Variant(64, 4, 3, True)),
-    (torch.bfloat16, 128, 4, False, Variant(128, 8, 2, True)),
+    (torch.bfloat16, 128, 4, True, AttentionVariant(64, 4, 3, True)),
+    (torch.bfloat16, 128, 4, False, AttentionVariant(128, 8, 2, True)),
     (torch.bfloat16, 256, 2, False, prefill_variant(torch.bfloat16, 256, H200)),
-    (torch.bfloat16, 64, 7, False, Variant(64, 4, 3, True)),
+    (torch.bfloat16, 64, 7, False, AttentionVariant(64, 4, 3, True)),
     (torch.float16, 96, 1, False, prefill_variant(torch.float16, 96, H200)),
     (torch.float32, 128, 4, False, prefill_variant(torch.float32, 128, H200)),
 ]

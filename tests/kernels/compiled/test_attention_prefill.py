@@ -17,11 +17,11 @@ from tests.kernels.compiled.test_attention import NAMES, check
 from tests.lib.kernels.hopper_kernels import compiled
 from tpdet.kernels.cuda.attention.attention import attend
 from tpdet.kernels.cuda.attention.prefill_warp_specialised import attend_warp_specialised
-from tpdet.kernels.cuda.attention.variants import Variant, prefill_variant
+from tpdet.kernels.cuda.attention.variants import AttentionVariant, prefill_variant
 from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
-SPECIALISED = Variant(128, 4, 5, True, warp_specialised=True)
+SPECIALISED = AttentionVariant(128, 4, 5, True, warp_specialised=True)
 SPILLED = 360  # bytes, of which the loop over whole splits reads three words
 
 
@@ -98,4 +98,4 @@ def test_a_head_or_type_without_a_kernel_is_refused(dtype, head):
     q, pages = (torch.zeros(*shape, dtype=dtype) for shape in ((20, 2, head), (1, 2, 256, head)))
     batch = make_batch((PagedSequence(0, 20, 0, (0,)),), short_tokens=0)
     with pytest.raises(ValueError, match=f"{dtype} heads of {head}: it has heads of 128"):
-        attend(q, pages, pages, batch, None, SPECIALISED, Variant(16, 4, 1))
+        attend(q, pages, pages, batch, None, SPECIALISED, AttentionVariant(16, 4, 1))

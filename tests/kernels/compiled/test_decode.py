@@ -15,7 +15,7 @@ from tpdet.kernels.cuda.attention.decode import attend_splits
 from tpdet.kernels.cuda.attention.decode_launch import decode_constants, merge_chunk
 from tpdet.kernels.cuda.attention.merge_splits import merge_splits
 from tpdet.kernels.cuda.attention.split import score_cap
-from tpdet.kernels.cuda.attention.variants import Variant, decode_variant
+from tpdet.kernels.cuda.attention.variants import AttentionVariant, decode_variant
 from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.cuda.pointwise.rotate_and_store import (
     FEW_ROWS,
@@ -153,7 +153,7 @@ def test_variants_depend_on_shapes_that_a_captured_graph_fixes():
         (512, 16, 8, 2, False),
         (129, 1, 8, 2, False),
     ):
-        wanted = Variant(16, 4, stages, fused=fused, swapped=True)
+        wanted = AttentionVariant(16, 4, stages, fused=fused, swapped=True)
         assert decode_variant(torch.bfloat16, 128, 4, splits, sequences, key_heads) == wanted
     assert decode_variant(torch.bfloat16, 128, 64, 64, 16).rows == 32
     assert decode_variant(torch.bfloat16, 128, 64, 4, 1).rows == 16

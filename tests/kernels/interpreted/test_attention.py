@@ -22,13 +22,18 @@ from tpdet.kernels.cpu.pointwise import embedding as cpu_embedding
 from tpdet.kernels.cpu.pointwise import rotary as cpu_rotary
 from tpdet.kernels.cpu.pointwise import soft_cap as cpu_cap
 from tpdet.kernels.cuda.attention import attention
-from tpdet.kernels.cuda.attention.variants import Variant
+from tpdet.kernels.cuda.attention.variants import AttentionVariant
 from tpdet.kernels.cuda.pointwise import embedding, rotary
 from tpdet.kernels.cuda.pointwise import soft_cap as gpu_cap
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
-PREFILL = Variant(16, 4, 1), Variant(64, 4, 1), Variant(128, 8, 1), Variant(64, 4, 1, True)
-DECODE = Variant(16, 4, 1), Variant(64, 4, 1)
+PREFILL = (
+    AttentionVariant(16, 4, 1),
+    AttentionVariant(64, 4, 1),
+    AttentionVariant(128, 8, 1),
+    AttentionVariant(64, 4, 1, True),
+)
+DECODE = AttentionVariant(16, 4, 1), AttentionVariant(64, 4, 1)
 
 
 def test_every_variant_chunk_and_phase_is_one_bit_class():
@@ -60,7 +65,7 @@ def test_capped_scores_are_one_bit_class_too():
     near = cpu_attention.paged_attention(q, *pages, batch, None, cap)[280:].double()
     assert (whole.double() - near).norm() <= 1e-3 * near.norm()
     assert_same_bits(attend(q[280:], pages, 280, LONG, PREFILL[3], cap=cap), whole, "prefill")
-    for variant in (DECODE[0], Variant(16, 4, 1, fused=True, swapped=True)):
+    for variant in (DECODE[0], AttentionVariant(16, 4, 1, fused=True, swapped=True)):
         got = attend(q[-2:], pages, length - 2, SHORT, variant, cap=cap)
         assert_same_bits(got, whole[-2:], f"{variant}")
 
@@ -70,7 +75,10 @@ def test_sinks_are_one_bit_class_too():
     length, sinks = 520, torch.tensor([2.5, -0.75])
     q, k, v = sequence_of(length, torch.float16, query_heads=2, key_heads=1)
     pages, batch = pages_of(k, v, length), make_batch((PagedSequence(0, length, 0, PAGES),))
-    tried = Variant(16, 4, 1), *(Variant(16, 4, 1, fused=f, swapped=True) for f in (False, True))
+    tried = (
+        AttentionVariant(16, 4, 1),
+        *(AttentionVariant(16, 4, 1, fused=f, swapped=True) for f in (False, True)),
+    )
     for window in (None, 77):
         whole = attend(q[490:], pages, 490, LONG, PREFILL[1], window, sinks=sinks)
         near = cpu_attention.paged_attention(q, *pages, batch, window, 0.0, sinks)[490:].double()

@@ -20,12 +20,12 @@ from tpdet.kernels.cuda.attention import items as attention_items
 from tpdet.kernels.cuda.attention import prefill_warp_specialised as attention_prefill_warps
 from tpdet.kernels.cuda.attention import split as attention_split
 from tpdet.kernels.cuda.attention import whole_split as attention_whole_split
-from tpdet.kernels.cuda.attention.variants import WARP_SPECIALISED_HEAD, Variant
+from tpdet.kernels.cuda.attention.variants import WARP_SPECIALISED_HEAD, AttentionVariant
 from tpdet.kernels.cuda.launch import warp_pipeline
 from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedSequence, make_batch
 from tpdet.kernels.order import TILE_TOKENS
 
-REFERENCE = Variant(64, 4, 1)
+REFERENCE = AttentionVariant(64, 4, 1)
 PROGRAMS = 2  # that the items of a launch are dealt out to
 # (keys, first row): whole tiles and splits, one more, one less, a chunk across a split's end
 CUTS = ((530, 490), (760, 746), (256, 200), (257, 230), (320, 300), (65, 0), (64, 30), (1, 0))

@@ -13,7 +13,7 @@ from tpdet.kernels.cpu.pointwise import rotate_and_store as cpu_rotation
 from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.attention import decode_launch as attention_decode_launch
 from tpdet.kernels.cuda.attention.decode_launch import arrival_counters
-from tpdet.kernels.cuda.attention.variants import Variant
+from tpdet.kernels.cuda.attention.variants import AttentionVariant
 from tpdet.kernels.cuda.pointwise import embedding, rotary
 from tpdet.kernels.cuda.pointwise.rotate_and_store import (
     FEW_ROWS,
@@ -31,13 +31,13 @@ from tpdet.runner.graphs.packed_step import (
 )
 
 VARIANTS = (
-    Variant(16, 4, 1),
-    Variant(16, 4, 1, fused=True),
-    Variant(16, 4, 1, swapped=True),
-    Variant(16, 4, 1, fused=True, swapped=True),
-    Variant(64, 4, 1, fused=True, swapped=True),
+    AttentionVariant(16, 4, 1),
+    AttentionVariant(16, 4, 1, fused=True),
+    AttentionVariant(16, 4, 1, swapped=True),
+    AttentionVariant(16, 4, 1, fused=True, swapped=True),
+    AttentionVariant(64, 4, 1, fused=True, swapped=True),
 )
-PREFILL = Variant(64, 4, 1)
+PREFILL = AttentionVariant(64, 4, 1)
 
 
 def decode(q, pages, batch, variant, window=None):

@@ -38,7 +38,7 @@ from tpdet.tools.synthetic.make_model import make_model
 from tpdet.tools.tune import column_operands, measure, products, run
 from tpdet.tools.tune.column_operands import ColumnOperands
 from tpdet.tools.tune.leaf_operands import LeafOperands
-from tpdet.tools.tune.products import Candidate, TunedProduct, TunedRow, launches
+from tpdet.tools.tune.products import TunedCandidate, TunedProduct, TunedRow, launches
 from tpdet.tools.tune.run import Effort, buckets_of, geometric_mean, groups, tune_products
 from tpdet.tools.tune.shapes import (
     products_by_value,
@@ -229,7 +229,7 @@ class Made:
 
     def candidates(self, product, bucket):
         return {
-            title(name): Candidate(
+            title(name): TunedCandidate(
                 ProductChoice(bucket, SLOW if name in LIBRARIES else name, library(name)),
                 title(name),
                 lambda weight, name=name: self.times[name],

@@ -41,7 +41,7 @@ def test_a_flag_narrows_and_all_widens(arguments, values, changed):
 def test_progress_says_the_plan_and_then_what_is_left():
     now = 100.0
     console = Console(record=True, width=100, file=io.StringIO())
-    progress = RunProgress(console, 12, guess=8.0, clock=lambda: now)
+    progress = RunProgress(console, 12, expected=8.0, clock=lambda: now)
     progress.plan()
     for name in "abc":
         number = progress.begin(name)

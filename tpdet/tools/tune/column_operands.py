@@ -17,7 +17,7 @@ from tpdet.kernels.cuda.gemm.choice.shape_table import ProductChoice
 from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.inputs.product import Product
 from tpdet.tools.measurement.graph_times import rotated
-from tpdet.tools.tune.products import Candidate, Run, fewest_rows
+from tpdet.tools.tune.products import Run, TunedCandidate, fewest_rows
 
 ProductCall = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """x [M, K] and a weight [N, K] -> the product's result."""
@@ -43,12 +43,12 @@ class ColumnOperands:
         self.cold = rotated(self._weights["random"])
         self._gpu = hardware.gpu_of(device)
 
-    def candidates(self, product: Product, bucket: int) -> dict[str, Candidate]:
+    def candidates(self, product: Product, bucket: int) -> dict[str, TunedCandidate]:
         """Tiles and the library's ways by their names, the static choice first."""
         n, k, kind = product.n, product.k, product.kind
         sms, wide = self._gpu.descriptor_programs, kind == "head"
         static = column_tile(bucket, n, k, float32=False, wide_out=wide, sms=sms)
-        named: dict[str, Candidate] = {}
+        named: dict[str, TunedCandidate] = {}
         for tile in dict.fromkeys((static, *column_candidates(bucket, n, k, kind, self._gpu))):
             call = partial(by_tile, kind, tile=tile)
             choice, counts = ProductChoice(bucket, tile), (bucket, fewest_rows(bucket))
@@ -61,10 +61,10 @@ class ColumnOperands:
 
     def _candidate(
         self, choice: ProductChoice, title: str, call: ProductCall, counts: tuple[int, ...]
-    ) -> Candidate:
+    ) -> TunedCandidate:
         """counts: rows at which bits are compared."""
         run = partial(call, self._rows["random"][: choice.bucket])
-        return Candidate(choice, title, run, partial(self._differs, call, counts))
+        return TunedCandidate(choice, title, run, partial(self._differs, call, counts))
 
     def peer(self, bucket: int) -> Run:
         """The library's product in the model's dtype."""

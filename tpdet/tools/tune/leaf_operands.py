@@ -28,7 +28,7 @@ from tpdet.kernels.inputs.product import Product, read_roots
 from tpdet.kernels.order import Expression, fold_tree
 from tpdet.kernels.partial_sums import PartialSums, whole_sum
 from tpdet.tools.measurement.graph_times import rotated
-from tpdet.tools.tune.products import Candidate, Run, fewest_rows
+from tpdet.tools.tune.products import Run, TunedCandidate, fewest_rows
 
 _EPS = 1e-6
 
@@ -57,14 +57,16 @@ class LeafOperands:
         self._norm = Norm(torch.ones(first.n, dtype=torch.bfloat16, device=device), _EPS)
         self._gpu = hardware.gpu_of(device)
 
-    def candidates(self, product: Product, bucket: int) -> dict[str, Candidate]:
+    def candidates(self, product: Product, bucket: int) -> dict[str, TunedCandidate]:
         """Choices by what they run, whatever the roots; the static choice first."""
         roots, named = read_roots(product.roots), {}
         for work, leaf in bucket_choices(product, roots, bucket, self._gpu).items():
             choice = ProductChoice(bucket, leaf.tile, None, leaf.cut, leaf.kernel)
             title = f"cut {leaf.cut} {leaf.kernel} {format_tile(leaf.tile)}"
             run = partial(self._sum_and_read, roots, leaf, bucket)
-            named[work] = Candidate(choice, title, run, partial(self._differs, product, choice))
+            named[work] = TunedCandidate(
+                choice, title, run, partial(self._differs, product, choice)
+            )
         return named
 
     def peer(self, bucket: int) -> Run:

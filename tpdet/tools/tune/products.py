@@ -25,7 +25,7 @@ Run = Callable[[torch.Tensor], object]
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TunedCandidate:
     """What may run in a bucket. title: of what was refused; differs: by a kind of trial data."""
 
     choice: ProductChoice
@@ -44,7 +44,7 @@ class ProductOperands(Protocol):
     cold: list[torch.Tensor]
     finalists: int
 
-    def candidates(self, product: Product, bucket: int) -> dict[str, Candidate]:
+    def candidates(self, product: Product, bucket: int) -> dict[str, TunedCandidate]:
         """All candidates of a bucket; those of one name take one time, whatever the roots."""
 
     def peer(self, bucket: int) -> Run:
@@ -122,7 +122,7 @@ def _tune_bucket(
 
 def _finalists(
     tuned: TunedProduct,
-    candidates: dict[str, Candidate],
+    candidates: dict[str, TunedCandidate],
     times: dict[str, float],
     most: int,
     bucket: int,

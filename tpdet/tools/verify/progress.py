@@ -19,16 +19,16 @@ _FILE = "progress"
 
 
 class RunProgress:
-    """Counts runs (worlds of ranks), which may overlap. `guess`: seconds of a run, or None."""
+    """Counts runs (worlds of ranks), which may overlap. `expected`: seconds of a run, or None."""
 
     def __init__(
         self,
         console: Console,
         runs: int,
-        guess: float | None = None,
+        expected: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console, self._runs, self._guess, self._clock = console, runs, guess, clock
+        self._console, self._runs, self._expected, self._clock = console, runs, expected, clock
         self._begun = self._ended = 0
         self._parts: dict[int, float] = {}  # of runs under way, the share that is done
         self._since = self._said = clock()
@@ -36,7 +36,7 @@ class RunProgress:
 
     def plan(self) -> None:
         """Print how many runs there will be, and how long they take if that is known."""
-        about = "" if self._guess is None else f", about {duration(self._runs * self._guess)}"
+        about = "" if self._expected is None else f", about {duration(self._runs * self._expected)}"
         self._say(f"{self._runs} runs{about}")
 
     def begin(self, what: str) -> int:

@@ -59,7 +59,7 @@ from tpdet.kernels.inputs.gated import GROUP
 _GROUP = gl.constexpr(GROUP)
 
 
-class Sizes(NamedTuple):
+class ChainSizes(NamedTuple):
     """Sizes of a launch; a leaf has `steps` steps of DEPTH."""
 
     m: Any
@@ -249,7 +249,7 @@ def warp_specialised_fold(
     init_barriers((full,), free)
     # 3. two consumers and their producer
     pipeline = ChainPipeline(x, w, None, full, free)
-    sizes = Sizes(m, n, roots, steps)
+    sizes = ChainSizes(m, n, roots, steps)
     run_warps(
         _consume,
         pipeline,

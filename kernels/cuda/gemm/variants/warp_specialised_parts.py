@@ -31,7 +31,7 @@ from tpdet.kernels.cuda.gemm.variants.chain import (
 )
 from tpdet.kernels.cuda.gemm.variants.pointer import tile_origin
 from tpdet.kernels.cuda.gemm.variants.warp_specialised import (
-    Sizes,
+    ChainSizes,
     add_bias,
     gate_tile,
     produce,
@@ -148,7 +148,7 @@ def warp_specialised_parts(
     init_barriers((full,), free)
     # 3. two consumers and their producer
     pipeline = ChainPipeline(x, wide, rest, full, free)
-    sizes = Sizes(m, n, 1, steps)
+    sizes = ChainSizes(m, n, 1, steps)
     run_warps(
         _consume,
         pipeline,
