@@ -181,13 +181,29 @@ def first_statement(node):
     return ast.unparse(body[0])
 
 
-def launches_of(tree):
-    """(kernel, whether its launch goes through the host function) of every launch."""
+HOST_FUNCTION = "dependent_launch"
+
+
+def host_functions_of(trees):
+    """Names of the host function and of those that return its options with others."""
+    passing = {True: {HOST_FUNCTION}, False: set()}
+    for tree in trees.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name != HOST_FUNCTION:
+                returned = node.body[-1]
+                passes = isinstance(returned, ast.Return) and isinstance(returned.value, ast.Dict)
+                passes = passes and f"**{HOST_FUNCTION}(" in ast.unparse(returned)
+                passing[passes].add(node.name)
+    return tuple(f"{name}(" for name in passing[True] - passing[False])
+
+
+def launches_of(tree, through):
+    """(kernel, whether its launch goes through one of the host functions) of every launch."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
-            starred = [ast.unparse(each.value) for each in node.keywords if each.arg is None]
-            through = any(each.startswith("dependent_launch(") for each in starred)
-            yield ast.unparse(node.func.value).split(".")[-1], through
+            starred = [ast.unparse(word.value) for word in node.keywords if word.arg is None]
+            dependent = any(text.startswith(through) for text in starred)
+            yield ast.unparse(node.func.value).split(".")[-1], dependent
 
 
 def unfit(trees):
@@ -200,9 +216,10 @@ def unfit(trees):
         and name != "await_earlier"
         and first_statement(node) != "await_earlier(DEPENDENT)"
     ]
+    through = host_functions_of(trees)
     for path, tree in trees.items():
-        for name, through in launches_of(tree):
-            if name in kernels and takes_part(kernels[name]) != through:
+        for name, dependent in launches_of(tree, through):
+            if name in kernels and takes_part(kernels[name]) != dependent:
                 wrong.append(f"{path.name} launches {name}")
     return wrong
 
@@ -214,7 +231,8 @@ def test_what_is_launched_dependent_waits_first():
     trees = {path: ast.parse(text) for path, text in texts.items() if of_kernels(path, text)}
     assert not unfit(trees)
     kernels = kernels_of(trees)
-    launched = {name for tree in trees.values() for name, _ in launches_of(tree)} & set(kernels)
+    launches = [launch for tree in trees.values() for launch in launches_of(tree, ())]
+    launched = {name for name, _ in launches} & set(kernels)
     assert {name for name in launched if not takes_part(kernels[name])} == PLAIN
     assert len(launched) == 53
 
@@ -237,6 +255,9 @@ def test_what_is_not_fit_is_found():
     late = GOOD.replace("    await", "    y = tl.load(x)\n    await")
     by_hand = GOOD.replace("**dependent_launch(x.device)", "DEPENDENT=True")
     without = GOOD.replace(", DEPENDENT: tl.constexpr", "").replace("await_earlier(DEPENDENT)", "1")
+    others = GOOD.replace("num_warps=1, **dependent_launch(x.device)", "**options(x.device)")
+    assert not found(f"{others}\ndef options(device):\n    return {{**dependent_launch(device)}}")
+    assert found(f"{others}\ndef options(device):\n    return {{}}") == ["copy.py launches copy"]
     assert found(late) == ["copy waits late"]
     assert found(by_hand) == ["copy.py launches copy"]
     assert found(without) == ["copy.py launches copy"]

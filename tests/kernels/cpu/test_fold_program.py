@@ -6,7 +6,7 @@ from tpdet.kernels import order
 from tpdet.kernels.fold_program import (
     OWN,
     UNFINISHED,
-    Step,
+    FoldStep,
     own_program,
     rank_program,
     slot_program,
@@ -32,10 +32,10 @@ def run(program, read):
 
 def test_a_program_is_written_out():
     assert own_program(((3, (4, 5)), 6), 3).steps == [
-        Step(OWN, 0),
-        Step(OWN, 1),
-        Step(OWN, 2, additions=2, root=0),
-        Step(OWN, 3, root=1),
+        FoldStep(OWN, 0),
+        FoldStep(OWN, 1),
+        FoldStep(OWN, 2, additions=2, root=0),
+        FoldStep(OWN, 3, root=1),
     ]
 
 
