@@ -21,7 +21,6 @@ from tpdet.engine.arithmetic_switch import ArithmeticSwitch
 from tpdet.engine.calibration import calibrate
 from tpdet.engine.control import ControlChannel
 from tpdet.engine.fault_points import FaultPoints
-from tpdet.engine.observers import StepObserver
 from tpdet.engine.results import LogitsTap, StepResults
 from tpdet.engine.routed import with_routes
 from tpdet.engine.slowdown import SlowdownWatch
@@ -38,6 +37,7 @@ from tpdet.requests.request import (
 from tpdet.requests.seeds import Seeds
 from tpdet.runner import Follower, Runner, TakeLogits, Tick
 from tpdet.scheduler.limits import check_drafts
+from tpdet.scheduler.observers import StepObserver
 from tpdet.scheduler.scheduler import Scheduler
 from tpdet.scheduler.speculator import Speculator
 from tpdet.scheduler.statistics import SchedulerStatistics
@@ -256,8 +256,8 @@ class Engine:
         return self.scheduler.statistics()
 
     @property
-    def _observers(self) -> list[StepObserver | Speculator]:
-        watched: list[StepObserver | Speculator] = [] if self.watch is None else [self.watch]
+    def _observers(self) -> list[StepObserver]:
+        watched = [] if self.watch is None else [self.watch]
         return [*watched, self.scheduler.speculator]
 
     def _speculator(self) -> Speculator:

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 
 from tpdet.control.plan import PlanRows, StepPlan
-from tpdet.engine.observers import StepObserver
 from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.scheduler.observers import StepObserver
 
 Cell = tuple[int, int]
 """Rows and pages a row, at most."""

@@ -4,9 +4,9 @@ from collections import abc
 
 import msgspec
 
-from tpdet.control.plan import StepPlan
 from tpdet.control.row_messages import RowKey
 from tpdet.requests.request import Request
+from tpdet.scheduler.observers import StepObserver
 from tpdet.scheduler.queue import SequenceQueue
 from tpdet.scheduler.sequence import Sequence
 
@@ -36,11 +36,11 @@ class DraftCounts(msgspec.Struct):
             self.accepted_at[index] += 1
 
 
-class Speculator:
+class Speculator(StepObserver):
     """Proposes drafts for the rows of a step, and learns which were accepted; this one has none.
 
-    counts: verified drafts, by proposer. paused: no row carries drafts. The scheduler calls the
-    first six methods; by the others a speculator hears of the engine's steps, as observers do.
+    counts: verified drafts, by proposer. paused: no row carries drafts. The scheduler calls these
+    methods; as an observer a speculator hears how long the engine's steps took.
     """
 
     def __init__(self) -> None:
@@ -67,18 +67,3 @@ class Speculator:
 
     def close(self) -> None:
         """Let all sequences, now and later, go on without drafts."""
-
-    def begin(self, pending: bool) -> None:
-        """A step is about to be ended; pending: it was launched while the one before it ran."""
-
-    def running(self) -> None:
-        """The step runs: do what could wait for that."""
-
-    def end(self, plan: StepPlan, synchronous: bool) -> None:
-        """The step ended just now, and is not committed: learn how long it took.
-
-        synchronous: it was launched only after the results of the step before had been read.
-        """
-
-    def idle(self) -> None:
-        """There is no work: the next step does not follow the last one."""

@@ -10,7 +10,7 @@ class StepObserver:
         """A step is about to be ended; pending: it was launched while the one before it ran."""
 
     def running(self) -> None:
-        """The step runs, and what may follow it has been launched."""
+        """The step runs, and what may follow it is launched: do what could wait for that."""
 
     def end(self, plan: StepPlan, synchronous: bool) -> None:
         """The step has run, and is not committed yet.
@@ -19,4 +19,4 @@ class StepObserver:
         """
 
     def idle(self) -> None:
-        """No request is left."""
+        """No request is left: the next step does not follow the last one."""
