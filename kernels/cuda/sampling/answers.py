@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier
+from tpdet.kernels.cuda.launch.sizes import next_power_of_2
 from tpdet.kernels.cuda.sampling.candidates import LIST_FIELDS, LOGITS_MASS, Bounds
 from tpdet.kernels.cuda.sampling.noise import MASS_UNIT, fixed_point, sample_of_part
 from tpdet.kernels.cuda.sampling.peaks import (
@@ -27,7 +28,6 @@ from tpdet.kernels.cuda.sampling.peaks import (
     RowShape,
     grid_of,
     is_fit,
-    lanes_for,
     largest_peak,
     numbers_beside,
     options,
@@ -253,9 +253,9 @@ def answers_of(rows: LogitRows, filters: Bounds | None, shard: Shard, random: bo
         numbers_beside(rows.logits, 4, height, dtype=torch.float64),
         numbers_beside(rows.logits, height, dtype=torch.float32),
     )
-    count, part_lanes = (height, peak_parts), lanes_for(peak_parts)
+    count, part_lanes = (height, peak_parts), next_power_of_2(peak_parts)
     filtered, filters = filters is not None, filters or Bounds(rows.peaks, rows.peaks)
-    forms = span, part_lanes, lanes_for(grid[1]), random, whole, filtered and whole
+    forms = span, part_lanes, next_power_of_2(grid[1]), random, whole, filtered and whole
     sum_rows[grid](
         rows,
         filters,

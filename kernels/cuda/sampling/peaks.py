@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import next_power_of_2
 from tpdet.kernels.cuda.sampling.table import (
     BELOW_ALL,
     COPY,
@@ -244,15 +245,10 @@ def options(device: torch.device, warps: int) -> dict[str, Any]:
     return {"num_warps": warps, "enable_fp_fusion": False, **dependent_launch(device)}
 
 
-def lanes_for(count: int) -> int:
-    """The least power of two from `count` up. Triton's own functions cost the host some us each."""
-    return 1 << (count - 1).bit_length()
-
-
 @lru_cache(maxsize=1024)
 def grid_of(rows: int, width: int) -> tuple[tuple[int, int], int]:
     """Grid and span; at least one part, which may be all padding."""
-    span = max(_span(rows, width), lanes_for(-(-width // 1024)))
+    span = max(_span(rows, width), next_power_of_2(-(-width // 1024)))
     return (rows, max(1, -(-width // span))), span
 
 
@@ -266,4 +262,4 @@ def _span(rows: int, width: int) -> int:
 
 def _groups_per_part(width: int, span: int) -> int:
     """Groups a part of `span` columns has: of 64 columns, of more where a row would have 4,096."""
-    return span // max(64, lanes_for(-(-width // _GROUPS)))
+    return span // max(64, next_power_of_2(-(-width // _GROUPS)))

@@ -26,13 +26,13 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier
+from tpdet.kernels.cuda.launch.sizes import next_power_of_2
 from tpdet.kernels.cuda.sampling import candidates, window
 from tpdet.kernels.cuda.sampling.candidates import LIST_FIELDS, ROW_MASS, Bounds, filtered_row
 from tpdet.kernels.cuda.sampling.noise import fixed_point
 from tpdet.kernels.cuda.sampling.peaks import (
     LogitRows,
     RowShape,
-    lanes_for,
     numbers_beside,
     options,
     scaled,
@@ -215,9 +215,12 @@ def find_bounds(
     bounds = Bounds(numbers(BOUND_FIELDS.value), numbers(LIST_FIELDS.value))
     counts = numbers(candidates.BUCKETS.value, dtype=torch.int32)
     lists = numbers(candidates.CAPACITY.value)
-    shape, group_lanes = RowShape(vocabulary, rows.logits.stride(0), groups), lanes_for(groups)
+    shape, group_lanes = (
+        RowShape(vocabulary, rows.logits.stride(0), groups),
+        next_power_of_2(groups),
+    )
     common = rows, bounds, shape
-    lanes = lanes_for(peak_parts), whole, group_lanes
+    lanes = next_power_of_2(peak_parts), whole, group_lanes
     candidates.choose_floor[filtered,](
         *common, height, peak_parts, counts, *lanes, **options(device, 8)
     )
@@ -242,6 +245,6 @@ def find_bounds(
     # 3. their bounds
     digits, by = numbers(DIGITS.value), ("window" in methods, "digits" in methods)
     bound_fallbacks[filtered,](
-        *common, room, digits, parts, whole, lanes_for(parts), *by, **options(device, 16)
+        *common, room, digits, parts, whole, next_power_of_2(parts), *by, **options(device, 16)
     )
     return bounds
