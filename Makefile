@@ -26,8 +26,8 @@ serve: $(VENV)/.serving
 
 # Three runs: kernels in Triton's interpreter; tests that bear company, in WORKERS processes of one
 # thread, a file's in one of them for its fixtures; then, one by one, those with time limits. Each
-# runs also after one that failed.
-WORKERS ?= 2
+# runs also after one that failed. Twice as many as there are cores, as many wait for processes.
+WORKERS ?= 4
 SPEED := not slow
 SLOWEST := --durations=20 --durations-min=5
 PYTEST := $(BIN)/python -m pytest -q $(SLOWEST)

@@ -3,7 +3,7 @@
 It is the same at every tensor-parallel size, because the pieces are.
 """
 
-from collections.abc import Iterable
+from typing import NamedTuple
 
 import blake3
 import msgspec
@@ -15,8 +15,15 @@ from tpdet.errors import DisagreementError
 _decoder = msgspec.msgpack.Decoder(list[tuple[str, int, bytes]])
 
 
-def merge_digests(world: World, digests: Digests) -> str:
-    """BLAKE3 (hex) over all ranks' pieces by name and index, equal at every size. Collective.
+class MergedDigests(NamedTuple):
+    """BLAKE3 (hex) of all weights, and of each tensor by its name; equal at every size."""
+
+    whole: str
+    tensors: dict[str, str]
+
+
+def merge_digests(world: World, digests: Digests) -> MergedDigests:
+    """The digests over all ranks' pieces by name and index. Collective.
 
     Raises DisagreementError when two ranks read different bits of one piece, naming their nodes.
     """
@@ -33,12 +40,12 @@ def merge_digests(world: World, digests: Digests) -> str:
                     f"{digest.hex()[:16]}: point every rank at the same checkpoint"
                 )
             reader.setdefault((name, index), rank)
-    return _combine((name, index, merged[name, index]) for name, index in sorted(merged))
-
-
-def _combine(pieces: Iterable[tuple[str, int, bytes]]) -> str:
-    digest = blake3.blake3()
-    for name, index, piece in pieces:
-        digest.update(f"{name}\0{index}\0".encode())
-        digest.update(piece)
-    return digest.hexdigest()
+    whole = blake3.blake3()
+    tensors: dict[str, blake3.blake3] = {}
+    for name, index in sorted(merged):
+        piece = f"{name}\0{index}\0".encode() + merged[name, index]
+        whole.update(piece)
+        tensors.setdefault(name, blake3.blake3()).update(piece)
+    return MergedDigests(
+        whole.hexdigest(), {name: digest.hexdigest() for name, digest in tensors.items()}
+    )

@@ -5,11 +5,12 @@ formula and docstring are those. The GPU's function of this name, in the module 
 the same (and may take more, for tuning). Orders and roundings are in `docs/numerics.md`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache, wraps
 from importlib import import_module
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -25,6 +26,7 @@ from tpdet.kernels.cpu.pointwise import embedding as cpu_embedding
 from tpdet.kernels.cpu.pointwise import finish as cpu_finish
 from tpdet.kernels.cpu.pointwise import fold as cpu_fold
 from tpdet.kernels.cpu.pointwise import norm as cpu_norm
+from tpdet.kernels.cpu.pointwise import rotary as cpu_rotary
 from tpdet.kernels.cpu.pointwise import rotate_and_store as cpu_rotate_and_store
 from tpdet.kernels.cpu.pointwise import soft_cap as cpu_soft_cap
 from tpdet.kernels.cpu.sampling import launch as cpu_sampling
@@ -39,6 +41,34 @@ from tpdet.kernels.partial_sums import PartialSums
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
+_Operations = Mapping[str, Callable[..., Any]]
+_PLAIN: _Operations = MappingProxyType({})
+_recorded: ContextVar[_Operations] = ContextVar("recorded", default=_PLAIN)
+
+
+@contextmanager
+def recorded(operations: _Operations = _PLAIN) -> Iterator[None]:
+    """While inside, in this thread, operations of these names are those of the table.
+
+    So `tpdet.nn` has them recorded for gradients. Without a table they are the kernels again.
+    """
+    token = _recorded.set(operations)
+    try:
+        yield
+    finally:
+        _recorded.reset(token)
+
+
+def _recordable(operation: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """The operation, or what `recorded` has for its name."""
+    name = operation.__name__
+
+    @wraps(operation)
+    def run(*args: Any, **named: Any) -> Any:
+        return _recorded.get().get(name, operation)(*args, **named)
+
+    return cast(Callable[_Parameters, _Result], run)
+
 
 def _by_device(reference: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """The operation that a function of the CPU declares, where its first argument lies."""
@@ -47,6 +77,9 @@ def _by_device(reference: Callable[_Parameters, _Result]) -> Callable[_Parameter
 
     @wraps(reference)
     def run(*args: Any, **named: Any) -> Any:
+        record = _recorded.get().get(name)
+        if record is not None:
+            return record(*args, **named)
         module = _kernels(hardware.room_of(args[0].device.type), room)
         return getattr(module, name)(*args, **named)
 
@@ -65,6 +98,8 @@ norm_by_mass = _by_device(cpu_norm.norm_by_mass)
 activate_and_multiply = _by_device(cpu_activation.activate_and_multiply)
 activate_alone = _by_device(cpu_activation.activate_alone)
 soft_cap = _by_device(cpu_soft_cap.soft_cap)
+rotate_heads = _by_device(cpu_rotary.rotate_heads)
+store_kv = _by_device(cpu_embedding.store_kv)
 rotate_and_store = _by_device(cpu_rotate_and_store.rotate_and_store)
 paged_attention = _by_device(cpu_attention.paged_attention)
 expert_sums = _by_device(cpu_sums.expert_sums)
@@ -74,6 +109,7 @@ embed = _by_device(cpu_embedding.embed)
 resolve_sampled = _by_device(cpu_embedding.resolve_sampled)
 sample_rows = _by_device(cpu_sampling.sample_rows)
 sample_answers = _by_device(cpu_sampling.sample_answers)
+sample_processed = _by_device(cpu_sampling.sample_processed)
 pack_answers = _by_device(cpu_sampling.pack_answers)
 score_tokens = _by_device(cpu_sampling.score_tokens)
 top_of_rows = _by_device(cpu_sampling.top_of_rows)
@@ -82,11 +118,13 @@ move_on = _by_device(cpu_sampling.move_on)
 count_ahead = _by_device(cpu_ranks.count_ahead)
 
 
+@_recordable
 def fold_roots(sums: PartialSums, slots: int) -> torch.Tensor:
     """Fold sums into the subtree roots a rank sends [slots, M, N] fp32; unused slots are zero."""
     return _on(sums.values, "pointwise.fold").fold_roots(sums.values, 0, sums.roots, slots)
 
 
+@_recordable
 def choose_experts(
     logits: torch.Tensor,
     bias: torch.Tensor | None,

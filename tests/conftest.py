@@ -1,10 +1,15 @@
 """Shared fixtures: tiny checkpoints and a tokenizer made once; which files of tests begin."""
 
 import gc
+import os
 import signal
+from functools import cache
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from tpdet.runner.start import kernel_checks
 from tpdet.text.tokenizer import Tokenizer
 from tpdet.tools.synthetic.make_model import make_model
 from tpdet.tools.synthetic.train_tokenizer import train_tokenizer
@@ -30,20 +35,68 @@ def pytest_collection_finish():
     gc.enable()
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Say how many tests were skipped, and each by its name: what is absent is never silent."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    terminalreporter.write_line(f"tests skipped: {len(skipped)}")
+    for report in skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        said = str(reason).removeprefix("Skipped: ")[:200]
+        terminalreporter.write_line(f"SKIPPED {report.nodeid}: {said}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def known_answers_once():
+    """Engines of this process compare known answers that were computed once: a third of a start."""
+    architecture = kernel_checks.architecture
+    named = cache(lambda device, answers: architecture(device, dict(answers)))
+    with mock.patch.multiple(
+        kernel_checks,
+        known_answers=cache(kernel_checks.known_answers),
+        architecture=lambda device, answers: named(device, (*answers.items(),)),
+    ):
+        yield
+
+
+class TinyModels:
+    """Tiny models, each made once; every test of this process reads the same folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._made: dict[str, Path] = {}
+        self._files: dict[Path, dict[str, tuple[int, int]]] = {}
+
+    def __call__(self, like: str = "qwen3", **options) -> Path:
+        key = repr((like, sorted(options.items(), key=str)))
+        if key not in self._made:
+            settings = {"hidden": 256, "layers": 2, "intermediate": 384, "vocab": 1100} | options
+            folder = make_model(self._root / f"{like}-{len(self._made)}", like=like, **settings)
+            self._made[key], self._files[folder] = folder, _file_times(folder)
+        return self._made[key]
+
+    def changed(self) -> list[Path]:
+        """The folders whose files are no longer those that were made."""
+        return [folder for folder, files in self._files.items() if _file_times(folder) != files]
+
+
+def _file_times(folder: Path) -> dict[str, tuple[int, int]]:
+    found = {entry.name: entry.stat() for entry in os.scandir(folder)}
+    return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in found.items()}
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """A function that makes (once) and returns the directory of a tiny model."""
-    made = {}
-    root = tmp_path_factory.mktemp("models")
+    return TinyModels(tmp_path_factory.mktemp("models"))
 
-    def make(like="qwen3", **options):
-        key = repr((like, sorted(options.items(), key=str)))
-        if key not in made:
-            settings = {"hidden": 256, "layers": 2, "intermediate": 384, "vocab": 1100} | options
-            made[key] = make_model(root / f"{like}-{len(made)}", like=like, **settings)
-        return made[key]
 
-    return make
+@pytest.fixture(autouse=True)
+def shared_models_stay(request):
+    """Fail the test that changes a folder that others read: a copy is its own."""
+    shared = "tiny_model" in request.fixturenames and request.getfixturevalue("tiny_model")
+    yield
+    if shared:
+        assert not shared.changed(), f"copy the model before writing in it: {shared.changed()}"
 
 
 @pytest.fixture(scope="session")

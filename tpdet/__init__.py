@@ -12,18 +12,51 @@ from tpdet.vllm_names.table import TOP as _TOP
 
 if TYPE_CHECKING:
     from tpdet.llm import LLM, AsyncLLM, CompletionOutput, LLMEngine, Logprob, RequestOutput
+    from tpdet.llm.pooling import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
     from tpdet.llm.prompts import TextPrompt, TokensPrompt
     from tpdet.requests.output_kind import RequestOutputKind
+    from tpdet.requests.pooling_params import PoolingParams
     from tpdet.requests.sampling_params import SamplingParams
     from tpdet.requests.structured_outputs import StructuredOutputsParams
     from tpdet.vllm_names.engine_args import AsyncEngineArgs, EngineArgs
 
 __version__ = "0.1.0"
 __all__ = [
-    "LLM", "AsyncEngineArgs", "AsyncLLM", "AsyncLLMEngine", "CompletionOutput", "EngineArgs",
-    "LLMEngine", "Logprob", "PromptType", "RequestOutput", "RequestOutputKind", "SamplingParams",
-    "StructuredOutputsParams", "TextPrompt", "TokensPrompt", "__version__",
-]  # fmt: skip
+    "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "EngineArgs",
+    "LLMEngine",
+    "Logprob",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "PromptType",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+    "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
+    "__version__",
+]
 _finder.install()
 
 

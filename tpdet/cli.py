@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tpdet import __version__
-from tpdet.arguments.command_line import Parser, number, whole_number
+from tpdet.arguments.command_line import Parser
+from tpdet.arguments.flags import add_command, add_flags, choice, count, figure, flag
 from tpdet.checkpoint.model_config import FAMILY_NAMES, HEAD_SIZES
 from tpdet.checkpoint.model_config.known_shapes import SHAPES
 from tpdet.errors import UsageError
@@ -21,7 +22,7 @@ serve
   tpdet serve MODEL --tp 2              a server of two ranks, with the OpenAI API
   tpdet chat                            talk to it
   tpdet complete "The for statement"    let it continue a text
-  tpdet run-batch -i IN -o OUT          answer a file of requests
+  tpdet run-batch IN OUT                answer a file of requests
   tpdet stop RUN_DIR                    drain it
   tpdet reload RUN_DIR --model DIR      let it load other weights
   tpdet launch slurm --nodes 2 MODEL    start one on a cluster: slurm, torchrun, mpirun
@@ -29,6 +30,12 @@ offline
   tpdet generate MODEL --prompt "Hi"    answer prompts without a server
   tpdet score MODEL FILE                log-probabilities of a text's tokens, bit for bit
   tpdet check MODEL ANSWERS.jsonl       compute recorded answers again, and name what differs
+  tpdet diff A B                        where recorded answers begin to differ
+  tpdet golden check GOLDEN.json        hold a model or a server to golden answers
+  tpdet certify RESULTS                 one hash for all answers of an evaluation
+  tpdet audit verify DIR --keys FILE    check signed receipts of answers
+  tpdet replay DIR --model M --keys K   compute the answers of signed receipts again
+  tpdet tape record -- COMMAND          record an agent's run; check it, or take it another way
   tpdet verify MODEL                    prove that no circumstance changes a bit
   tpdet bench latency MODEL             time the engine, a server, the kernels
   tpdet plan --model qwen3-8b           memory and speed on GPUs that need not be there
@@ -77,21 +84,28 @@ def command_parser() -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", help=argparse.SUPPRESS, prog="tpdet")
     commands.add_parser(OWN_RANKS)
     commands.add_parser(CLUSTER)
-    from tpdet.client.arguments import add_chat, add_complete, add_run_batch
+    from tpdet.client.arguments import add_chat, add_complete
     from tpdet.client.generate import add_generate
     from tpdet.server.commands.stop_and_reload import add_reload, add_stop
+    from tpdet.tools.audit.arguments import add_audit
     from tpdet.tools.bench.arguments import add_bench
+    from tpdet.tools.certify.arguments import add_certify
     from tpdet.tools.check.arguments import add_check
     from tpdet.tools.compile.arguments import add_compile
+    from tpdet.tools.diff.arguments import add_diff
+    from tpdet.tools.golden.arguments import add_golden
     from tpdet.tools.plan.arguments import add_plan
+    from tpdet.tools.replay.arguments import add_replay
+    from tpdet.tools.run_batch.arguments import add_run_batch
     from tpdet.tools.score.arguments import add_score
+    from tpdet.tools.tape.arguments import add_tape
     from tpdet.tools.tune.arguments import add_tune
     from tpdet.tools.verify.arguments import add_verify
 
     commands_in_order = (
         add_chat, add_complete, add_run_batch, add_generate, add_stop, add_reload, add_score,
-        add_check, add_verify, add_bench, add_plan, add_tune, add_compile, _add_make_model,
-        _add_env,
+        add_check, add_diff, add_golden, add_certify, add_audit, add_replay, add_tape, add_verify,
+        add_bench, add_plan, add_tune, add_compile, _add_make_model, _add_env,
     )  # fmt: skip
     for add in commands_in_order:
         add(commands)
@@ -112,55 +126,49 @@ def _serve(arguments: list[str]) -> int:
     return serve(arguments)
 
 
+_SIZES = {
+    "hidden": (512, "width of the residual stream"),
+    "layers": (4, "decoder layers"),
+    "heads": (8, "attention heads"),
+    "kv-heads": (None, "key heads, which divide the heads (default: half of them)"),
+    "head-dim": (
+        64, f"width of a head: {', '.join(map(str, HEAD_SIZES))}, or on a CPU any even one",
+    ),
+    "intermediate": (None, "a multiple of 128 (default: near 3 times --hidden)"),
+    "vocab": (2048, "tokens, at least 1024"),
+    "context": (4096, "positions"),
+    "seed": (0, "of the weights"),
+    "shards": (1, "files that the weights are in"),
+}  # fmt: skip
+"""Flags of `tpdet make-model`: the default and the text of each."""
+_WEIGHTS = (
+    choice("--dtype", "of weights", "float32", "bfloat16", "float16"),
+    figure("--router-skew", "of a mixture: the odds of expert i fall about as (1 + i) ** -S",
+           default=0.0, metavar="S"),
+    flag("--tie", "output head and embedding are one (default: for qwen2)",
+         action=argparse.BooleanOptionalAction, default=None),
+)  # fmt: skip
+
+
 def _add_make_model(commands: argparse._SubParsersAction) -> None:
-    command = commands.add_parser(
+    command = add_command(
+        commands,
         "make-model",
+        _make_model,
+        [flag("directory", "a new or empty folder", type=Path)],
         help="write a small checkpoint of random weights, with a tokenizer",
         epilog="  tpdet make-model models/small --like qwen3 --layers 2",
     )
-    command.add_argument("directory", type=Path, help="a new or empty folder")
-    kind = command.add_mutually_exclusive_group(required=True)
-    kind.add_argument("--like", type=_family_name, choices=FAMILY_NAMES, help="its family")
-    kind.add_argument(
+    family = command.add_mutually_exclusive_group(required=True)
+    family.add_argument("--like", type=_family_name, choices=FAMILY_NAMES, help="its family")
+    family.add_argument(
         "--like-config",
         metavar="NAME",
         help=f"only the config.json of one of {', '.join(sorted(SHAPES))}, for --load-format dummy "
         "and token ids; other options do not apply",
     )
-    for name, default, text in (
-        ("hidden", 512, "width of the residual stream"),
-        ("layers", 4, "decoder layers"),
-        ("heads", 8, "attention heads"),
-        ("kv-heads", None, "key heads, which divide the heads (default: half of them)"),
-        (
-            "head-dim",
-            64,
-            f"width of a head: {', '.join(map(str, HEAD_SIZES))}, or on a CPU any even one",
-        ),
-        ("intermediate", None, "a multiple of 128 (default: near 3 times --hidden)"),
-        ("vocab", 2048, "tokens, at least 1024"),
-        ("context", 4096, "positions"),
-        ("seed", 0, "of the weights"),
-        ("shards", 1, "files that the weights are in"),
-    ):
-        command.add_argument(f"--{name}", type=whole_number, default=default, help=text)
-    command.add_argument(
-        "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of weights"
-    )
-    command.add_argument(
-        "--router-skew",
-        type=number,
-        default=0.0,
-        metavar="S",
-        help="of a mixture: the odds of expert i fall about as (1 + i) ** -S",
-    )
-    command.add_argument(
-        "--tie",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="output head and embedding are one (default: for qwen2)",
-    )
-    command.set_defaults(run=_make_model)
+    sizes = (count(f"--{name}", text, default=size) for name, (size, text) in _SIZES.items())
+    add_flags(command, (*sizes, *_WEIGHTS))
 
 
 def _family_name(text: str) -> str:
@@ -193,11 +201,9 @@ def _make_model(options: argparse.Namespace) -> int:
 
 
 def _add_env(commands: argparse._SubParsersAction) -> None:
-    command = commands.add_parser("env", description="Print what may change bits here, as JSON.")
-    command.add_argument(
-        "--device", default="auto", choices=["auto", "cpu", "cuda"], help="whose facts"
-    )
-    command.set_defaults(run=_env)
+    device = choice("--device", "whose facts", "auto", "cpu", "cuda")
+    description = "Print what may change bits here, as JSON."
+    add_command(commands, "env", _env, [device], description=description)
 
 
 def _env(options: argparse.Namespace) -> int:

@@ -24,6 +24,7 @@ from tpdet.arguments.vllm_arguments import DTYPES, parse_size
 from tpdet.errors import UsageError
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
+from tpdet.requests.engine_facts import PROCESSED_LOGPROBS, RAW_LOGPROBS, LogprobsMode, SeedPolicy
 from tpdet.requests.field_ranges import SEED
 
 APPROXIMATE = "approximate"
@@ -87,6 +88,11 @@ class EngineConfig(BaseModel):
     )
     load_format: Literal["auto", "safetensors", "dummy"] = Field(
         "auto", description="dummy makes random weights from the seed"
+    )
+    task: Literal["auto", "generate", "embed", "classify", "score", "reward"] = Field(
+        "auto",
+        description="what the model answers: text, vectors, labels, scores of pairs, or rewards; "
+        "auto: what the checkpoint's head is for, and vectors of a sentence-transformers folder",
     )
     dtype: Dtype = Field(
         "auto",
@@ -178,6 +184,12 @@ class EngineConfig(BaseModel):
         False,
         description="answers hold the experts that each token chose; prefixes are then not shared",
     )
+    logprobs_mode: LogprobsMode = Field(
+        RAW_LOGPROBS,
+        description="which log-probabilities answers have of sampled tokens: those of the model's "
+        "own logits, or of what is sampled from, after bias, penalties, temperature and filters; "
+        "those of prompts are raw",
+    )
     approximate: bool = Field(
         False,
         description="compute by the library's products, attention and all-reduce: answers are not "
@@ -189,6 +201,12 @@ class EngineConfig(BaseModel):
     max_slowdown: float = Field(
         0.3, gt=0.0, lt=1.0, description="share of the speed measured at start that may be lost"
     )
+    seed_policy: SeedPolicy = Field(
+        "random",
+        description="seed of a request without one; random: the next of the stream that --seed "
+        "starts; request: a function of its prompt and parameters, so that equal requests have "
+        "equal answers",
+    )
     seed: int = Field(
         0, ge=SEED.low, le=SEED.high, description="key of the server's own seed stream"
     )
@@ -197,6 +215,12 @@ class EngineConfig(BaseModel):
         gt=0.0,
         le=LONGEST_STEP_SECONDS,
         description="seconds after which a silent rank counts as lost",
+    )
+    weights_timeout: float = Field(
+        300.0,
+        gt=0.0,
+        le=LONGEST_STEP_SECONDS,
+        description="seconds after which the silent sender of a weight update counts as lost",
     )
     start_timeout: float = Field(
         300.0,
@@ -212,6 +236,8 @@ class EngineConfig(BaseModel):
             raise ValueError(f"{{leaves}} {self.leaves} is not a power of two")
         if self.approximate and self.on_slowdown is not None:
             raise ValueError("{approximate} and {on_slowdown} exclude each other: give one")
+        if self.may_be_approximate and self.task not in ("auto", "generate"):
+            raise ValueError("{task} " + self.task + " has no approximate mode: leave it out")
         if self.may_be_approximate and self.row_layers != "fold":
             raise ValueError("approximate answers need {row_layers} fold: leave {row_layers} out")
         return self
@@ -259,6 +285,11 @@ class EngineConfig(BaseModel):
             return ()
         own = () if self.draft_model is None or self.drafts == "off" else ("draft_model",)
         return _DRAFTERS[self.drafts] + own
+
+    @property
+    def processes_logprobs(self) -> bool:
+        """Whether log-probabilities of sampled tokens are of what they are sampled from."""
+        return self.logprobs_mode == PROCESSED_LOGPROBS
 
     @property
     def may_be_approximate(self) -> bool:

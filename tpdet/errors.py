@@ -66,6 +66,21 @@ class CheckpointError(Refusal, ValueError):
     code = "bad_checkpoint"
 
 
+class AuditError(Refusal, ValueError):
+    """A receipt, checkpoint or audit log that is forged or damaged; names the first wrong part."""
+
+    exit_code = 65
+    code = "bad_audit"
+
+
+class AuditUnavailableError(Refusal):
+    """The audit log is locked by another process, read-only or full: nothing is recorded."""
+
+    exit_code = 74
+    code = "audit_unavailable"
+    public = "the audit log cannot be written, and no answer is given without a receipt"
+
+
 class NotFoundError(Refusal, FileNotFoundError):
     """A model, file or directory that does not exist."""
 
@@ -119,6 +134,22 @@ class ReloadError(Refusal):
         self.exit_code, self.code = exit_code, code
 
 
+class WeightUpdateError(Refusal):
+    """A step of a weight update that is refused or failed.
+
+    `status` is HTTP's, `missing` the names of tensors that did not arrive.
+    """
+
+    exit_code = 65
+    code = "weight_update"
+
+    def __init__(self, message: str, status: int = 400, missing: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.status, self.missing = status, missing
+        if status == 502:
+            self.code = "sender_lost"
+
+
 class NumericalError(TpdetError):
     """NaN or infinity in one request's logits: that request fails, no other does."""
 
@@ -146,7 +177,7 @@ class OverloadedError(TpdetError):
 
 
 class DrainTimeoutError(TpdetError):
-    """The drain timeout ended while requests still ran; each of them got an error."""
+    """A drain ended while requests still ran; each of them got an error."""
 
     exit_code = 143
     code = "drain_timeout"

@@ -37,17 +37,22 @@ from tpdet.launch.ranks.environment import RankEnvironment, read_environment
 from tpdet.launch.ranks.pinned import pin_environment
 from tpdet.server.leader.bridge import Bridge
 from tpdet.server.leader.canary import Canary
+from tpdet.server.leader.control import ControlPlane
 from tpdet.server.leader.drain import Drain
 from tpdet.server.leader.idle_checks import IdleChecks
+from tpdet.server.leader.pause import Pause
 from tpdet.server.leader.reload import Reload
 from tpdet.server.leader.start import (
     acting_at_start,
+    listen_on,
     log_model,
+    open_admin_port,
     open_bridge,
     open_port,
     open_store_notes,
     start_facts,
 )
+from tpdet.server.leader.weight_verbs import WeightSources, WeightVerbs
 from tpdet.server.settings.settings import Settings, load_settings
 from tpdet.server.settings.sources import forget_settings
 from tpdet.text.tokenizer_ahead import TokenizerAhead
@@ -57,6 +62,7 @@ if TYPE_CHECKING:
 
 BuildEngine = Callable[[Settings, RankEnvironment], "Engine"]
 IDLE_POLL_SECONDS = 0.1
+BUSY_POLL_SECONDS = 0.001  # while a control call has no answer yet, and nothing else is to be done
 _NVIDIA = Path("/dev/nvidiactl")
 
 _log = logging.getLogger("tpdet.server")
@@ -149,7 +155,8 @@ def _lead(
     with Waiting(), acting_at_start(signals, run, environment):
         _log.info("starting rank 0 of %d for %s", environment.size, settings.engine.model)
         port = open_port(settings.server)
-        bridge = open_bridge(settings, run, port, signals)
+        admin = open_admin_port(settings.server)
+        bridge = open_bridge(settings, run, port, signals, admin)
         bridges.append(bridge)
         engine = build(settings, environment)
         if settings.engine.on_slowdown is not None:
@@ -158,19 +165,29 @@ def _lead(
         canary = Canary(engine, settings.server.canary_interval)
         canary.learn()
         pulse.note()
-        bridge.open(start_facts(engine, environment), port.listen, pulse.beat_if_due)
+        ports = [it for it in (port, admin) if it is not None]
+        bridge.open(start_facts(engine, environment), lambda: listen_on(ports), pulse.beat_if_due)
+
+    def ready() -> None:
+        urls = {} if admin is None else {"admin_url": admin.url}
+        run.write_ready(ready_content(port.url, run, engine, environment) | urls)
 
     def announce() -> None:
         bridge.announce(start_facts(engine, environment))
-        run.write_ready(ready_content(port.url, run, engine, environment))
+        ready()
 
-    run.write_ready(ready_content(port.url, run, engine, environment))
+    ready()
     log_model(settings.served_name, engine, environment)
     _log.info("%s at %s, run directory %s", settings.served_name, port.url, run.path)
     drain = Drain(signals, run, settings.server.drain_timeout)
     idle_checks = IdleChecks(engine, settings.engine.step_timeout / 4)
     reload = Reload(run, engine, bridge, canary, announce)
-    serve(engine, bridge, drain, pulse, canary, idle_checks, reload)
+    control = ControlPlane(engine, bridge, canary, announce)
+    sources = WeightSources(settings.server.weights_root, settings.server.senders)
+    look = partial(drain.look_from_update, engine)
+    verbs = WeightVerbs(engine, control, bridge, canary, sources, look)
+    control.add(verbs.handlers)
+    serve(engine, bridge, drain, pulse, canary, idle_checks, reload, control)
     if not environment.one_host:
         engine.heartbeat()  # a rank lost on another host means 75, not a drain
     run.decide_exit(0, "drained", 0)
@@ -188,30 +205,37 @@ def serve(
     canary: Canary,
     idle_checks: IdleChecks,
     reload: Reload,
+    control: ControlPlane,
 ) -> None:
     """Rank 0's loop: receive requests, step, deliver outputs; returns after a complete drain."""
     while True:
         drain.look(engine)
         reload.look()
-        bridge.state = state(drain, canary, idle_checks, reload)
+        usable = engine.weights.usable
+        bridge.state = state(drain, canary, idle_checks, reload, control.pause, usable)
         if bridge.state != "reloading":
             reload.refuse(f"the server is {bridge.state}")
-        counted = {"canary_mismatches": canary.mismatches, **engine.gauges}
+        elif control.pause.keeps:
+            reload.refuse("the server is paused and keeps its requests: resume it first")
+        counted = {"canary_mismatches": canary.mismatches, **engine.gauges, **control.gauges}
         bridge.report(engine, unasked=canary.running, **counted)
-        heard = bridge.receive(engine, 0.0 if engine.has_work else IDLE_POLL_SECONDS)
+        idle = BUSY_POLL_SECONDS if control.busy else IDLE_POLL_SECONDS
+        heard = bridge.receive(engine, 0.0 if engine.interventions.may_step else idle)
         if heard or drain.begun:
             canary.abandon()
-        elif not reload.begun:
+        elif not reload.begun and not control.pause.mode:
             canary.begin_if_due()
+        control.go_on(drain.begun)
         if reload.go_on():
             bridge.listen_again()
             pulse.note()
-        elif engine.has_work:
+        elif engine.interventions.may_step:
             began = time.monotonic()
             outputs = canary.take(engine.step())
             pulse.note()
+            control.publish()
             bridge.deliver(outputs, time.monotonic() - began)
-        elif drain.begun and not heard:
+        elif drain.begun and not heard and not engine.has_work:
             return
         else:
             pulse.beat_if_due()
@@ -219,8 +243,18 @@ def serve(
         drain.force_if_overdue(engine)
 
 
-def state(drain: Drain, canary: Canary, idle_checks: IdleChecks, reload: Reload) -> str:
-    """The server's state for clients: "accepting", or why it takes no requests."""
+def state(
+    drain: Drain,
+    canary: Canary,
+    idle_checks: IdleChecks,
+    reload: Reload,
+    pause: Pause,
+    usable: bool = True,
+) -> str:
+    """The server's state for clients: "accepting", or why it takes no requests.
+
+    usable: whether the weights are whole.
+    """
     if drain.begun:
         return "draining"
     if canary.failed and reload.begun:
@@ -229,7 +263,11 @@ def state(drain: Drain, canary: Canary, idle_checks: IdleChecks, reload: Reload)
         return "unusable" if canary.failed else "untrusted"
     if not idle_checks.sound:
         return "damaged"
-    return "reloading" if reload.begun else "accepting"
+    if reload.begun:
+        return "reloading"
+    if not usable and not pause.keeps:
+        return "incomplete"
+    return "paused" if pause.refuses else "accepting"
 
 
 def _follow(settings: Settings, environment: RankEnvironment, build: BuildEngine) -> None:

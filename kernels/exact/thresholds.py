@@ -50,6 +50,13 @@ def hold_finite(scaled: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
     return held.masked_fill_(original == -torch.inf, -torch.inf)
 
 
+def scale_by_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Logits over a temperature > 0: fp32 [..., N] -> fp32 [..., N]."""
+    # A tensor, not a number: torch may multiply by the reciprocal of a number.
+    divisor = torch.tensor([temperature], dtype=torch.float32, device=logits.device)
+    return hold_finite(logits / divisor, logits).add_(0.0)
+
+
 def check_vocabulary(vocabulary: int) -> None:
     """Raise ValueError for more ids than a mass holds."""
     if vocabulary > MAX_VOCABULARY:

@@ -30,6 +30,18 @@ def halves(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return pairs[:, 0], pairs[:, 1]
 
 
+def write_half(half: torch.Tensor, rows: torch.Tensor) -> None:
+    """Write a projection's rows [I', ...] to its place of `halves` [I / 8, 8, ...], then zeros.
+
+    Zeros follow where 8 does not divide I', as in small models alone.
+    """
+    whole, rest = divmod(len(rows), GROUP)
+    half[:whole] = rows[: whole * GROUP].unflatten(0, (whole, GROUP))
+    if rest:
+        half[whole, :rest] = rows[whole * GROUP :]
+        half[whole, rest:] = 0
+
+
 def gate_and_up(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows [M, 2 * I] of an interleaved product -> gate and up [M, I]."""
     gate, up = rows.unflatten(1, (-1, 2, GROUP)).unbind(2)

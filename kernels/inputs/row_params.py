@@ -29,6 +29,12 @@ class PlainParams(NamedTuple):
         """Whether top-k or top-p may take an id from the row."""
         return self.temperature != 0.0 and (self.top_k > 0 or self.top_p < 1.0)
 
+    @property
+    def changes_row(self) -> bool:
+        """Whether the token may be sampled from other numbers than the logits after penalties."""
+        random = self.temperature != 0.0
+        return random and (self.temperature != 1.0 or self.filtered or self.min_p > 0.0)
+
 
 _PLAIN_FIELDS = attrgetter(*PlainParams._fields)
 

@@ -96,21 +96,21 @@ def write_manifest(path: Path, facts: Facts) -> None:
 
 
 def check_caches(
-    given: str | None, contract: str, ranks: int, device: str, capability: str = ""
+    name: str | None, contract: str, ranks: int, device: str, capability: str = ""
 ) -> KernelDirectory | None:
-    """Check what a start on "cpu" or "cuda" would execute; the directory that is given, if one is.
+    """Check what a start on "cpu" or "cuda" would execute; the directory of that name, if one is.
 
     contract: the strict one's id, of a start of `ranks` ranks; capability: of the GPU, such as
     "9.0", if it is known. Raises NotFoundError, NotPermittedError, CheckpointError and
     DisagreementError for a cache that cannot be trusted or does not fit, UsageError on a CPU.
     """
     if device == "cpu":
-        if given is not None:
-            raise UsageError(f"--kernel-cache {given} is for a GPU: leave it out on the CPU")
+        if name is not None:
+            raise UsageError(f"--kernel-cache {name} is for a GPU: leave it out on the CPU")
         return None
     directory = None
-    if given is not None:
-        directory = read_directory(given)
+    if name is not None:
+        directory = read_directory(name)
         directory.check_fits(contract, ranks, capability)
     check_own_cache(own_cache())
     return directory
@@ -126,10 +126,10 @@ def read_directory(name: str) -> KernelDirectory:
     if not path.is_dir():
         raise NotFoundError(f"kernel cache {path} is no directory: make one with tpdet compile")
     paths = [path, *_below(path)]
-    for each in paths:
-        _check_owner(each, path)
+    for part in paths:
+        _check_owner(part, path)
     facts, files = _read_manifest(path)
-    there = {str(each.relative_to(path)) for each in paths if each.is_file()} - {MANIFEST}
+    there = {str(part.relative_to(path)) for part in paths if part.is_file()} - {MANIFEST}
     for file in sorted(there ^ set(files)):
         what = "is not one of its compiled files" if file in there else "is missing"
         raise _damaged(path, f"{file} {what}")
@@ -152,14 +152,14 @@ def check_own_cache(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
     entered = _check_owner(path, path).st_mode & _OTHERS_ENTER
-    for each in _below(path):
-        if each.name.startswith("tmp.") or each.parent.name.startswith("tmp."):
+    for part in _below(path):
+        if part.name.startswith("tmp.") or part.parent.name.startswith("tmp."):
             continue  # another process is writing it
         try:
             if entered:
-                _check_owner(each, path)
-            if each.suffix == ".cubin":
-                _check_whole(each, path)
+                _check_owner(part, path)
+            if part.suffix == ".cubin":
+                _check_whole(part, path)
         except FileNotFoundError:
             continue
 
@@ -198,24 +198,24 @@ def _below(path: Path) -> Iterator[Path]:
             yield Path(folder, name)
 
 
-def _check_owner(each: Path, whole: Path) -> os.stat_result:
+def _check_owner(part: Path, whole: Path) -> os.stat_result:
     """Raise NotPermittedError if others could have written a file or folder."""
-    status = each.lstat()
-    if stat.S_ISLNK(status.st_mode) and each != whole:
+    status = part.lstat()
+    if stat.S_ISLNK(status.st_mode) and part != whole:
         raise NotPermittedError(
-            f"kernel cache {whole}: {each.name} is a link: what it holds is executed, put the file "
+            f"kernel cache {whole}: {part.name} is a link: what it holds is executed, put the file "
             "itself there"
         )
-    if each == whole:
-        status = each.stat()
+    if part == whole:
+        status = part.stat()
     if status.st_uid not in (0, os.geteuid()):
         raise NotPermittedError(
-            f"kernel cache {whole}: {each} belongs to user {status.st_uid}, and what it holds is "
+            f"kernel cache {whole}: {part} belongs to user {status.st_uid}, and what it holds is "
             f"executed: chown it to {os.geteuid()} or use a folder of your own"
         )
     if status.st_mode & _OTHERS_WRITE:
         raise NotPermittedError(
-            f"kernel cache {whole}: {each} has mode {stat.S_IMODE(status.st_mode):04o}, others may "
+            f"kernel cache {whole}: {part} has mode {stat.S_IMODE(status.st_mode):04o}, others may "
             "write to it, and what it holds is executed: look at it, then chmod -R go-w it"
         )
     return status

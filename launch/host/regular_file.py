@@ -3,6 +3,7 @@
 A pointer of git-lfs, a few lines in the place of the file, is none either.
 """
 
+import contextlib
 import errno
 import os
 import stat
@@ -25,6 +26,18 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 """What a clone without git-lfs holds in the place of each large file begins so."""
 
 
+def refuse_special(path: str | os.PathLike[str]) -> None:
+    """Raise NotRegularError for what is there and is no file, so that no file takes its place."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise _irregular(_kind_of(mode), path)
+
+
+def _kind_of(mode: int) -> str:
+    return next((text for is_of_kind, text in _KINDS if is_of_kind(mode)), "no regular file")
+
+
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """The file, open for reading; never waits. Raises NotRegularError, else OSError as `open`."""
     try:
@@ -34,7 +47,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
             raise
         raise _irregular("a socket", path) from None
     mode = os.fstat(descriptor).st_mode
-    kind = next((text for is_of_kind, text in _KINDS if is_of_kind(mode)), "no regular file")
+    kind = _kind_of(mode)
     if stat.S_ISREG(mode):
         if os.pread(descriptor, len(_POINTER), 0) != _POINTER:
             return os.fdopen(descriptor, "rb")

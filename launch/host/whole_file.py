@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tpdet.launch.host.regular_file import refuse_special
+
 
 def write_json(path: Path, content: Mapping[str, Any], only_first: bool = False) -> bool:
     """Write canonical JSON so that `path` appears whole; False if `only_first` and it exists."""
@@ -15,7 +17,11 @@ def write_json(path: Path, content: Mapping[str, Any], only_first: bool = False)
 
 
 def write_text(path: Path, text: str, only_first: bool = False) -> bool:
-    """Write a file of mode 0600 so that it appears whole; False if `only_first` and it exists."""
+    """Write a file of mode 0600 so that it appears whole; False if `only_first` and it exists.
+
+    Raises NotRegularError where a device, a pipe or a folder has this name.
+    """
+    refuse_special(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -10,6 +10,7 @@ part of a prompt.
 import logging
 import os
 import queue
+import re
 import sys
 import time
 import traceback
@@ -17,6 +18,7 @@ from logging.handlers import QueueHandler, QueueListener
 from types import TracebackType
 
 MAX_LINES = 4096
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _LEVEL_WIDTH = len("WARNING")
 _FLUSH_SECONDS = 0.2
 
@@ -90,7 +92,9 @@ class LineFormatter(logging.Formatter):
         seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         moment = f"{seconds}.{int(record.msecs):03d}"
         text = record.getMessage()
-        if record.name.split(".")[0] != "tpdet":
+        if record.name.split(".")[0] == "tpdet":  # which may name what a client sent
+            text = _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+        else:
             text = f"{record.name}: {text}"
         text = f"{moment} {record.levelname:<{_LEVEL_WIDTH}} [{self._who}] {text}"
         if record.exc_info and record.exc_info[0] is not None:

@@ -38,8 +38,8 @@ def raising() -> Iterator[None]:
     code: list[int] = []
 
     def end(number: int, frame: object) -> None:
-        for each in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(each, signal.SIG_IGN)  # a second one would interrupt the tidying up
+        for stop in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(stop, signal.SIG_IGN)  # a second one would interrupt the tidying up
         for child in children_of(os.getpid()):
             send_signal(child.pid, child.start_time, signal.SIGTERM)
         code.append(128 + number)

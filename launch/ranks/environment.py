@@ -52,11 +52,11 @@ def read_environment(environ: Mapping[str, str] | None = None) -> RankEnvironmen
     ranks of several hosts have no address to meet at.
     """
     environ = os.environ if environ is None else environ
-    places = [place for read in _READERS if (place := read(environ)) is not None]
-    if not places:
+    launchers = [rank for read in _READERS if (rank := read(environ)) is not None]
+    if not launchers:
         return RankEnvironment()
-    inner = places[0]
-    for outer in places[1:]:
+    inner = launchers[0]
+    for outer in launchers[1:]:
         _check_nesting(inner, outer, environ)
     if name := environ.get(START_VARIABLE):
         inner = replace(inner, session=_file_name(name))
@@ -70,8 +70,8 @@ def _read_own(environ: Mapping[str, str]) -> RankEnvironment | None:
     if not store:
         return None
     _require(environ, TORCHRUN_NAMES, "tpdet serve")
-    place = _place("tpdet", *_numbers(environ, TORCHRUN_NAMES, "tpdet serve"))
-    return replace(place, store=store)
+    rank = _place("tpdet", *_numbers(environ, TORCHRUN_NAMES, "tpdet serve"))
+    return replace(rank, store=store)
 
 
 def _read_torchrun(environ: Mapping[str, str]) -> RankEnvironment | None:
@@ -105,10 +105,10 @@ def _read_slurm(environ: Mapping[str, str]) -> RankEnvironment | None:
     _require(environ, (*SLURM_NAMES, "SLURM_JOB_ID", "SLURM_STEP_TASKS_PER_NODE"), "srun")
     rank, size, local_rank, node = _numbers(environ, SLURM_NAMES, "srun")
     local_size = tasks_on_node(environ["SLURM_STEP_TASKS_PER_NODE"], node)
-    place = _place("Slurm", rank, size, local_rank, local_size)
     restart = environ.get("SLURM_RESTART_COUNT") or "0"
     session = f"slurm-{environ['SLURM_JOB_ID']}-{environ['SLURM_STEP_ID']}-{restart}-{node}"
-    return replace(place, session=_file_name(session))
+    environment = _place("Slurm", rank, size, local_rank, local_size)
+    return replace(environment, session=_file_name(session))
 
 
 _READERS = (_read_own, _read_torchrun, _read_open_mpi, _read_hydra, _read_slurm)
@@ -139,41 +139,41 @@ def _check_nesting(
         )
 
 
-def _with_meeting_point(place: RankEnvironment, environ: Mapping[str, str]) -> RankEnvironment:
-    """`place` with an address and a port, which every rank finds to be the same.
+def _with_meeting_point(rank: RankEnvironment, environ: Mapping[str, str]) -> RankEnvironment:
+    """`rank` with an address and a port, which every rank finds to be the same.
 
     MASTER_ADDR and MASTER_PORT count if set. Else the address is the loopback's on one host, the
     first host of Slurm's list on several; the port is made of the job's name.
     """
-    nodes = environ.get("SLURM_STEP_NODELIST") if place.launcher == "Slurm" else None
+    nodes = environ.get("SLURM_STEP_NODELIST") if rank.launcher == "Slurm" else None
     nodes = nodes or environ.get("SLURM_JOB_NODELIST")
     address = environ.get("MASTER_ADDR")
-    if not address and place.one_host:
+    if not address and rank.one_host:
         address = LOOPBACK_ADDRESS
     if not address and nodes and environ.get("SLURM_DISTRIBUTION") != "arbitrary":
         address = first_host(nodes)  # dealt out in any other way, rank 0 is there
-    job = _job_name(place, environ)
+    job = _job_name(rank, environ)
     if not address or (job is None and not environ.get("MASTER_PORT")):
         raise UsageError(
-            f"{place.size} ranks of {place.launcher} on several hosts have no address to meet at: "
+            f"{rank.size} ranks of {rank.launcher} on several hosts have no address to meet at: "
             "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, on every "
             "rank (mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 with Open MPI, -genv NAME VALUE "
             "with MPICH)"
         )
     if environ.get("MASTER_PORT"):
-        (port,) = _numbers(environ, ("MASTER_PORT",), place.launcher)
+        (port,) = _numbers(environ, ("MASTER_PORT",), rank.launcher)
     else:
         port = FIRST_PORT + zlib.crc32((job or "").encode()) % PORTS
-    return replace(place, address=address, port=port)
+    return replace(rank, address=address, port=port)
 
 
-def _job_name(place: RankEnvironment, environ: Mapping[str, str]) -> str | None:
+def _job_name(rank: RankEnvironment, environ: Mapping[str, str]) -> str | None:
     """A name that the ranks of this start share and no other ranks have; None if there is none."""
-    if place.launcher == "Slurm":
+    if rank.launcher == "Slurm":
         return f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
     if namespace := environ.get("PMIX_NAMESPACE"):
         return namespace
-    if place.one_host:
+    if rank.one_host:
         return process_name(os.getppid())
     return environ.get("SLURM_JOB_ID")
 

@@ -34,11 +34,11 @@ class Node(NamedTuple):
     machine: str = ""
 
 
-def this_node(place: RankEnvironment, environ: Mapping[str, str] | None = None) -> Node:
-    """The node of this process, which has `place`."""
+def this_node(rank: RankEnvironment, environ: Mapping[str, str] | None = None) -> Node:
+    """The node of this process, which is `rank`."""
     environ = os.environ if environ is None else environ
     name = environ.get(NODE_VARIABLE) or environ.get("SLURMD_NODENAME") or socket.gethostname()
-    number = environ.get(_NUMBER_VARIABLES.get(place.launcher, ""), "")
+    number = environ.get(_NUMBER_VARIABLES.get(rank.launcher, ""), "")
     if number.isascii() and number.isdigit():
         return Node(clean_name(name), int(number))
     return Node(clean_name(name), None, _machine(environ))
@@ -92,26 +92,26 @@ def check_places(names: Sequence[str], local_places: Sequence[tuple[int, int]]) 
 
 
 def expected_nodes(
-    place: RankEnvironment, environ: Mapping[str, str] | None = None
+    rank: RankEnvironment, environ: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
     """The node of each rank, known before the ranks meet; () if the launcher does not state it.
 
     Slurm states it, unless a file names every task's host. Ranks of one host have one node.
     """
     environ = os.environ if environ is None else environ
-    if place.one_host:
-        return (this_node(place, environ).name,) * place.size
+    if rank.one_host:
+        return (this_node(rank, environ).name,) * rank.size
     nodes, tasks = environ.get("SLURM_STEP_NODELIST"), environ.get("SLURM_STEP_TASKS_PER_NODE")
-    if place.launcher != "Slurm" or not nodes or not tasks:
+    if rank.launcher != "Slurm" or not nodes or not tasks:
         return ()
     try:
         names = hosts(nodes)
-        counts = [tasks_on_node(tasks, at) for at in range(len(names))]
+        counts = [tasks_on_node(tasks, node) for node in range(len(names))]
     except UsageError:
         return ()
-    by_rank = _dealt(counts, place.size, _block_ranks(environ))
+    by_rank = _dealt(counts, rank.size, _block_ranks(environ))
     # What this rank knows of itself has to come out, else Slurm dealt in another way.
-    fits = by_rank and str(by_rank[place.rank]) == environ.get("SLURM_NODEID")
+    fits = by_rank and str(by_rank[rank.rank]) == environ.get("SLURM_NODEID")
     return tuple(names[node] for node in by_rank) if fits else ()
 
 

@@ -25,16 +25,14 @@ ENFORCED = ("NCCL_NVLS_ENABLE",)
 THREADS = "OMP_NUM_THREADS"
 
 
-def pin_environment(
-    place: RankEnvironment, environ: MutableMapping[str, str] | None = None
-) -> None:
+def pin_environment(rank: RankEnvironment, environ: MutableMapping[str, str] | None = None) -> None:
     """Set what the table names and the environment lacks; to be called before torch is imported.
 
     THREADS, unless set, shares the cores out among the host's ranks. Raises UsageError for a
     value that is enforced and differs.
     """
     environ = os.environ if environ is None else environ
-    fill(environ, place.local_size, place.one_host)
+    fill(environ, rank.local_size, rank.one_host)
     check(environ)
 
 

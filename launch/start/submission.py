@@ -76,7 +76,7 @@ def serve_task(arguments: Sequence[str]) -> int:
     """
     import submitit
 
-    place = submitit.helpers.TorchDistributedEnvironment().export(
+    world = submitit.helpers.TorchDistributedEnvironment().export(
         set_cuda_visible_devices=False, overwrite=True
     )
     environment = python_environment()
@@ -90,5 +90,5 @@ def serve_task(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: rank.send_signal(number))
     code = rank.wait()
     if code != 0:
-        raise RuntimeError(f"rank {place.rank} of the server ended with {code}")
+        raise RuntimeError(f"rank {world.rank} of the server ended with {code}")
     return 0

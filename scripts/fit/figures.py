@@ -13,8 +13,7 @@ from typing import Any
 
 from tpdet.config import APPROXIMATE
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
-from tpdet.tools.measurement.default_order import in_default_order
-from tpdet.tools.measurement.results_file import newest_rows
+from tpdet.tools.measurement.results_file import in_default_order, newest_rows
 
 SHAPE_TABLE = "kernels/cuda/gemm/choice/shape_tables/nvidia-{gpu}.json"
 OLD_OVERLAP_PROGRAMS = 16

@@ -41,7 +41,6 @@ from tpdet.tools.plan.constants import (
 from tpdet.tools.plan.kernel_time import (
     decode_attention_work,
     experts_work,
-    product_seconds,
     product_work,
 )
 from tpdet.tools.worlds.shapes import cut_for, named_config
@@ -144,7 +143,7 @@ def _fit_product(
 
     def predicted(logs: np.ndarray) -> np.ndarray:
         cost = ProductCost(*(float(value) for value in np.exp(logs)))
-        return np.array([product_seconds(cost, work) for work in works])
+        return np.array([cost.seconds(work) for work in works])
 
     def residual(logs: np.ndarray) -> np.ndarray:
         return np.log(predicted(logs) / wanted)

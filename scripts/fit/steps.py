@@ -20,7 +20,7 @@ from tpdet.models.products import layer_products
 from tpdet.tools.plan.constants import Constants, FitError, LayerCost, OverlapCost
 from tpdet.tools.plan.hardware import Network, hardware_of
 from tpdet.tools.plan.kernel_time import layer_bytes
-from tpdet.tools.plan.step import PlanWorld, decode_parts, make_world, prefill_parts, step_seconds
+from tpdet.tools.plan.step import PlanWorld, decode_parts, prefill_parts, step_seconds
 from tpdet.tools.worlds.shapes import named_config
 
 HOST_BOUND = 1.25
@@ -29,7 +29,7 @@ _SHARPNESS = 4.0  # of the smooth maximum of products and an overlapped exchange
 
 def figure_world(constants: Constants, figure: StepFigure) -> PlanWorld:
     """The world in which a figure was measured."""
-    return make_world(
+    return PlanWorld(
         named_config(figure.model),
         figure.tp,
         constants,

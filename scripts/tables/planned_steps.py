@@ -8,8 +8,7 @@ from scripts.fit.figures import StepFigure, step_figures
 from scripts.fit.steps import figure_world, predicted_seconds
 from scripts.tables.other_orders import other_orders
 from tpdet.tools.bench.load import lengths
-from tpdet.tools.measurement.default_order import in_default_order
-from tpdet.tools.measurement.results_file import newest_rows
+from tpdet.tools.measurement.results_file import in_default_order, newest_rows
 from tpdet.tools.plan.constants import Constants
 from tpdet.tools.plan.step import decode_parts, prefill_parts, step_seconds
 

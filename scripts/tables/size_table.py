@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.tables.other_orders import other_orders
-from tpdet.tools.measurement.default_order import in_default_order
-from tpdet.tools.measurement.results_file import Row, Run, newest_rows
+from tpdet.tools.measurement.results_file import Row, Run, in_default_order, newest_rows
 
 NOTHING = "Not measured yet: the results hold no case of every size."
 _CASES = ("decode", "prefill", "mixed")

@@ -8,7 +8,7 @@ import pytest
 from tests.attack.conftest import KEYS
 from tests.lib.server.harness import MODEL
 
-PUBLIC = ("/health", "/ready", "/metrics", "/version")
+PUBLIC = ("/health", "/health_generate", "/ready", "/metrics", "/version")
 SECRET = "xyzzy-plugh"
 
 
@@ -16,7 +16,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def test_every_route_but_four_wants_a_key(guarded):
+def test_every_route_but_five_wants_a_key(guarded):
     document = guarded.http.get("/openapi.json", headers=bearer(KEYS[0])).json()
     asked = [*document["paths"], "/openapi.json", "/docs", "/nothing", "//metrics", "/metrics/"]
     for path in asked:

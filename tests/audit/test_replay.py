@@ -1,6 +1,8 @@
 """The replay digest: its vector, what it covers, and what may not reach it."""
 
+import json
 import re
+import struct
 
 import blake3
 import msgspec
@@ -8,7 +10,16 @@ import pytest
 import rfc8785
 
 from tests.lib.tree import ROOT
-from tpdet.audit.replay import COVERED, LEFT_OUT, WHERE_SET, replay_digest
+from tpdet.audit.replay import (
+    COVERED,
+    LEFT_OUT,
+    SHAPING,
+    WHERE_SET,
+    answer_digests,
+    replay_digest,
+    request_digest,
+    request_seed,
+)
 from tpdet.control.row_messages import SampledToken
 from tpdet.errors import UsageError
 from tpdet.requests.request import Request, SamplingParams, with_seed
@@ -42,16 +53,32 @@ def digest(request=REQUEST, choices=CHOICES, seed=SEED, contract=CONTRACT, model
     return replay_digest([request], [choices], seed, contract, model, version)
 
 
+def name_of(request=REQUEST, seed=SEED, contract=CONTRACT, model=MODEL, mode="raw_logprobs"):
+    """The request digest, which is also the one beside the replay digest."""
+    alone = request_digest([request], seed, contract, model, mode)
+    for version in (1, 2):
+        of = [request], [CHOICES], seed, contract, model, version, mode
+        assert answer_digests(*of) == (alone, replay_digest(*of))
+    return alone
+
+
 def changed(**fields) -> Request:
     return msgspec.structs.replace(REQUEST, params=msgspec.structs.replace(PARAMS, **fields))
 
 
 def test_the_vectors_on_the_page_are_what_the_code_gives():
-    _, first, second, greedy = INDENTED
+    _, first, second, greedy, two, named, named_greedy = INDENTED
     assert digest(version=1) == first
     assert digest() == second
     assert digest(changed(temperature=0.0)) == greedy
-    assert len({first, second, greedy}) == 3
+    assert name_of() == named
+    assert name_of(changed(temperature=0.0)) == named_greedy
+    of = [CHOICES, CHOICES], SEED, CONTRACT, MODEL
+    pair = msgspec.structs.replace(REQUEST, prompt_token_ids=(4,))
+    assert replay_digest([REQUEST, with_seed(pair, 5)], *of) == two
+    assert replay_digest([REQUEST, pair], *of) != two
+    assert str(request_seed(REQUEST)) in PAGE
+    assert len({*INDENTED}) == 7
 
 
 @pytest.mark.parametrize(("vector", "version"), [(1, 1), (2, 2), (3, 2)])
@@ -63,9 +90,11 @@ def test_the_page_alone_is_enough_to_compute_them(vector, version):
     data = f"tpdet-replay-{version}\n".encode() + b"\x11" * 32 + b"\x22" * 32
     data += seed.to_bytes(8, "little")
     data += len(request.encode()).to_bytes(8, "little") + request.encode()
+    before = data.replace(f"tpdet-replay-{version}".encode(), b"tpdet-request-1")
     data += bytes.fromhex("02000000 04000000 05000000 000000bf 00000080")
     data += bytes.fromhex("01000000 02000000 0000a0bf")
     assert blake3.blake3(data).hexdigest() == INDENTED[vector]
+    assert blake3.blake3(before).hexdigest() == INDENTED[6 if vector == 3 else 5]
 
 
 @pytest.mark.parametrize(
@@ -83,8 +112,64 @@ def test_a_seed_counts_where_noise_is_drawn(fields, counts):
     request = changed(**fields)
     found = {digest(with_seed(request, seed), seed=seed) for seed in (0, 7, SEED)}
     assert len(found) == (3 if counts else 1)
+    assert len({name_of(request, seed) for seed in (0, 7, SEED)}) == len(found)
     first = {digest(request, seed=seed, version=1) for seed in (0, 7, SEED)}
     assert len(first) == 3  # as every digest of that version did
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_mode_of_log_probabilities_that_is_not_raw_is_named(version):
+    """By the page alone: one more key of the canonical request, so equal bits have two digests."""
+    of = [REQUEST], [CHOICES], SEED, CONTRACT, MODEL, version
+    assert replay_digest(*of, "raw_logprobs") == INDENTED[version]
+    request = (
+        INDENTED[0].replace('"params":', '"logprobs_mode":"processed_logprobs","params":').encode()
+    )
+    assert request == rfc8785.dumps(json.loads(request))
+    data = f"tpdet-replay-{version}\n".encode() + b"\x11" * 32 + b"\x22" * 32
+    data += struct.pack("<QQ", SEED, len(request)) + request
+    data += bytes.fromhex("02000000 04000000 05000000 000000bf 00000080")
+    data += bytes.fromhex("01000000 02000000 0000a0bf")
+    assert replay_digest(*of, "processed_logprobs") == blake3.blake3(data).hexdigest()
+    assert "| `logprobs_mode` | `processed_logprobs`, only where" in PAGE
+
+
+def test_a_seed_of_a_prompts_own_is_a_function_of_what_its_tokens_depend_on():
+    """By the page alone; then what counts and what does not."""
+    shaping = json.loads(INDENTED[0])["params"]
+    named = re.search(r"which\s+tokens\s+are\s+drawn\s+from: (.*?)\. `n`", PAGE, re.DOTALL)[1]
+    assert set(re.findall(r"`(\w+)`", named)) == {*SHAPING}
+    shaping = {name: value for name, value in shaping.items() if name in SHAPING}
+    data = b"tpdet-seed-1\n" + rfc8785.dumps({"params": shaping, "prompt": [1, 2, 3]})
+    seed = request_seed(REQUEST)
+    assert seed == int.from_bytes(blake3.blake3(data).digest()[:8], "little") >> 1
+
+    fewer = {"n": 1, "max_tokens": 9, "min_tokens": 1, "stop": (), "stop_token_ids": (2,)}
+    shown = {"logprobs": 3, "prompt_logprobs": 2, "skip_special_tokens": False, "ignore_eos": True}
+    for fields in (fewer, shown, {"seed": 4}, {"include_stop_str_in_output": True}, {"top_k": 0}):
+        assert request_seed(changed(**fields)) == seed
+    salted = {"cache_salt": "c", "tenant_salt": "t", "request_id": "x", "prediction": (1,)}
+    assert request_seed(msgspec.structs.replace(REQUEST, eos_token_ids=(), **salted)) == seed
+    others = [
+        {"temperature": 0.8}, {"top_p": 0.5}, {"top_k": 4}, {"min_p": 0.1},
+        {"presence_penalty": 0.5}, {"frequency_penalty": -0.5}, {"repetition_penalty": 1.2},
+        {"logit_bias": {9: 99.0}}, {"regex": "a"}, {"json_schema": "{}"}, {"tool_calls": "{}"},
+        {"json_schema": "{}", "json_schema_after": (5,)},
+    ]  # fmt: skip
+    seeds = [request_seed(changed(**fields)) for fields in others]
+    assert len({seed, *seeds}) == 1 + len(seeds) and {*SHAPING} == {k for f in others for k in f}
+    long = request_seed(msgspec.structs.replace(REQUEST, prompt_token_ids=(1,) * 9000))
+    assert long not in (seed, *seeds) and min(long, seed, *seeds) >= 0
+
+
+def test_seeds_of_prompts_count_where_noise_is_drawn():
+    def name(*seeds, **fields):
+        one = changed(**fields) if fields else REQUEST
+        return request_digest([with_seed(one, seed) for seed in seeds], seeds[0], CONTRACT, MODEL)
+
+    sampled = [name(5, 5), name(5, 6), name(5, 7), name(6, 5), name(5, 6, 6), name(5, 6, 5)]
+    assert len({*sampled}) == len(sampled)
+    assert name(5, 6, temperature=0.0) == name(7, 7, temperature=0.0)
 
 
 def test_an_unknown_version_is_refused():
@@ -95,7 +180,7 @@ def test_an_unknown_version_is_refused():
 def test_every_parameter_is_covered_or_known_to_be_left_out():
     named = {*COVERED, *LEFT_OUT, *WHERE_SET, "seed", "ignore_eos"}
     assert named == set(SamplingParams.__struct_fields__)
-    assert {"json_schema", "regex", "json_schema_after"} == {*WHERE_SET}
+    assert {"json_schema", "regex", "json_schema_after", "tool_calls"} == {*WHERE_SET}
     assert all(f"`{name}`" in PAGE for name in named - {"seed"})
 
 
@@ -110,11 +195,12 @@ def test_every_parameter_is_covered_or_known_to_be_left_out():
         {"json_schema": '{"type":"object"}'},
         {"json_schema": '{"type":"object"}', "json_schema_after": (5,)},
         {"regex": '{"type":"object"}'},
-        {"regex": '{"type":"object"}', "json_schema_after": (5,)},
+        {"regex": '{"type":"object"}', "json_schema_after": (5,)}, {"tool_calls": "{}"},
     ],
 )  # fmt: skip
 def test_what_changes_an_answer_changes_it(fields):
     assert digest(changed(**fields)) != digest()
+    assert name_of(changed(**fields)) != name_of()
 
 
 def test_prompt_output_seed_and_model_change_it():
@@ -129,6 +215,9 @@ def test_prompt_output_seed_and_model_change_it():
         digest(model=CONTRACT),
     ]
     assert len({digest(), *others}) == 1 + len(others)
+    names = [name_of(), name_of(seed=0), name_of(contract=MODEL), name_of(model=CONTRACT)]
+    names += [name_of(mode="processed_logprobs")]
+    assert len({*names}) == len(names)
 
 
 def test_ids_salts_shown_numbers_and_spellings_do_not_change_it():
@@ -141,6 +230,7 @@ def test_ids_salts_shown_numbers_and_spellings_do_not_change_it():
         digest(choices=[[SampledToken(t.token_id, t.logprob, ()) for t in c] for c in CHOICES]),
     ]
     assert same == [digest()] * len(same)
+    assert name_of(shown) == name_of(changed(logit_bias={10: -1.5, 9: 100})) == name_of()
     quiet = msgspec.structs.replace(REQUEST, params=changed(ignore_eos=True).params)
     assert digest(quiet) == digest(msgspec.structs.replace(quiet, eos_token_ids=()))
 

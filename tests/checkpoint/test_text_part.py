@@ -32,7 +32,7 @@ def digest(folder, shapes):
     source = WeightSource(open_checkpoint(folder), torch.float32, 0, False)
     for name, shape in shapes.items():
         source.read(name, shape, Pieces.whole())
-    return merge_digests(SoloWorld(), source.finish())
+    return merge_digests(SoloWorld(), source.finish()).whole
 
 
 def with_images(model, folder, names, inside=None, **outside):

@@ -30,6 +30,8 @@ def test_the_commands_are_those_users_know():
         "generate",
         "score",
         "check",
+        "golden",
+        "certify",
         "verify",
         "bench",
         "make-model",

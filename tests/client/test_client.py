@@ -18,9 +18,11 @@ import pytest
 from tests.lib.server.harness import TEMPLATE, Server
 from tests.lib.tree import ROOT
 from tpdet.cli import main
-from tpdet.client import batch, terminal
+from tpdet.client import connection, terminal
+from tpdet.client.batch import answers_by_server
 from tpdet.client.connection import BusyError, Connection, client_key
 from tpdet.errors import NotFoundError, NotPermittedError, PeerLostError, UsageError
+from tpdet.requests.body.batch_lines import CHATS, BatchRequest
 
 KEY = "sk-client"
 
@@ -291,7 +293,8 @@ def test_a_record_notes_the_date_that_the_chat_template_printed(keyed, tmp_path,
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
     other = chat | {"chat_template_kwargs": {"current_date": "1999-12-31"}}
-    asked = [{"custom_id": "c", "url": batch.CHATS, "body": body} for body in (chat, other)]
+    bodies = (chat, other)
+    asked = [{"custom_id": f"c{n}", "url": CHATS, "body": bodies[n]} for n in range(2)]
     source.write_text(lines_of(*asked))
     assert main(["run-batch", "-i", str(source), "-o", str(target), "--record"]) == 0
     for line, date in zip(
@@ -306,8 +309,8 @@ def test_a_record_notes_the_date_that_the_chat_template_printed(keyed, tmp_path,
 def test_a_refused_request_of_a_batch_is_an_error_and_the_rest_goes_on(keyed, tmp_path, capsys):
     source = tmp_path / "in.jsonl"
     good = {"custom_id": "b", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 1}}
-    bad = good | {"body": {"prompt": "a", "temperature": 9}}
-    other = good | {"body": {"prompt": "a", "model": "another"}}
+    bad = good | {"custom_id": "c", "body": {"prompt": "a", "temperature": 9}}
+    other = good | {"custom_id": "d", "body": {"prompt": "a", "model": "another"}}
     source.write_text(lines_of(bad, other, good))
     assert main(["run-batch", "-i", str(source), "-o", "-"]) == 1
     first, second, third = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -332,11 +335,12 @@ def test_a_request_whose_server_was_lost_has_no_status(keyed, tmp_path, capsys, 
 @pytest.mark.parametrize(
     ("line", "word"),
     [
-        ("{", "line 1 is no JSON"),
+        ("{", "line 1: it is not JSON"),
         ('{"custom_id": "a"}', "does not have the keys"),
         ('{"custom_id": "a", "url": "/v1/embeddings", "body": {}}', "/v1/chat/completions or"),
         ('{"custom_id": 1, "url": "/v1/completions", "body": {}}', "custom_id is text"),
         ('{"custom_id": "a", "url": "/v1/completions", "body": {"stream": true}}', "no streams"),
+        ('{"custom_id": "a", "url": "/v1/completions", "body": {}}\n' * 2, "line 1 has the same"),
     ],
 )
 def test_a_wrong_line_is_refused_before_anything_is_asked(keyed, tmp_path, capsys, line, word):
@@ -354,7 +358,7 @@ def test_files_of_a_batch_that_cannot_be_used_are_named(keyed, tmp_path, capsys)
     for read, written, code, said in (
         (source, source, 2, "in.jsonl holds the requests: name another file"),
         (source, tmp_path / "no" / "out", 66, "there is no such directory: make it first"),
-        (other, tmp_path / "out", 65, "latin, line 1 is no UTF-8"),
+        (other, tmp_path / "out", 2, "latin, line 1: it is not UTF-8"),
         (tmp_path / "none", tmp_path / "out", 66, "none does not exist: give a file of requests"),
     ):
         assert main(["run-batch", "-i", str(read), "-o", str(written)]) == code
@@ -378,9 +382,9 @@ def test_a_busy_server_is_asked_again(monkeypatch):
         return {"id": "x"}
 
     monkeypatch.setattr(Connection, "post", post)
-    monkeypatch.setattr(batch.time, "sleep", waits.append)
-    request = {"custom_id": "a", "url": "/v1/completions", "body": {}}
-    answer = batch._answer(Connection("h:1"), "m", 0, request)
+    monkeypatch.setattr(connection.time, "sleep", waits.append)
+    request = BatchRequest("a", "/v1/completions", {})
+    (answer,) = answers_by_server(Connection("h:1"), [request], 1)
     assert answer["error"] is None and len(calls) == 3 and waits == [0.5, 0.5]
 
 

@@ -15,7 +15,7 @@ COMMANDS = (
     ("check", "M", "FILE"),
     ("score", "M", "FILE"),
     ("score", "M", "--tokens", "FILE"),
-    ("run-batch", "-i", "FILE", "-o", os.devnull, "--url", "http://127.0.0.1:9", "--model", "m"),
+    ("run-batch", "FILE", os.devnull, "--url", "http://127.0.0.1:9", "--model", "m"),
 )
 
 

@@ -161,8 +161,8 @@ def plant_failing_by_a_refused_position(patch):
 
     def failing(self):
         finish(self)
-        for sequence in self._step.sequences:
-            wanted = self._step.drafted.get(sequence.key, 0)
+        for sequence in self.step.sequences:
+            wanted = self.step.drafted.get(sequence.key, 0)
             if wanted and len(self.runs.get(sequence.key, ())) <= wanted:
                 self.failures[sequence.request_id] = "NaN"
 

@@ -55,7 +55,7 @@ def test_a_lost_page_event_stops_the_step(tiny_model):
         (lambda: ask("a", [1], n=0), r"n 0 is out of range \[1, 128\]"),
         (lambda: ask("a", [1], temperature=-1), "temperature -1 is out of range"),
         (lambda: ask("a", [1], temperature=float("nan")), "temperature nan"),
-        (lambda: ask("a", [1], logprobs=21), r"logprobs 21 is out of range \[0, 20\]"),
+        (lambda: ask("a", [1], logprobs=101), r"logprobs 101 is out of range \[0, 100\]"),
         (lambda: ask("a", [1], temperature=1.0, top_p=0.0), "top_p 0"),
     ],
 )

@@ -131,6 +131,52 @@ def test_scores_of_a_prompt_are_computed_and_fill_the_cache(tiny_model, cold):
         assert_as_cold(found, request, cold)
 
 
+@pytest.mark.parametrize(("last", "hit"), [(50, 512), (100, 256), (400, 0), (9999, 0)])
+def test_scores_of_the_last_tokens_are_those_of_all_and_read_the_cache(tiny_model, cold, last, hit):
+    whole = ask("whole", BASE[:600], prompt_logprobs=2)
+    some = ask("some", BASE[:600], prompt_logprobs=2, prompt_logprobs_last_n=last)
+    other = ask("other", [1, *BASE[1:600]], prompt_logprobs=2, prompt_logprobs_last_n=last)
+    model = tiny_model("qwen3", kv_heads=2)
+    found = run(model, [ask("plain", BASE[:600])], waves=[[some, other]], preempt_every=5)
+    assert found.cached("some") == hit and found.cached("other") == 0
+    scored, everything = found.prompt("some"), cold(whole).prompt("whole")
+    before = max(1, 600 - last)
+    assert scored.logprobs[:before] == (None,) * before
+    assert_same_bits(
+        torch.tensor(scored.logprobs[before:]), torch.tensor(everything.logprobs[before:])
+    )
+    assert scored.top[before:] == everything.top[before:]
+    assert scored.ranks[before:] == everything.ranks[before:]
+    assert_as_cold(found, some, cold)
+    # Negative control: another first token, and no score behind it is the same.
+    assert found.prompt("other").logprobs[before:] != scored.logprobs[before:]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_named_ids_have_the_bits_that_they_have_among_the_likeliest(tiny_model, cold, tp):
+    many = SAMPLED | {"logprobs": 100, "prompt_logprobs": 100, "max_tokens": 3}
+    likeliest = cold(ask("many", BASE[:300], **many))
+    ids = tuple(candidate.token_id for candidate in likeliest.answer("many")[0][2][5:90:20])
+    few = SAMPLED | {"logprobs": None, "prompt_logprobs": 0, "max_tokens": 3}
+    named = ask("named", BASE[:300], logprob_token_ids=ids, **few)
+    others = [ask(f"other{i}", OTHER[: 50 + i], **SAMPLED) for i in range(3)]
+    found = run(tiny_model("qwen3", kv_heads=2), [named, *others], tp=tp, ahead=True)
+    assert found.tokens("named") == likeliest.tokens("many")
+    answers = zip(found.answer("named"), likeliest.answer("many"), strict=True)
+    tops = [(ours[2], theirs[2]) for ours, theirs in answers]
+    tops += zip(found.prompt("named").top[1:], likeliest.prompt("many").top[1:], strict=True)
+    compared = 0
+    for top, among in tops:
+        assert tuple(candidate.token_id for candidate in top) == ids
+        values = {candidate.token_id: candidate.logprob for candidate in among}
+        same = [c.logprob == values[c.token_id] for c in top if c.token_id in values]
+        compared += len(same)
+        assert all(same)
+    assert compared > 50
+    for request in others:
+        assert_as_cold(found, request, cold)
+
+
 @pytest.mark.parametrize("tp", [1, 2])
 def test_preemption_resumes_from_cached_pages_with_equal_bits(tiny_model, cold, tp):
     crowd = [ask(f"r{i}", [*BASE[:530], *OTHER[: 9 * i]], max_tokens=12) for i in range(3)]

@@ -42,7 +42,8 @@ def _guess(how: Asked, ids: list[list[int]], reference: Answer) -> dict[str, Any
     cut = [each[: round(how.share * len(each))] for each in ids]
     wrong = [[(i + 1) % VOCABULARY for i in each] for each in ids]
     if how.way == "resume":
-        origin = {name: reference["tpdet"][name] for name in ("contract", "weights", "seed")}
+        names = "contract", "weights", "seed", "logprobs_mode"
+        origin = {name: reference["tpdet"][name] for name in names}
         return {"tpdet": {"resume": origin | {"choices": cut}}}
     if how.way.endswith("prediction"):
         text = reference["choices"][0]["text"]

@@ -15,10 +15,14 @@ from tests.gpu.attention.decode import decode_checks
 from tests.gpu.attention.prefill import prefill_checks
 from tests.gpu.engine.bits import engine_checks, make_models
 from tests.gpu.engine.dependent import dependent_checks
+from tests.gpu.engine.interventions import intervention_checks
+from tests.gpu.engine.weights import weight_checks
 from tests.gpu.experts.bits import expert_checks
 from tests.gpu.gemm import column_bits, columns
 from tests.gpu.gemm.leaf_bits import leaf_checks
 from tests.gpu.gemm.norm_bits import norm_checks
+from tests.gpu.nn.invariant import invariant_checks
+from tests.gpu.nn.log_prob import log_prob_checks
 from tests.gpu.sampling.bits import sampler_checks
 
 SUITES = {
@@ -30,7 +34,11 @@ SUITES = {
     "attention": lambda _: attention_checks(),
     "experts": lambda _: expert_checks(),
     "sampler": lambda _: sampler_checks(),
+    "weights": lambda _: weight_checks(),
+    "invariant": lambda _: invariant_checks(),
+    "log_prob": lambda _: log_prob_checks(),
     "engine": engine_checks,
+    "interventions": intervention_checks,
 }
 """Each suite's checks, by the folder that holds the models of its checks."""
 

@@ -96,10 +96,15 @@ def test_ranks_hold_every_head_once_and_the_keys_they_read(tiny_model, each, key
 
 def test_padding_is_zeros_around_what_was_read():
     part = ColumnPart("q", 4, Pieces.whole(), 2, 1)
-    read = torch.ones(4, 3)
-    assert part.padded(read).tolist() == [[0.0] * 3] * 2 + [[1.0] * 3] * 4 + [[0.0] * 3]
-    assert part.padded(read[:, 0]).tolist() == [0, 0, 1, 1, 1, 1, 0]
-    assert ColumnPart("q", 4, Pieces.whole()).padded(read) is read
+    read, target = torch.ones(4, 3), torch.full((7, 3), torch.nan)
+    part.read_into(target, read)
+    assert target.tolist() == [[0.0] * 3] * 2 + [[1.0] * 3] * 4 + [[0.0] * 3]
+    column = torch.full((7,), torch.nan)
+    part.read_into(column, read[:, 0])
+    assert column.tolist() == [0, 0, 1, 1, 1, 1, 0]
+    alone = torch.full((4, 3), torch.nan)
+    ColumnPart("q", 4, Pieces.whole()).read_into(alone, read)
+    assert torch.equal(alone, read)
 
 
 def test_columns_of_unequal_ranks_are_gathered_in_order():

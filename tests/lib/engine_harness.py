@@ -106,6 +106,7 @@ def run(
     look=True,
     waves=(),
     local_size=None,
+    timeout=240.0,
     **settings,
 ) -> Run:
     """Run `requests` together at a tensor-parallel size; `change(engine)` runs before them.
@@ -113,7 +114,8 @@ def run(
     `each_step(engine, step)` runs after every step on rank 0. `ahead`: steps overlap, as on a GPU.
     Not `look`: nobody sees the logits, as when serving. `waves`: more requests, each wave when
     the one before is done, or a function of the engine that is called then. `local_size`: so many
-    ranks pretend to share a host. The engine has no drafters unless the settings say so.
+    ranks pretend to share a host. `timeout`: seconds of the whole run of several.
+    The engine has no drafters unless the settings say so.
     """
     given = {"kv_pages": 64, "drafts": "off"} | settings
     config = EngineConfig.from_values(model=str(model), **given)
@@ -161,4 +163,4 @@ def run(
 
     if tp == 1:
         return one_rank(SoloWorld())
-    return run_threads(tp, one_rank, timeout=240.0, local_size=local_size)[0]
+    return run_threads(tp, one_rank, timeout, local_size)[0]

@@ -1,20 +1,12 @@
 """Recorded answers for tests: true ones, by a model here, and true ones with one field changed."""
 
 import copy
-import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any
 
-from tpdet.audit.replay import VERSION, replay_digest
 from tpdet.llm.llm import LLM
-from tpdet.requests.answer.json_pieces import json_pieces
-from tpdet.requests.answer.prompt_scores import PromptScores, parts_of
-from tpdet.requests.answer.whole_answer import WholeAnswer, origin, receipt
-from tpdet.requests.body.prepare import Preparer
-from tpdet.requests.body.work import prepare_call
-from tpdet.requests.request import with_seed
-from tpdet.text.reasoning import ReasoningParser
+from tpdet.tools.check.answers import Question
 from tpdet.tools.check.by_model import ModelCheck
 from tpdet.tools.synthetic.make_model import make_model
 from tpdet.tools.synthetic.train_tokenizer import train_tokenizer
@@ -46,32 +38,8 @@ def batch_line(llm: LLM, url: str, body: Json, split: bool = False, seed: int = 
     seed: what the server draws where the body has none.
     """
     body = {"model": "tiny", "return_token_ids": True, **body}
-    facts = ModelCheck(llm).facts
-    preparer = Preparer(facts, "tiny", llm.tokenizer)
-    call = prepare_call("chat" if url == CHATS else "completion", preparer, body, "7")
-    seed = body.get("seed", seed)
-    requests = tuple(with_seed(request, seed) for request in call.requests)
-    call = dataclasses.replace(call, requests=requests)
-    parser = ReasoningParser.of("auto", llm.tokenizer) if split else None
-    whole = WholeAnswer(call, llm.tokenizer, parser)
-    llm.recompute([*whole.assemblers.values()], use_tqdm=False)
-    for name, assembler in whole.assemblers.items():
-        if assembler.prompt is not None:
-            whole.prompts[name] = PromptScores()
-            for part in parts_of(assembler.prompt):
-                whole.prompts[name].add(part)
-    names = facts.contract, facts.model_digest
-    digest = replay_digest(call.requests, whole.tokens(), seed, *names)
-    told = receipt(origin(call, *names), seed, digest, VERSION)
-    answer = json.loads("".join(json_pieces(whole.body(seed, facts.system_fingerprint, told))))
-    response = {"status_code": 200, "request_id": answer["id"], "body": answer}
-    return {
-        "id": "batch_req_0",
-        "custom_id": "a",
-        "response": response,
-        "error": None,
-        "request": {"url": url, "body": body},
-    }
+    (line,) = ModelCheck(llm, "tiny").record_all([Question("a", url, body, seed, split)], False)
+    return line
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

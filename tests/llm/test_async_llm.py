@@ -241,10 +241,12 @@ def test_an_answer_goes_on_behind_its_last_output(model, expected):
         assert named(found) == expected[5] and steps < 6
         wrong = json.loads(json.dumps(over_http["choices"]))
         wrong[1][3] ^= 1
+        processed = {"logprobs_mode": "processed_logprobs"}
         other_token = f"choice 1, position 3: the resumed token is {wrong[1][3]}, and the one here"
         for change, error, why in (
             ({"choices": wrong}, DisagreementError, other_token),
             ({"contract": "0" * 12}, DisagreementError, "the contract of the answer to resume"),
+            (processed, DisagreementError, "is processed_logprobs, and here is raw_logprobs"),
             ({"seed": 99}, RequestError, "seed 5 is not the seed of the answer to resume, 99"),
             ({"seed": "x"}, RequestError, "resume: seed"),
             ({"words": 1}, RequestError, "resume: unknown field 'words'"),

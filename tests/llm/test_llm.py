@@ -18,6 +18,7 @@ import msgspec
 import numpy
 import pytest
 
+from tests.lib.models.pooled_models import sentence_folder
 from tests.lib.tree import ROOT
 from tpdet import LLM, AsyncLLM, SamplingParams
 from tpdet.config import EngineConfig
@@ -32,6 +33,7 @@ from tpdet.errors import (
 )
 from tpdet.launch.life.faults import Fault
 from tpdet.launch.start.torchrun import rank_environment, torchrun_command
+from tpdet.text.pooled_prompts import PooledPrompts
 
 pytestmark = pytest.mark.long
 
@@ -227,6 +229,17 @@ def test_settings_of_vllm_that_ask_for_nothing_are_accepted(tiny_model, caplog):
     assert not any("quantization" in note or "seqs" in note for note in notes)
     with LLM(tiny_model("qwen3", kv_heads=2), kv_pages=8, seed=None) as other:
         assert other.config.seed == 0
+
+
+def test_a_prompt_gives_itself_its_seed_where_the_policy_is_so(tiny_model):
+    params = SamplingParams(max_tokens=3)
+    with LLM(tiny_model("qwen3", kv_heads=2), kv_pages=8, seed_policy="request") as llm:
+        first, second, clone = llm.generate([[3, 4], [5], [3, 4]], params, use_tqdm=False)
+        (alone,) = llm.generate([[5]], SamplingParams(max_tokens=2, n=2), use_tqdm=False)
+        (given,) = llm.generate([[5]], SamplingParams(max_tokens=3, seed=9), use_tqdm=False)
+    assert first.replay_digest == clone.replay_digest and first.seed != second.seed
+    assert alone.seed == second.seed and given.seed == 9
+    assert alone.outputs[0].token_ids == second.outputs[0].token_ids[:2]
 
 
 @pytest.mark.parametrize(
@@ -436,6 +449,11 @@ def test_a_conversation_is_answered_as_its_rendered_prompt_is(llm):
     assert two[0].outputs == one[0].outputs and len(two[1].outputs[0].token_ids) == 2
     open_end = llm.chat(HELLO, GREEDY, add_generation_prompt=False)[0].prompt_token_ids
     assert open_end == tuple(ids[: len(open_end)]) and len(open_end) < len(ids)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    shown = llm.chat(
+        HELLO[1:], GREEDY, chat_template="{{ tools[0].function.name }}Hello", tools=tools
+    )
+    assert llm.get_tokenizer().decode(shown[0].prompt_token_ids) == "fHello"
     mine = llm.chat(HELLO[1:], GREEDY, chat_template="{{ messages[0]['content'] }}")[0]
     assert mine.prompt_token_ids == tuple(
         llm.get_tokenizer().encode("Hello", add_special_tokens=False)
@@ -460,7 +478,7 @@ def test_a_conversation_is_answered_as_its_rendered_prompt_is(llm):
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             r"content\[0\] is of type 'image_url': only the text part of a model is served",
         ),
-        ({"messages": HELLO, "tools": [{"type": "function"}]}, "tools .* is not supported"),
+        ({"messages": HELLO, "tools": [{"type": "function"}]}, r"tools\[0\] must be"),
         ({"messages": HELLO, "continue_final_message": True}, "set add_generation_prompt to false"),
         (
             {"messages": HELLO, "chat_template_kwargs": {"tools": 1}},
@@ -659,14 +677,19 @@ def test_two_ranks_fail_together_and_go_on_together(tiny_model, tmp_path, llm):
     assert second[10].startswith("UsageError: this LLM is closed: it ended by PeerLostError")
 
 
-def test_the_examples_of_the_page_run(tiny_model, capsys):
-    page = ROOT / "docs" / "offline.md"
-    examples = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(examples) == 3
+def test_the_examples_of_the_page_run(tiny_model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(PooledPrompts, "answering_tokens", lambda self: (17, 900))
+    model = tiny_model("qwen3", kv_heads=2)
+    embeds = sentence_folder(model, tmp_path / "embeds", prompts={"query": "find: "})
+    page = (ROOT / "docs" / "offline.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 4
+    names = {"DIR": model, "Qwen/Qwen3-Embedding-0.6B": embeds, "Qwen/Qwen3-Reranker-0.6B": model}
     for example in examples:
-        model = str(tiny_model("qwen3", kv_heads=2))
-        code = example.replace('"DIR"', f"{model!r}, kv_pages=64").replace("size=2", "size=1")
-        exec(code.replace('"8k"', '"2k"'), {"__name__": "__main__"})
+        code = example.replace("size=2", "size=1").replace('"8k"', '"2k"')
+        for name, folder in names.items():
+            code = code.replace(f'"{name}"', f"{str(folder)!r}, kv_pages=64")
+        exec(code, {"__name__": "__main__"})
         assert len(capsys.readouterr().out.splitlines()) > 1
 
 

@@ -36,7 +36,8 @@ FORM = re.compile(r"\[|\.\.\.|\|")
 TARGET = re.compile(r"(?:^\s*|`)make ([\w-]+)", re.MULTILINE)
 OF_MODELS_AND_RUNS = {
     *("config.json", "tokenizer.json", "ready.json", "exit.json"),
-    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "keys.json"),
+    *("modules.json", "sentence_bert_config.json"),
     "chat_template.json",
 }
 """Files of a checkpoint or of a run directory, which no clone has."""

@@ -15,6 +15,7 @@ DIRECT = {
     "comm/exchange": "gives kernels the memory of peers",
     "layers": "stock attention of the approximate mode; the products a model has",
     "tools/compile": "compiles kernels for a GPU that is not there",
+    "nn/invariant_mode": "tries the CPU's products for the terms that a model shows it",
     "tools/plan": "reads what is known of a GPU",
     "runner": "sets the threads of the CPU path",
     "runner/start": "compiles kernels ahead and tries them before they serve",

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.lib.tree import ROOT
 
 LAYERS = {
     "tools": ("cli", "tools"),
-    "doors": ("llm", "server", "client", "serve", "vllm_names"),
+    "doors": ("llm", "server", "client", "serve", "vllm_names", "nn"),
     "engine": ("engine",),
     "decisions": ("scheduler", "speculative", "requests/body", "requests/answer", "audit"),
     "running": ("runner",),
@@ -21,7 +22,7 @@ LAYERS = {
     "arithmetic": ("kernels", "comm"),
     "ground": (
         "config", "arguments", "requests", "checkpoint", "control", "cache", "errors", "launch",
-        "kernels/order", "kernels/inputs", "kernels/exact",
+        "pages", "kernels/order", "kernels/inputs", "kernels/exact",
     ),
 }  # fmt: skip
 """The rooms of the product by layer, from the top down: an import stays in its layer or goes down.
@@ -36,6 +37,7 @@ PYTHONS = ("__init__.py", "__main__.py", "__pycache__")
 ONLY_STDLIB = ("launch",)
 
 
+@cache
 def sources() -> list[Path]:
     """Every Python file of the package, by its place in the tree (not through the links)."""
     tops = ("tpdet", "kernels", "comm", "launch")
@@ -50,11 +52,18 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a file's syntax tree, walked once for all tests."""
+    return (*ast.walk(tree_of(path)),)
+
+
 def part(path: Path) -> str:
     """The top-level part of the product a file belongs to: `kernels`, `server`, `cli`."""
     return room(path).split("/")[0]
 
 
+@cache
 def room(path: Path) -> str:
     """The room of a file: the longest name in `LAYER` that its place begins with."""
     place = path.relative_to(ROOT).with_suffix("").as_posix().removeprefix("tpdet/")
@@ -63,10 +72,11 @@ def room(path: Path) -> str:
     return next((name for name in reversed(found) if name in LAYER), names[0])
 
 
+@cache
 def imports(path: Path) -> list[str]:
     """Dotted names a file imports anywhere, in functions and type-checking blocks too."""
     names = []
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -103,7 +113,7 @@ def test_an_import_goes_down_only():
     assert not wrong, "\n".join(wrong)
 
 
-SHARED_BY_TOOLS = ("worlds", "measurement", "synthetic")
+SHARED_BY_TOOLS = ("worlds", "measurement", "synthetic", "check", "report")
 BETWEEN_TOOLS: dict[tuple[str, str], str] = {}
 """Other imports from tool to tool, with the reason."""
 
@@ -152,7 +162,7 @@ def test_the_scheduler_knows_nothing_of_speculative_decoding():
 def imported_modules(path: Path) -> set[str]:
     """The modules that a file imports when it runs, without "tpdet."."""
     names, skipped = [], set()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             skipped |= {*ast.walk(node)}
         elif isinstance(node, ast.ImportFrom) and node not in skipped:
@@ -344,21 +354,64 @@ def test_every_module_and_public_function_says_what_it_does():
 MOST_LINES, MOST_METHODS = 60, 15
 
 
+def is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether Triton or Gluon compiles a function."""
+    return any("jit" in ast.unparse(mark) for mark in node.decorator_list)
+
+
 def test_functions_and_classes_are_short():
-    """Kernels excepted: what runs as one program on a GPU stands in one piece."""
+    """Kernels excepted: what runs as one program on a GPU stands in one piece, up to a limit."""
     found = set()
     for path in sources():
-        for node in ast.walk(tree_of(path)):
-            name = f"{path.relative_to(ROOT)}: {getattr(node, 'name', '')}"
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                kernel = any("jit" in ast.unparse(mark) for mark in node.decorator_list)
-                if not kernel and node.end_lineno - node.lineno >= MOST_LINES:
-                    found.add(name)
+                if not is_kernel(node) and node.end_lineno - node.lineno >= MOST_LINES:
+                    found.add(f"{path.relative_to(ROOT)}: {node.name}")
             elif isinstance(node, ast.ClassDef):
                 methods = [n.name for n in node.body if isinstance(n, ast.FunctionDef)]
                 if sum(not name.startswith("_") for name in methods) > MOST_METHODS:
-                    found.add(name)
+                    found.add(f"{path.relative_to(ROOT)}: {node.name}")
     assert not found
+
+
+MOST_KERNEL_LINES, MOST_KERNEL_PARAMETERS = 120, 16
+
+
+def kernels_beyond_limits(nodes: Iterable[ast.AST]) -> set[str]:
+    """Names of the functions in Triton's and Gluon's languages that are too long or take too much.
+
+    What belongs together is one parameter: a named tuple.
+    """
+    beyond = set()
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef) and is_kernel(node):
+            taken = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            lines = node.end_lineno - node.lineno + 1
+            if lines > MOST_KERNEL_LINES or len(taken) > MOST_KERNEL_PARAMETERS:
+                beyond.add(node.name)
+    return beyond
+
+
+def test_kernels_take_few_parameters_and_lines():
+    """Of the product and of tests."""
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in [*sources(), *(ROOT / "tests").rglob("*.py")]
+        if "jit" in path.read_text()
+        for name in kernels_beyond_limits(nodes_of(path))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_kernel_at_the_limits_passes_and_one_beyond_does_not():
+    def kernel(parameters: int, lines: int, mark: str = "@triton.jit(do_not_specialize=['a0'])"):
+        taken = ", ".join(f"a{i}" for i in range(parameters))
+        return ast.walk(ast.parse(f"{mark}\ndef k({taken}):\n" + "    pass\n" * (lines - 1)))
+
+    assert not kernels_beyond_limits(kernel(16, 120))
+    assert not kernels_beyond_limits(kernel(17, 121, "@cache"))
+    for beyond in kernel(17, 120), kernel(16, 121), kernel(17, 2, "@gluon.jit"):
+        assert kernels_beyond_limits(beyond) == {"k"}
 
 
 def test_only_tables_of_data_are_formatted_by_hand():

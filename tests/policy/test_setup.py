@@ -13,9 +13,11 @@ import time
 import urllib.request
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests.conftest import pytest_terminal_summary
 from tests.lib.ports import free_port
 from tests.lib.tree import ROOT
 
@@ -31,6 +33,25 @@ def progress():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_what_was_skipped_is_counted_and_named():
+    """`.ci/run` adds these lines up over the runs of `make test`."""
+    reports = [
+        SimpleNamespace(nodeid="tests/a.py::test_a", longrepr=("a.py", 1, "Skipped: no Slurm")),
+        SimpleNamespace(nodeid="tests/b.py", longrepr="no module"),
+    ]
+    lines = []
+    for stats in ({"skipped": reports, "passed": [1]}, {}):
+        pytest_terminal_summary(SimpleNamespace(stats=stats, write_line=lines.append))
+    assert lines == [
+        "tests skipped: 2",
+        "SKIPPED tests/a.py::test_a: no Slurm",
+        "SKIPPED tests/b.py: no module",
+        "tests skipped: 0",
+    ]
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "/^tests skipped: /" in script and "'^SKIPPED '" in script
 
 
 PIP_OUTPUT = """\

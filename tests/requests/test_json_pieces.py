@@ -66,7 +66,7 @@ def test_scores_travel_in_bounded_parts():
 
 def test_an_evaluation_batch_is_admitted():
     body = CompletionBody(prompt="", echo=True, logprobs=1, max_tokens=1)
-    size = {"repeats": 1, "echo": True, "logprobs": 1, "max_tokens": 1}
+    size = {"chat": False, "echo": True, "logprobs": 1, "max_tokens": 1}
     check_answer_size([2048] * 64, body, **size)
     check_answer_size([16_380] * 64, body, **size)
     with pytest.raises(ApiError, match="1048640 log-probabilities"):

@@ -67,7 +67,7 @@ def test_all_that_is_left_of_the_context_may_be_asked_for():
         ({"max_token": 3}, "no parameter 'max_token': did you mean 'max_tokens'"),
         ({"surprise": 3}, "no parameter 'surprise': see help"),
         ({"seed": -1}, r"seed -1 is out of range \[0, 9223372036854775807\]: leave it out"),
-        ({"logprobs": -1}, "logprobs -1 .*: the limit is 20"),
+        ({"logprobs": -1}, "logprobs -1 .*: the limit is 100"),
         ({"prompt_logprobs": -1}, "prompt_logprobs -1 .*: the limit is "),
         ({"bad_words": ["x"]}, "bad_words .* is not supported: give logit_bias"),
         ({"allowed_token_ids": [1]}, "allowed_token_ids .* not supported: give structured_outputs"),

@@ -76,7 +76,7 @@ def test_answers_after_a_reload_are_those_of_a_fresh_start_and_no_hot_page_is_re
 def forgetful(monkeypatch):
     """Neither empty the cache nor bump a version at a reload: the key alone is left."""
 
-    def only_rename(self, identity):
+    def only_rename(self, identity, running=()):
         self.prefixes._identity = identity
 
     monkeypatch.setattr(PageManager, "reload", only_rename)

@@ -44,7 +44,7 @@ def test_ranks_whose_models_differ_after_loading_refuse(tiny_model, monkeypatch)
             monkeypatch.setattr(
                 loading.Loader,
                 "_digest",
-                lambda self, weights: real(self._model, weights + str(self._world.rank)),
+                lambda self, weights: real(self._model, f"{weights.whole}{self._world.rank}"),
             )
         world.barrier()
         return engine_of(model, world)

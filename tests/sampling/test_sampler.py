@@ -240,3 +240,22 @@ def test_logits_of_another_kind_are_refused():
     with pytest.raises(ValueError, match="2 rows"):
         sample(torch.zeros(1, 10), [row(0), row(1)])
     assert sample(torch.zeros(0, 10), []) == []
+
+
+def test_named_ids_have_the_bits_of_scored_tokens_beside_rows_of_other_kinds():
+    logits = torch.randn(4, 3000, generator=torch.Generator().manual_seed(1))
+    ids = (2999, 0, 17)
+    rows = [row(1)[0], row(2)[0], row(3, temperature=0.0)[0], row(4)[0]]
+    beside = [ids, 3, None, ids[:1]]
+    found = sample(logits, list(zip(rows, beside, strict=True)))
+    plain = sample(logits, list(zip(rows, [0, 3, None, 0], strict=True)))
+    assert [f.token_id for f in found] == [f.token_id for f in plain]
+    assert found[1].top == plain[1].top and found[2].top == ()
+    for index in (0, 3):
+        top = found[index].top
+        assert tuple(c.token_id for c in top) == beside[index]
+        scored = [prompt_logprobs(logits[index : index + 1], [i], 0)[0] for i in beside[index]]
+        assert [c.logprob for c in top] == [s.logprob for s in scored]
+    prompt = prompt_logprobs(logits[:2], [5, 6], ids)
+    assert [c.logprob for c in prompt[0].top] == [c.logprob for c in found[0].top]
+    assert prompt[1].top != prompt[0].top  # control: another row

@@ -41,3 +41,18 @@ def test_prompt_scores_are_neither_lost_nor_told_twice_by_preemption():
     assert sim.scheduler.statistics().preemptions == 3
     scored = [row.logits for plan in sim.plans for row in plan.rows]
     assert sum(scored) == 300 + 3, "no position is scored twice"
+
+
+def test_only_the_last_tokens_of_a_prompt_are_scored_where_they_alone_are_asked_for():
+    fields = {"max_tokens": 3, "prompt_logprobs": 1, "ignore_eos": True}
+    request = make_request("a", 300, prompt_logprobs_last_n=40, **fields)
+    sim = simulation(request)
+    for step in range(40):
+        if step in (2, 5, 6):
+            sim.preempt_all()
+        sim.step()
+    scores = sim.prompt_outputs["a"]
+    assert [score is None for score in scores.logprobs] == [True] * 260 + [False] * 40
+    assert scores.ranks[:260] == (0,) * 260
+    scored = [row.logits for plan in sim.plans for row in plan.rows]
+    assert sum(scored) == 41 + 2, "no position is scored twice, and none in vain"

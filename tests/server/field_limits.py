@@ -187,6 +187,16 @@ def schema_bytes(limit: int) -> list[Attempt]:
     return values("response_format", (padded(limit),), (padded(limit + 1), padded(4 << 20)))
 
 
+def tools(limit: int) -> list[Attempt]:
+    """Tools by number; declared and not to be called, as the server's template shows none."""
+
+    def declared(count: int) -> list[dict[str, Any]]:
+        return [{"type": "function", "function": {"name": f"f{i}"}} for i in range(count)]
+
+    past = declared(limit + 1), declared(20_000)
+    return values("tools", (declared(limit),), past, CHAT, tool_choice="none")
+
+
 def schema_description(limit: int) -> list[Attempt]:
     """The wrapper's own description."""
     formats = [schema_format(description="d" * n) for n in (limit, limit + 1, 2**20)]
@@ -238,6 +248,7 @@ FIELD_LIMITS: dict[str, Callable[[Any], list[Attempt]]] = {
     "repetition_penalty_above": above("repetition_penalty"),
     "seed": integers("seed"),
     "schema_bytes": schema_bytes,
+    "tools": tools,
     "schema_description_characters": schema_description,
     "name_characters": names,
     "model_characters": model_characters,

@@ -23,16 +23,20 @@ from tpdet.server.wire.protocol import Status
 
 KEY = "sk-contract-1"
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"
-PUBLIC = {"/health", "/ready", "/metrics", "/version"}
+PUBLIC = {"/health", "/health_generate", "/ready", "/metrics", "/version"}
 ROUTES = {
-    "GET": PUBLIC | {"/v1/models", "/v1/models/{model_id:path}", "/tokenizer_info",
-                     "/server_info", "/openapi.json", "/", "/docs"},
-    "POST": {PATH, CHAT, "/tokenize", "/detokenize"},
+    "GET": PUBLIC | {"/v1/models", "/v1/models/{model_id:path}", "/v1/receipts/{receipt_id}",
+                     "/tokenizer_info", "/server_info", "/get_server_info", "/model_info",
+                     "/get_model_info", "/get_world_size", "/v1/loads", "/openapi.json", "/",
+                     "/docs", "/v1/answers/{request_digest}"},
+    "POST": {PATH, CHAT, "/inference/v1/generate", "/generate", "/tokenize", "/detokenize",
+             "/v1/embeddings", "/classify", "/pooling", "/score", "/rerank", "/v1/rerank",
+             "/v2/rerank"},
 }  # fmt: skip
 LIMITS = {
-    "body_bytes": 10 << 20, "json_depth": 32, "n": [1, 128], "logprobs": [0, 20],
-    "top_logprobs": [0, 20], "stop_strings": 16, "stop_string_bytes": [1, 256],
-    "logit_bias_ids": 1024, "logit_bias": [-100.0, 100.0], "batch_prompts": 64,
+    "body_bytes": 10 << 20, "json_depth": 32, "n": [1, 128], "logprobs": [0, 100],
+    "top_logprobs": [0, 100], "stop_strings": 16, "stop_string_bytes": [1, 256],
+    "logit_bias_ids": 1024, "logit_bias": [-100.0, 100.0], "batch_prompts": 1024,
     "temperature": [0.0, 2.0], "smallest_temperature_above_zero": 0.001, "seed": [0, 2**63 - 1],
     "user_bytes": 256, "cache_salt_bytes": 256, "top_p": [0.0, 1.0], "top_k": [-1, 2**31 - 1],
     "min_p": [0.0, 1.0], "presence_penalty": [-2.0, 2.0], "frequency_penalty": [-2.0, 2.0],
@@ -66,7 +70,8 @@ METRICS = """
 EXIT_CODES = {
     "UsageError": 2, "CheckpointError": 65, "NotFoundError": 66, "TpdetError": 70,
     "ResourceError": 71, "PeerLostError": 75, "IntegrityError": 75, "NotPermittedError": 77,
-    "DisagreementError": 78, "DrainTimeoutError": 143,
+    "DisagreementError": 78, "DrainTimeoutError": 143, "AuditError": 65,
+    "AuditUnavailableError": 74,
 }  # fmt: skip
 
 
@@ -209,7 +214,7 @@ def test_a_wrong_key_is_an_authentication_error_everywhere_but_on_the_four(serve
         assert error["code"] == "invalid_api_key" and found.headers["x-request-id"]
     for path in PUBLIC:
         assert server.http.get(path, headers=wrong).status_code == 200
-    for path in ("/v1/receipts/1", "/redoc", "/docs/", "/v1", "/v1/embeddings", "/metrics/"):
+    for path in ("/v1/receipts/1", "/redoc", "/docs/", "/v1", "/v1/images", "/metrics/"):
         assert server.http.get(path).status_code == 404, path
 
 

@@ -29,7 +29,22 @@ ELSEWHERE = {
     "large_bodies_waiting": "tests/server/body/test_body_worker.py",
     "large_body_cpu_seconds": "tests/server/body/test_large_bodies.py",
     "large_body_memory_bytes": "tests/server/body/test_body_worker.py",
+    "pooled_inputs": "tests/server/end_to_end/test_pooling.py",
+    "tool_bytes": "tests/grammar/test_tool_calls.py",
     "slow_reader_timeout_seconds": "tests/server/end_to_end/test_life_cycle.py",
+    **dict.fromkeys(
+        (
+            "file_bytes",
+            "files",
+            "batch_requests",
+            "batches_open",
+            "file_timeout_seconds",
+            "batch_seconds",
+        ),
+        "tests/server/batches/test_batches.py",
+    ),
+    "batch_sequences": "tests/server/batches/test_room.py",
+    "batch_prompt_tokens": "tests/server/batches/test_room.py",
     "retry_after_seconds": "test_more_schemas_than_may_wait_are_refused_at_once",
 }
 SHORT = {"HEADER_TIMEOUT": 0.6, "BODY_TIMEOUT": 0.6, "KEEP_ALIVE_TIMEOUT": 2.0}

@@ -12,7 +12,7 @@ from tests.text.placed_tokens import MAKERS, place, text
 from tpdet.errors import CheckpointError, RequestError, UsageError
 from tpdet.text.declared_tokens import DeclaredTokens
 from tpdet.text.detokenizer import IncrementalDetokenizer
-from tpdet.text.reasoning import ReasoningParser, check_marks
+from tpdet.text.parsing.reasoning import ReasoningParser, check_marks
 from tpdet.text.tokenizer import Tokenizer, read_files
 
 QUICK, MANY = range(4), range(4, 500)

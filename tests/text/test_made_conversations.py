@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from tests.lib.public_files import smollm2
-from tests.lib.text.made_conversations import CHATML, SPECIAL, TEMPLATES, conversation
+from tests.lib.text.made_conversations import CHATML, SPECIAL, TEMPLATES, conversation, tools
 from tpdet.checkpoint.gguf.tokenizer import read_gguf_tokenizer
 from tpdet.errors import RequestError
 from tpdet.text.chat_template import ChatTemplate
@@ -57,10 +57,12 @@ def test_made_conversations_have_transformers_text(template):
     found = {"refused": 0, "as it is": 0, "generate": 0, "continue": 0}
     for seed in range(CONVERSATIONS):
         messages, ending, variables = conversation(seed)
-        expected = theirs(messages, **ending, **variables)
-        assert rendered(ours, messages, *ending.values(), variables) == expected, seed
+        declared = tools(seed) if seed % 3 == 0 and ours.reads("tools") else None
+        expected = theirs(messages, tools=declared, **ending, **variables)
+        given = messages, *ending.values(), variables, declared
+        assert rendered(ours, *given) == expected, seed
         with suppress(BeyondCount):  # it is rendered in a process of its own
-            assert rendered(counted, messages, *ending.values(), variables) == expected, seed
+            assert rendered(counted, *given) == expected, seed
         kinds = zip(("generate", "continue"), ending.values(), strict=True)
         kind = next((name for name, chosen in kinds if chosen), "as it is")
         found[kind if expected is not None else "refused"] += 1

@@ -11,10 +11,12 @@ import pytest
 from transformers.utils import chat_template_utils
 
 from tests.lib.public_files import chat_templates
-from tests.lib.text.made_conversations import SPECIAL, conversation
+from tests.lib.text.made_conversations import SPECIAL, conversation, tools
 from tpdet.errors import RequestError
+from tpdet.grammar.layouts import LAYOUTS, layout_of
 from tpdet.text.chat_messages import as_templates_read
 from tpdet.text.chat_template import ChatTemplate
+from tpdet.text.parsing.calls import family_of
 
 pytestmark = pytest.mark.slow
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "image_token": "<image>"}
@@ -36,14 +38,19 @@ def as_text(content):
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
-def theirs(source, messages, form, ending, variables):
+def theirs(source, messages, form, ending, variables, declared):
     """transformers' text, with an empty content where it refuses that there is none; or None."""
     for empty in ({}, {"content": ""}):
         given = [{**empty, **{k: v for k, v in m.items() if v is not None}} for m in messages]
         given = [m | {"content": form(m["content"])} if "content" in m else m for m in given]
         try:
             found, _ = chat_template_utils.render_jinja_template(
-                [as_templates_read(given)], chat_template=source, **ending, **NAMED, **variables
+                [as_templates_read(given)],
+                declared,
+                chat_template=source,
+                **ending,
+                **NAMED,
+                **variables,
             )
         except (jinja2.TemplateError, TypeError, ValueError):
             continue
@@ -61,6 +68,7 @@ def test_published_templates_print_what_transformers_prints(monkeypatch):
     for name, source in sources.items():
         found += compare(name, source)
     assert found["same"] > 3000 and found["as parts"] > 100, found
+    assert found["with tools"] > 500, found
     assert found["left out"] < 0.1 * found["same"], found
 
 
@@ -76,11 +84,13 @@ def compare(name, source):
                 for m in messages
             ]
         day = DAY if "strftime_now" in source else {}
+        declared = tools(seed) if seed % 2 and ours.reads("tools") else None
         expected = {
-            form: theirs(source, messages, form, ending, variables) for form in (as_text, as_part)
+            form: theirs(source, messages, form, ending, variables, declared)
+            for form in (as_text, as_part)
         }
         try:
-            segments = ours.render(messages, *ending.values(), variables | day)
+            segments = ours.render(messages, *ending.values(), variables | day, declared)
         except RequestError as refusal:
             if "leaves out" in str(refusal):
                 found["left out"] += 1
@@ -92,5 +102,37 @@ def compare(name, source):
         form = as_text if text == expected[as_text] else as_part
         assert text == expected[form], (name, seed)
         found["same"] += 1
+        found["with tools"] += declared is not None
         found["as parts"] += form is as_part
     return found
+
+
+def test_grammars_write_calls_as_published_templates_print_them():
+    """Others differ in a line break, an id that models do not write, or where a recipient is."""
+    found = collections.Counter()
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    function = {"name": "f", "description": "d", "parameters": schema}
+    declared = [{"type": "function", "function": function}]
+    call = {"name": "f", "arguments": {"city": "Paris"}}
+    talk = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "abcdefghi", "function": call}]},
+        {"role": "tool", "name": "f", "tool_call_id": "abcdefghi", "content": "1"},
+    ]
+    for source in chat_templates().values():
+        family = family_of(source)
+        if family is None or family.form == "python":
+            continue
+        name = layout_of(family.name, (), source)
+        layout, day = LAYOUTS[name], DAY if "strftime_now" in source else {}
+        begin, middle, end = layout.argument
+        arguments = f"{begin}city{middle}Paris{end}" if begin else '{"city": "Paris"}'
+        quoted = '"f"' if layout.quoted else "f"
+        written = f"{layout.call_begin}{quoted}{layout.name_end}{arguments}{layout.call_end}"
+        segments = ChatTemplate(source, NAMED, SPECIAL).render(talk, True, False, day, declared)
+        text = "".join(segment.text for segment in segments)
+        found[name] += layout.begin + written + layout.end in text
+    if not found:
+        pytest.skip("the wheels with published templates cannot be fetched")
+    assert found["qwen3_coder"] > 15 and found["hermes"] > 10, found
+    assert found["llama3_json"] == 3 and found["glm45"] > 0, found

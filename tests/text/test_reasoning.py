@@ -13,7 +13,7 @@ from tpdet.requests.body.work import prepare_call
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.request import SamplingParams, TokenOutput
 from tpdet.text.outputs import ChoiceAssembler
-from tpdet.text.reasoning import BLOCKS, ReasoningParser, check_marks
+from tpdet.text.parsing.reasoning import BLOCKS, ReasoningParser, check_marks
 from tpdet.text.tokenizer import Tokenizer, read_files
 
 THINK = ("<think>", "</think>")
@@ -366,7 +366,7 @@ def test_where_the_schema_begins_the_content_does(tokenizers, name, answer, begi
 
 
 def test_a_mark_that_the_model_has_no_logits_of_leaves_the_schema_where_it_was(tokenizers):
-    facts = EngineFacts("fp", "c0" * 32, "d1" * 32, 256, 512, (258,), 1, "")
+    facts = EngineFacts("fp", "c0" * 32, "d1" * 32, 256, 512, (258,), 1, "", "float32")
     chat = {"messages": [{"role": "user", "content": "a"}]}
     schema = {"response_format": {"type": "json_object"}}
     preparer, parser = Preparer(facts, "m", tokenizers["think"]), parser_of("think", tokenizers)

@@ -1,5 +1,7 @@
 """A tokenizer that a thread loads is the one that `load` gives, and fails as that does."""
 
+import shutil
+
 import pytest
 
 from tpdet import LLM, AsyncLLM
@@ -26,8 +28,8 @@ def test_what_loading_raises_is_raised_where_it_is_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [LLM, AsyncLLM])
-def test_a_model_whose_tokenizer_cannot_be_read_leaves_no_engine(tiny_model, kind):
-    folder = tiny_model()
+def test_a_model_whose_tokenizer_cannot_be_read_leaves_no_engine(tiny_model, tmp_path, kind):
+    folder = shutil.copytree(tiny_model(), tmp_path / "model")
     (folder / "tokenizer.json").write_text("{}")
     closed, close = [], Engine.close
     with pytest.MonkeyPatch.context() as patch:

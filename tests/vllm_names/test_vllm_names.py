@@ -86,9 +86,9 @@ def test_engine_args_are_the_settings_of_llm():
 
 
 def test_engine_args_come_from_a_command_line_too(capsys):
-    from tpdet.utils import FlexibleArgumentParser
+    import tpdet.utils
 
-    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    parser = EngineArgs.add_cli_args(tpdet.utils.FlexibleArgumentParser())
     parser.add_argument("--max-tokens", type=int)
     parser.set_defaults(model="DIR")
     line = "--max_model_len=2k --enforce-eager -tp 2 --swap-space 4 --no-enable-prefix-caching"

@@ -41,6 +41,19 @@ def results_file(text: str) -> Path:
     except OSError as error:
         reason = f"{text!r} cannot be written ({error.strerror})"
         raise argparse.ArgumentTypeError(reason) from None
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise argparse.ArgumentTypeError(f"{text!r} is a device or a pipe: name a file to write")
+    return path
+
+
+def html_file(text: str) -> Path:
+    """An argument's type: a file for a report, in a folder that is there."""
+    path = Path(text)
+    if (path.exists() and not path.is_file()) or not path.parent.is_dir():
+        reason = "is in a folder that does not exist"
+        if path.exists():
+            reason = "is a folder" if path.is_dir() else "is a device or a pipe"
+        raise argparse.ArgumentTypeError(f"{text!r} {reason}: name a file to write")
     return path
 
 
@@ -58,7 +71,7 @@ def check_counts(options: object, *names: str) -> None:
 
 
 _WORDS = {whole_number: "N", int: "N", number: "NUMBER", float: "NUMBER", Path: "PATH",
-          results_file: "PATH"}  # fmt: skip
+          results_file: "PATH", html_file: "PATH"}  # fmt: skip
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -96,7 +109,7 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """As argparse does; raises UsageError for what is unknown."""
-        args = None if args is None else [hyphenated(argument) for argument in args]
+        args = None if args is None else _hyphenated_flags(args)
         options, rest = super().parse_known_args(args, namespace)
         if rest:
             self._refuse(rest)
@@ -125,6 +138,12 @@ class Parser(argparse.ArgumentParser):
             noun = (action.metavar or "command").lower()  # type: ignore[union-attr]
             self.error(f"no {noun} {value!r}: use one of {', '.join(choices)}{nearby}")
         raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(choices)}{nearby}")
+
+
+def _hyphenated_flags(arguments: Sequence[str]) -> list[str]:
+    """Arguments with hyphens in the flags' names; what stands behind `--` is no flag of ours."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return [*map(hyphenated, arguments[:end]), *arguments[end:]]
 
 
 def hyphenated(argument: str) -> str:

@@ -15,9 +15,10 @@ DTYPES = {
 
 REASONING_PARSERS = {
     "qwen3": "think", "deepseek_r1": "think", "glm45": "think", "seed_oss": "think",
-    "mistral": "think", "openai_gptoss": "harmony",
+    "openai_gptoss": "harmony", "mistral": "text_think", "olmo3": "text_think",
+    "deepseek-r1": "think", "qwen3-thinking": "think", "gpt-oss": "harmony",
 }  # fmt: skip
-"""vLLM's names of reasoning parsers."""
+"""vLLM's and SGLang's names of reasoning parsers."""
 
 _SUFFIXES = {
     "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
@@ -102,10 +103,9 @@ HABITS = {
     "kv-cache-dtype": _only("the KV cache has the model's dtype", "auto"),
     "block-size": _any("a page of KV cache holds 256 tokens"),
     "num-gpu-blocks-override": _only("--kv-pages says how many pages of 256 tokens there are"),
-    "max-logprobs": _only("a request may ask for 20 alternatives a token", "20"),
+    "max-logprobs": _only("a request may ask for 100 alternatives a token", "20", "100"),
     "cpu-offload-gb": _only("weights stay on the device", "0", "0.0"),
-    "task": _only("models generate text", "auto", "generate"),
-    "runner": _only("models generate text", "auto", "generate"),
+    "runner": _only("--task says what a model answers", "auto", "generate"),
     "response-role": _only("answers have the role assistant", "assistant"),
     "distributed-executor-backend": _only(
         "ranks are processes; the launcher starts those of several hosts",
@@ -127,7 +127,6 @@ HABITS = {
     "guided-decoding-backend": _only("llguidance holds answers to schemas", "auto", "guidance"),
     "prefix-caching-hash-algo": _any("pages of equal prefixes are found by BLAKE3"),
     "num-scheduler-steps": _any("steps are always planned ahead"),
-    "logprobs-mode": _only("log-probabilities are the model's own", "raw_logprobs"),
     "additional-config": _only("there are no plugins", "{}"),
     "worker-cls": _only("there are no plugins", "auto"),
     "worker-extension-cls": _only("there are no plugins", ""),
@@ -144,8 +143,8 @@ HABITS = {
     "enable-lora": _never("adapters are not supported: merge them into the checkpoint"),
     "max-loras": _any("adapters are not supported"),
     "max-lora-rank": _any("adapters are not supported"),
-    "enable-auto-tool-choice": _never("tools are not supported"),
-    "tool-call-parser": _only("tools are not supported"),
+    "enable-auto-tool-choice": _either("--tool-call-parser says whether calls are read"),
+    "tool-call-parser": _only("texts are whole here: tpdet serve reads the calls of chats"),
     "chat-template-content-format": _only(
         "a message's parts reach the chat template as one text", "auto", "string"
     ),

@@ -1,18 +1,20 @@
-"""The replay digest: one name for a request and the bits of its answer, as docs/replay.md says.
+"""The replay digest, one name for a request and the bits of its answer, and the request digest,
+the name of the request alone: docs/replay.md.
 
-It holds what can change the answer and nothing else: no id, time, stream flag, batch, cache or
+They hold what can change the answer and nothing else: no id, time, stream flag, batch, cache or
 tensor-parallel size. Needs no torch.
 """
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import blake3
 import rfc8785
 
 from tpdet.control.row_messages import SampledToken
 from tpdet.errors import UsageError
+from tpdet.requests.engine_facts import RAW_LOGPROBS, LogprobsMode
 from tpdet.requests.request import Request, SamplingParams
 
 VERSION = 2
@@ -29,7 +31,14 @@ COVERED = (
 """Parameters in the canonical request by their own names; `seed` and `ignore_eos` are in it as the
 seed that was used and the ids that end the text."""
 
-LEFT_OUT = ("logprobs", "prompt_logprobs", "detokenize", "output_kind")
+LEFT_OUT = (
+    "logprobs",
+    "prompt_logprobs",
+    "prompt_logprobs_last_n",
+    "logprob_token_ids",
+    "detokenize",
+    "output_kind",
+)
 """Parameters that choose what is shown of an answer, never what it is."""
 
 WHERE_SET = tuple(
@@ -39,13 +48,21 @@ WHERE_SET = tuple(
 )
 """All others: in the canonical request only where they are neither empty nor their default."""
 
+SHAPING = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "logit_bias", *WHERE_SET,
+)  # fmt: skip
+"""Parameters that shape the distribution which tokens are drawn from: `request_seed` has them."""
+
+_REQUEST_1, _SEED_1 = "tpdet-request-1", b"tpdet-seed-1\n"
 _IDS = 4096  # of a prompt that are written together
 
 
-def _canonical_pieces(requests: Sequence[Request]) -> Iterator[bytes]:
+def _canonical_pieces(requests: Sequence[Request], mode: LogprobsMode) -> Iterator[bytes]:
     """The canonical JSON of the prompts of one call and of the parameters they share, in pieces.
 
-    `prompts`, which may hold millions of ids, comes last.
+    `prompts`, which may hold millions of ids, comes last but for `seeds`. The mode is named where
+    it is not raw.
     """
     first = requests[0]
     ends = () if first.params.ignore_eos else first.eos_token_ids
@@ -53,15 +70,67 @@ def _canonical_pieces(requests: Sequence[Request]) -> Iterator[bytes]:
         "eos_token_ids": sorted({*ends}),
         "params": _canonical_params(first.params),
     }
+    if mode != RAW_LOGPROBS:
+        rest["logprobs_mode"] = mode
     yield rfc8785.dumps(rest)[:-1] + b',"prompts":['
     for place, request in enumerate(requests):
-        yield b",[" if place else b"["
-        ids = request.prompt_token_ids
-        for begin in range(0, len(ids), _IDS):
-            # RFC 8785 writes a whole number below 2**53 as its digits.
-            yield (b"," if begin else b"") + ",".join(map(str, ids[begin : begin + _IDS])).encode()
-        yield b"]"
-    yield b"]}"
+        yield b"," if place else b""
+        yield from _array(request.prompt_token_ids)
+    seeds = seeds_that_differ(requests) if draws_noise(first.params) else ()
+    # As text: RFC 8785 has no whole numbers from 2**53 on.
+    yield b"]" + (b',"seeds":' + rfc8785.dumps([*map(str, seeds)]) if seeds else b"") + b"}"
+
+
+def _array(ids: Sequence[int]) -> Iterator[bytes]:
+    """The canonical JSON of token ids, in pieces."""
+    yield b"["
+    for begin in range(0, len(ids), _IDS):
+        # RFC 8785 writes a whole number below 2**53 as its digits.
+        yield (b"," if begin else b"") + ",".join(map(str, ids[begin : begin + _IDS])).encode()
+    yield b"]"
+
+
+class AnswerDigests(NamedTuple):
+    """The request digest and the replay digest of an answer: BLAKE3, 64 hex digits each."""
+
+    request: str
+    replay: str
+
+
+def request_digest(
+    requests: Sequence[Request],
+    seed: int,
+    contract: str,
+    model_digest: str,
+    logprobs_mode: LogprobsMode = RAW_LOGPROBS,
+) -> str:
+    """BLAKE3 (hex) over a call, known before its answer is: arguments as of `answer_digests`."""
+    request = b"".join(_canonical_pieces(requests, logprobs_mode))
+    seed = seed if draws_noise(requests[0].params) else 0
+    return _begun(_REQUEST_1, contract, model_digest, seed, request).hexdigest()
+
+
+def answer_digests(
+    requests: Sequence[Request],
+    answers: Iterable[Iterable[Sequence[SampledToken]]],
+    seed: int,
+    contract: str,
+    model_digest: str,
+    version: int = VERSION,
+    logprobs_mode: LogprobsMode = RAW_LOGPROBS,
+) -> AnswerDigests:
+    """The digests of a call, and of it with its answer.
+
+    requests: one a prompt, with the same parameters but for the seed; answers: each prompt's
+    choices, each choice's tokens, in order; seed: the first prompt's, also where its request left
+    it open: the call's, unless its prompts bring others. `contract` and `model_digest` are 64 hex
+    digits each. version: of the replay digest. `logprobs_mode`: what the log-probabilities are of.
+    Raises UsageError for an unknown version.
+    """
+    names = contract, model_digest, version, logprobs_mode
+    *_, digests = answer_digest_steps(requests, answers, seed, *names)
+    assert digests is not None
+    return digests
 
 
 def replay_digest(
@@ -71,41 +140,38 @@ def replay_digest(
     contract: str,
     model_digest: str,
     version: int = VERSION,
+    logprobs_mode: LogprobsMode = RAW_LOGPROBS,
 ) -> str:
-    """BLAKE3 (hex) over a call and its answer.
-
-    requests: one a prompt, with the same parameters; answers: each prompt's choices, each choice's
-    tokens, in order; seed: the one that was used, also where a request left it open. `contract`
-    and `model_digest` are 64 hex digits each. Raises UsageError for an unknown version.
-    """
-    *_, digest = replay_digest_steps(requests, answers, seed, contract, model_digest, version)
-    assert digest is not None
-    return digest
+    """The replay digest alone of `answer_digests`."""
+    names = contract, model_digest, version, logprobs_mode
+    return answer_digests(requests, answers, seed, *names).replay
 
 
-def replay_digest_steps(
+def answer_digest_steps(
     requests: Sequence[Request],
     answers: Iterable[Iterable[Sequence[SampledToken]]],
     seed: int,
     contract: str,
     model_digest: str,
     version: int = VERSION,
-) -> Iterator[str | None]:
-    """`replay_digest` in steps, each of a few milliseconds: None until the last, the digest."""
+    logprobs_mode: LogprobsMode = RAW_LOGPROBS,
+) -> Iterator[AnswerDigests | None]:
+    """`answer_digests` in steps of a few milliseconds: None until the last, which has them."""
     if version not in VERSIONS:
         raise UsageError(
             f"replay_version {version} is none of {', '.join(map(str, VERSIONS))}: a newer tpdet "
             "computes it"
         )
-    counted = seed if version == 1 or draws_noise(requests[0].params) else 0
+    counted = seed if draws_noise(requests[0].params) else 0
     pieces: list[bytes] = []
-    for piece in _canonical_pieces(requests):
+    for piece in _canonical_pieces(requests, logprobs_mode):
         pieces.append(piece)
         yield None
     request = b"".join(pieces)
-    digest = blake3.blake3(f"tpdet-replay-{version}\n".encode())
-    digest.update(bytes.fromhex(contract) + bytes.fromhex(model_digest))
-    digest.update(struct.pack("<QQ", counted, len(request)) + request)
+    named = _begun(_REQUEST_1, contract, model_digest, counted, request).hexdigest()
+    yield None
+    counted = seed if version == 1 else counted
+    digest = _begun(f"tpdet-replay-{version}", contract, model_digest, counted, request)
     for choices in answers:
         for tokens in choices:
             ids = [token.token_id for token in tokens]
@@ -113,7 +179,17 @@ def replay_digest_steps(
             count = len(tokens)
             digest.update(struct.pack(f"<I{count}I{count}f", count, *ids, *logprobs))
             yield None
-    yield digest.hexdigest()
+    yield AnswerDigests(named, digest.hexdigest())
+
+
+def _begun(
+    domain: str, contract: str, model_digest: str, seed: int, request: bytes
+) -> blake3.blake3:
+    """The hash with all that stands before the answer in it; request: canonical."""
+    digest = blake3.blake3(f"{domain}\n".encode())
+    digest.update(bytes.fromhex(contract) + bytes.fromhex(model_digest))
+    digest.update(struct.pack("<QQ", seed, len(request)) + request)
+    return digest
 
 
 def draws_noise(params: SamplingParams) -> bool:
@@ -121,21 +197,42 @@ def draws_noise(params: SamplingParams) -> bool:
     return params.temperature > 0 and params.max_tokens != 0
 
 
+def seeds_that_differ(requests: Sequence[Request]) -> tuple[int | None, ...]:
+    """The seeds of prompts that bring more than one; empty where one seed is all prompts'."""
+    seeds = tuple(request.params.seed for request in requests)
+    return seeds if len({*seeds}) > 1 else ()
+
+
+def request_seed(request: Request) -> int:
+    """The seed, of 63 bits, that a prompt itself gives: a function of what its tokens depend on.
+
+    That is its ids and the parameters in SHAPING. Neither the other prompts of a call count, nor
+    how many tokens and choices are asked for, what ends them and what is shown.
+    """
+    params = _canonical_params(request.params)
+    shaping = {name: value for name, value in params.items() if name in SHAPING}
+    digest = blake3.blake3(_SEED_1 + b'{"params":' + rfc8785.dumps(shaping) + b',"prompt":')
+    for piece in _array(request.prompt_token_ids):
+        digest.update(piece)
+    digest.update(b"}")
+    return int.from_bytes(digest.digest(8), "little") >> 1
+
+
 _DEFAULTS = SamplingParams()
 
 
 def _canonical_params(params: SamplingParams) -> dict[str, Any]:
-    found: dict[str, Any] = {name: getattr(params, name) for name in COVERED}
-    found["top_k"] = max(params.top_k, 0)  # -1 and 0 are both off
-    found["repetition_penalty"] = float(params.repetition_penalty)  # has no upper limit
-    found["stop"] = [_text(stop) for stop in params.stop]
-    found["stop_token_ids"] = sorted({*params.stop_token_ids})
-    found["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
+    canonical: dict[str, Any] = {name: getattr(params, name) for name in COVERED}
+    canonical["top_k"] = max(params.top_k, 0)  # -1 and 0 are both off
+    canonical["repetition_penalty"] = float(params.repetition_penalty)  # has no upper limit
+    canonical["stop"] = [_text(stop) for stop in params.stop]
+    canonical["stop_token_ids"] = sorted({*params.stop_token_ids})
+    canonical["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
     for name in WHERE_SET:
         value = getattr(params, name)
         if value != getattr(_DEFAULTS, name) and value != ():
-            found[name] = value
-    return found
+            canonical[name] = value
+    return canonical
 
 
 def _text(stop: str) -> str:

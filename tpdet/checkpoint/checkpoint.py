@@ -1,23 +1,23 @@
 """Reads a checkpoint of safetensors or GGUF slice by slice, and refuses damaged ones."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from tpdet.checkpoint.finite import all_finite
-from tpdet.checkpoint.forms.fused import split_fused
+from tpdet.checkpoint.forms.parts import in_parts
 from tpdet.checkpoint.forms.quantised import dequantised
-from tpdet.checkpoint.forms.stacked import split_stacked
-from tpdet.checkpoint.forms.text_part import text_tensors
+from tpdet.checkpoint.forms.stacked import ExpertPart
 from tpdet.checkpoint.gguf.header import is_gguf, read_header
 from tpdet.checkpoint.gguf.tensors import gguf_tensors
 from tpdet.checkpoint.model_config.json_file import read_json_object
 from tpdet.checkpoint.model_config.stored_form import read_stored_form
 from tpdet.checkpoint.safetensors_header import read_safetensors_header
+from tpdet.checkpoint.shared_read import SharedReads
 from tpdet.checkpoint.stored import CheckpointTensor, StoredFile, StoredTensor, Tensors
 from tpdet.checkpoint.streamed import StreamedPiece
 from tpdet.checkpoint.weight_files import INDEX, SINGLE, find_weights
@@ -43,34 +43,88 @@ class Checkpoint:
     ) -> None:
         """files: the names of all files, also of those without a tensor of this model."""
         self._tensors = tensors
+        self._shared = SharedReads()
         self.activations_ignored = activations_ignored
         self.rules = {name: tensor.rule for name, tensor in tensors.items() if tensor.rule}
         self.files = tuple(sorted(files))
         self.names = tuple(sorted(n for n in tensors if not n.endswith(_INERT_SUFFIX)))
 
     def piece(
-        self, name: str, shape: tuple[int, ...], dim: int, first: int, last: int
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dim: int,
+        first: int,
+        last: int,
+        shared: Sequence[tuple[int, int]] = (),
     ) -> torch.Tensor:
         """Elements [first, last) along `dim` of a tensor of `shape`, in the stored dtype.
 
-        Raises CheckpointError for another shape or dtype, and for NaN or infinity.
+        shared: the bounds of all pieces of which this is one, each of which is asked for once: what
+        lies apart in the file is then read once for all of them.
+
+        Raises CheckpointError for another shape or dtype, for NaN or infinity, and where the file
+        has become shorter than it was when it was opened.
         """
+        with self._part(name, shape, dim, first, last, shared) as read:
+            part = (
+                read.contiguous()
+                if len(shared) < 2
+                else read.clone(memory_format=torch.contiguous_format)
+            )
+        if not all_finite(part):
+            raise self.not_finite(name)
+        return part
+
+    def not_finite(self, name: str) -> CheckpointError:
+        """The error of a tensor with NaN or infinity."""
+        return CheckpointError(f"{self._tensors[name].file}: tensor {name} holds NaN or infinity")
+
+    def unchecked_piece(
+        self, name: str, shape: tuple[int, ...], dim: int, first: int, last: int
+    ) -> torch.Tensor:
+        """The same, whose values nobody has looked at."""
+        view, _ = self._typed(name, shape)
+        part = view[(*(slice(None) for _ in range(dim)), slice(first, last))]
+        assert isinstance(part, torch.Tensor)
+        return part
+
+    def _typed(self, name: str, shape: tuple[int, ...]) -> tuple[Any, torch.dtype]:
+        """A view of a tensor, and its dtype. Raises CheckpointError for another shape or dtype."""
         file, view = self.check_shape(name, shape)
-        if view.get_dtype() not in _DTYPES:
+        dtype = _DTYPES.get(view.get_dtype())
+        if dtype is None:
             raise CheckpointError(
                 f"{file}: tensor {name} has dtype {view.get_dtype()}: use {', '.join(_DTYPES)}"
             )
-        where = (*(slice(None) for _ in range(dim)), slice(first, last))
-        try:
-            part = view[where]
-        except (SafetensorError, ValueError, OSError) as error:
-            raise CheckpointError(f"{file}: tensor {name} cannot be read: {error}") from error
-        if not all_finite(part):
-            raise CheckpointError(f"{file}: tensor {name} holds NaN or infinity")
-        return part
+        return view, dtype
+
+    def _part(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dim: int,
+        first: int,
+        last: int,
+        shared: Sequence[tuple[int, int]],
+    ) -> AbstractContextManager[torch.Tensor]:
+        """As `piece`, unchecked; maybe in memory that is others' behind the block."""
+        tensor = self._tensors.get(name)
+        apart = tensor is not None and (dim > 0 or isinstance(tensor.open(), ExpertPart))
+        if not apart or len(shared) < 2 or name in self.rules:
+            return nullcontext(self.unchecked_piece(name, shape, dim, first, last))
+        view, dtype = self._typed(name, shape)
+        return self._shared.part(name, view, dtype, dim, shared, (first, last))
 
     def streamed(
-        self, name: str, shape: tuple[int, ...], dim: int, first: int, last: int, kept: range | None
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dim: int,
+        first: int,
+        last: int,
+        kept: range | None,
+        shared: Sequence[tuple[int, int]] = (),
     ) -> StreamedPiece | None:
         """The same piece for `StreamedPiece.send`, of which `kept` is copied; None where it cannot.
 
@@ -81,7 +135,8 @@ class Checkpoint:
             return None
         if kept is None and (first, last) == (0, shape[dim]):
             dim, last = 0, shape[0]  # all of it, so its bytes follow each other
-        found = StreamedPiece(stored, self._tensors[name].open, dim, first, last, kept)
+        apart = partial(self._part, name, shape, dim, first, last, shared)
+        found = StreamedPiece(stored, apart, dim, first, last, kept)
         return found if found.fits else None
 
     def has(self, name: str, shape: tuple[int, ...]) -> bool:
@@ -151,16 +206,16 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     else:
         tensors, files = _open(directory / SINGLE), [SINGLE]
     form = read_stored_form(directory)
-    if form.text_part:
-        tensors = text_tensors(tensors)
-    if form.fused:
-        tensors = split_fused(tensors, form.fused)
-    if form.stacked:
-        tensors = split_stacked(tensors, form.stacked)
+    tensors = in_parts(tensors, form)
     if form.quantisation is None:
         return Checkpoint(tensors, files)
     tensors = dequantised(tensors, form.quantisation)
     return Checkpoint(tensors, files, form.quantisation.activations)
+
+
+def open_part(directory: Path) -> Checkpoint:
+    """The tensors of `model.safetensors` in a directory that is no model of its own."""
+    return Checkpoint(_open(directory / SINGLE), [SINGLE])
 
 
 def check_sizes(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -208,15 +263,11 @@ def _open(path: Path) -> Tensors:
     entries = read_safetensors_header(path)  # it names the tensor and the field that lie
     try:
         file = StoredFile(path)
-        handle = safe_open(path, framework="pt", device="cpu")
-        tensors = {}
-        for name in handle.keys():  # noqa: SIM118  (a handle, not a dictionary)
-            entry = entries[name]
-            known = entry.dtype in _DTYPES
-            stored = StoredTensor(file, name, entry, _DTYPES[entry.dtype]) if known else None
-            tensors[name] = CheckpointTensor(path.name, partial(handle.get_slice, name), stored)
-        return tensors
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path.name} is truncated or damaged ({error}): download it again"
-        ) from error
+    except OSError as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error}") from error
+    tensors: Tensors = {}
+    for name, entry in entries.items():
+        view = StoredTensor(file, name, entry)
+        stored = view if entry.dtype in _DTYPES else None
+        tensors[name] = CheckpointTensor(path.name, lambda view=view: view, stored)  # type: ignore[misc]
+    return tensors

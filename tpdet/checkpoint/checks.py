@@ -1,7 +1,8 @@
 """What settings ask of a checkpoint, checked by its small files before any process starts."""
 
-from tpdet.checkpoint.model_config import ModelConfig, load_model_config
+from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.checkpoint.model_config.fit import ModelLeaves, check_experts, check_ranks, place_experts
+from tpdet.checkpoint.model_config.pooling import load_for_task
 from tpdet.checkpoint.resolve import resolve_model
 from tpdet.checkpoint.weight_files import find_weights
 from tpdet.config import EngineConfig
@@ -14,7 +15,7 @@ def check_checkpoint(config: EngineConfig, ranks: int) -> tuple[ModelConfig, Mod
     would, seconds later.
     """
     directory = resolve_model(config.model, config.revision)
-    model = load_model_config(directory, config.dtype)
+    model, _ = load_for_task(directory, config.dtype, config.task)
     leaves = check_ranks(model, ranks, config.leaves)
     place_experts(model, ranks, config.experts)
     check_experts(model, config.row_layers, config.may_be_approximate)

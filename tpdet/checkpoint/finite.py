@@ -1,5 +1,7 @@
 """Whether weights hold NaN or infinity, found by their bits or by their values."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -12,10 +14,22 @@ _FORMS = {
 
 
 def all_finite(values: torch.Tensor) -> bool:
-    """Whether no value is NaN or infinite: both extremes show it, in one pass without a copy."""
+    """Whether no value is NaN or infinite, without a copy; by its bits where they can be seen."""
     if not values.numel():
         return True
+    if values.device.type == "cpu" and values.is_contiguous() and values.dtype in _FORMS:
+        return bits_finite(values.view(-1).view(torch.uint8).numpy(), values.dtype)
     return all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(values))
+
+
+def first_not_finite(tensors: Sequence[torch.Tensor]) -> int | None:
+    """The number of the first tensor with NaN or infinity; a device is waited for once."""
+    filled = [(i, tensor) for i, tensor in enumerate(tensors) if tensor.numel()]
+    if not filled:
+        return None
+    extremes = torch.stack([torch.stack(torch.aminmax(tensor)).float() for _, tensor in filled])
+    sound = torch.isfinite(extremes).all(1).tolist()
+    return next((i for (i, _), good in zip(filled, sound, strict=True) if not good), None)
 
 
 def bits_finite(raw: np.ndarray, dtype: torch.dtype) -> bool:

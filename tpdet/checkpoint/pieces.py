@@ -50,6 +50,12 @@ class TensorRead(NamedTuple):
             raise ValueError(f"pieces {bounds} do not cover dimension {dim} of {self.shape}")
         return [PieceRead(self, number, *bounds[number]) for number in self.pieces.mine]
 
+    @property
+    def own_bounds(self) -> tuple[tuple[int, int], ...]:
+        """The bounds of this rank's pieces."""
+        pieces = self.pieces
+        return tuple(pieces.bounds[number] for number in pieces.mine) if pieces.bounds else ()
+
     def cut(self, extent: int) -> tuple[int, ...]:
         """Its shape with another extent of the dimension along which it is divided."""
         dim = self.pieces.dim

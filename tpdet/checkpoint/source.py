@@ -26,7 +26,7 @@ WeightRead = TensorRead | TensorLeft
 _log = logging.getLogger("tpdet.engine")
 
 
-class _PieceTarget(NamedTuple):
+class PieceTarget(NamedTuple):
     """A piece, where it goes, and the job that reads it ahead, if one does."""
 
     piece: PieceRead
@@ -42,6 +42,8 @@ class WeightSource:
     """
 
     tick: Callable[[], None] | None = None
+    from_files = True
+    """Whether tensors of a checkpoint have to be read; else they are in memory."""
 
     def __init__(
         self,
@@ -99,13 +101,20 @@ class WeightSource:
         self.read_into(reads, targets)
         return targets
 
+    def read_for(self, take: Callable[..., object], *reads: TensorRead) -> None:
+        """Read tensors as `read_all`, and call `take` with them: here at once.
+
+        A source whose tensors are still to arrive (`transfer/arriving.py`) calls it later.
+        """
+        take(*self.read_all(reads))
+
     def read_into(self, reads: Sequence[TensorRead], targets: Sequence[torch.Tensor]) -> None:
         """The same, each tensor into memory that is there already, and copied once.
 
         targets: of `TensorRead.held` and any strides; dimensions of a tensor in one piece may be
         split.
         """
-        targeted: list[_PieceTarget] = []
+        targeted: list[PieceTarget] = []
         for read, target in zip(reads, targets, strict=True):
             if read.name in self._read:
                 raise CheckpointError(f"tensor {read.name} is asked for twice: each is read once")
@@ -116,7 +125,7 @@ class WeightSource:
             for number, piece in enumerate(pieces):
                 whole = len(pieces) == 1
                 into = target if whole else target.narrow(read.pieces.dim, offset, piece.width)
-                targeted.append(_PieceTarget(piece, into, begun[number] if begun else None))
+                targeted.append(PieceTarget(piece, into, begun[number] if begun else None))
                 offset += piece.width
         try:
             self._place_all(reads, targeted)
@@ -125,7 +134,7 @@ class WeightSource:
                 self._next_layer.cancel()
             raise
 
-    def _place_all(self, reads: Sequence[TensorRead], targeted: list[_PieceTarget]) -> None:
+    def _place_all(self, reads: Sequence[TensorRead], targeted: list[PieceTarget]) -> None:
         """Copy each piece to its place, begin the next layer, and note the digests."""
         # Random pieces are drawn in turn: a generator has one stream.
         side_by_side = map if self._threads is None else self._threads.map
@@ -134,12 +143,16 @@ class WeightSource:
         if self._next_layer is not None:
             self._next_layer.begin(reads, self._read_piece)
         for job, of_job in zip(jobs, digests, strict=True):
-            for (piece, *_), digest in zip(job, of_job, strict=True):
-                self._digests[piece.tensor.name, piece.number] = digest
-                if piece.number == piece.tensor.pieces.mine[-1]:
-                    self._progress.step()
-                    if self.tick is not None:
-                        self.tick()
+            self._note(job, of_job)
+
+    def _note(self, targeted: Sequence[PieceTarget], digests: Sequence[bytes]) -> None:
+        """Take note of the digests of pieces that are in their places."""
+        for (piece, *_), digest in zip(targeted, digests, strict=True):
+            self._digests[piece.tensor.name, piece.number] = digest
+            if piece.number == piece.tensor.pieces.mine[-1]:
+                self._progress.step()
+                if self.tick is not None:
+                    self.tick()
 
     def memory_for(self, held: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor:
         """Memory for weights of a shape: what is held already, or new. Raises as `place`."""
@@ -168,39 +181,49 @@ class WeightSource:
         self.reads.append(TensorLeft(name, shape))
         self._progress.step()
 
-    def _place_pieces(self, job: Sequence[_PieceTarget]) -> list[bytes]:
+    def _place_pieces(self, job: Sequence[PieceTarget]) -> list[bytes]:
         """Copy what is kept of each piece to its place; the pieces' digests."""
         digests = []
         for piece, target, begun in job:
-            part, digest = self._read_piece(piece) if begun is None else begun.part()
-            target.copy_(part if part.shape == target.shape else part.reshape(target.shape))
+            part, digest = self._read_piece(piece, target) if begun is None else begun.part()
+            if part is not target:
+                target.copy_(part if part.shape == target.shape else part.reshape(target.shape))
             digests.append(digest)
         return digests
 
-    def _read_piece(self, piece: PieceRead) -> Part:
-        """What is kept of a piece, in the dtype it has here, on the device; the piece's digest."""
+    def _read_piece(self, piece: PieceRead, target: torch.Tensor | None = None) -> Part:
+        """What is kept of a piece, in the dtype it has here, on the device; the piece's digest.
+
+        target: where it is to go, and is at once if that can be; it is returned then.
+        """
         (name, shape, pieces), number, first, last = piece
         dim, dtype = pieces.dim, self.dtype_of(pieces)
-        if self._checkpoint is not None and self._staging.used:
-            streamed = self._checkpoint.streamed(name, shape, dim, first, last, pieces.kept)
-            if streamed is not None and streamed.tensor.dtype == dtype:
-                return streamed.send(self._staging, piece_header(dtype, piece, ""))
+        bounds = piece.tensor.own_bounds if self.from_files else ()
         if self._checkpoint is not None:
-            part = self._checkpoint.piece(name, shape, dim, first, last)
+            streamed = self._checkpoint.streamed(name, shape, dim, first, last, pieces.kept, bounds)
+            if streamed is not None and streamed.tensor.dtype == dtype:
+                return streamed.send(self._staging, piece_header(dtype, piece, ""), target)
+        if self._checkpoint is not None:
+            part = self._checkpoint.piece(name, shape, dim, first, last, bounds)
         else:
             part = draw_piece(self._seed, name, number, piece.shape, self._device)
-        if part.device.type == "cpu":
-            digest = piece_digest(part, piece, self._rule(name))
+        if self._checkpoint is not None or part.device.type == "cpu":
+            digest = piece_digest(part.cpu(), piece, self._rule(name))
         else:  # a random piece made on a GPU stays there, unread
             digest = random_piece_digest(part, piece, self._seed)
-        narrow = part.to(dtype)
-        if narrow is not part and part.device.type == "cpu" and not all_finite(narrow):
+        return self._kept(part, piece), digest
+
+    def _kept(self, part: torch.Tensor, piece: PieceRead) -> torch.Tensor:
+        """What is kept of a piece as it is stored, in the dtype it has here, on the device."""
+        name, _, pieces = piece.tensor
+        narrow = part.to(self.dtype_of(pieces))
+        if narrow is not part and self._checkpoint is not None and not all_finite(narrow):
             raise CheckpointError(
                 f"tensor {name} holds values too large for {self._dtype}: use another --dtype"
             )
         if pieces.kept is not None:
-            narrow = narrow.narrow(dim, pieces.kept.start, len(pieces.kept))
-        return self._staging.move(narrow), digest
+            narrow = narrow.narrow(pieces.dim, pieces.kept.start, len(pieces.kept))
+        return self._staging.move(narrow)
 
     def _rule(self, name: str) -> str:
         return "" if self._checkpoint is None else self._checkpoint.rules.get(name, "")
@@ -212,10 +235,11 @@ class WeightSource:
         what names of tensors begin with that the model has no use for.
         """
         self._progress.close()
-        if self._threads is not None and self._next_layer is not None:
+        if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
-            self._next_layer.cancel()
             torch.set_num_threads(self._torch_threads)
+        if self._next_layer is not None:
+            self._next_layer.cancel()
         if self._checkpoint is not None:
             if tied is not None and tied[0] in self._checkpoint.names:
                 self._checkpoint.check_equal(*tied)

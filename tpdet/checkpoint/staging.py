@@ -1,4 +1,8 @@
-"""Moves tensors of the CPU to a GPU through pinned memory: several times as fast as without."""
+"""Moves tensors of the CPU to a GPU through pinned memory: several times as fast as without.
+
+What is read from files for a CPU is filled in where it is used, as much at a time as a buffer has:
+each byte is checked and digested while it is in the processor's cache.
+"""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -25,7 +29,7 @@ class Copied(Protocol):
 class Chunk(NamedTuple):
     """Bytes for one buffer: `fill` writes the first `size` of it; those in `kept` go to `place`.
 
-    place: uint8 on the device, of `kept`'s length.
+    place: memory of the device for as many bytes, of any dtype and shape.
     """
 
     size: int
@@ -47,9 +51,9 @@ class Staging:
         """make_buffer: what stands for a buffer of pinned memory; None for such a one."""
         self._device = device
         self._own = threading.local()
-        self._make_buffer = make_buffer or _pinned
+        self._make_buffer = make_buffer or (_pinned if device.type == "cuda" else _plain)
         self.used = device.type == "cuda" or make_buffer is not None
-        """Whether tensors go through buffers; on a CPU they are where they are used."""
+        """Whether `move` copies through buffers; on a CPU tensors are where they are used."""
 
     def move(self, part: torch.Tensor) -> torch.Tensor:
         """A copy on the device, which all work that this thread launches from now on may read.
@@ -84,10 +88,14 @@ class Staging:
         for (size, fill, kept, place), (buffer, copied) in zip(
             chunks, cycle(self._buffers()), strict=False
         ):
+            if not self.used and place.is_contiguous() and place.nbytes == size:
+                fill(place.view(-1).view(torch.uint8))
+                continue
             copied.synchronize()
             staged = buffer[:size]
             fill(staged)
-            place.copy_(staged[kept], non_blocking=True)
+            values = staged[kept].view(place.dtype).view(place.shape)
+            place.copy_(values, non_blocking=True)
             copied.record()
 
     def _buffers(self) -> list[Buffer]:
@@ -103,3 +111,16 @@ def _fill(piece: torch.Tensor, staged: torch.Tensor) -> None:
 
 def _pinned() -> Buffer:
     return torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True), torch.cuda.Event()
+
+
+class _Done:
+    """A copy of a CPU: it is done when it returns."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    record = synchronize
+
+
+def _plain() -> Buffer:
+    return torch.empty(BUFFER_BYTES, dtype=torch.uint8), _Done()

@@ -6,9 +6,9 @@ only; with many threads, that is what a load waits for.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import blake3
 import torch
@@ -23,11 +23,11 @@ from tpdet.errors import CheckpointError
 class StreamedPiece:
     """Elements [first, last) along `dim` of a tensor, of which those in `kept` are copied.
 
-    kept: counted from `first`; None for all. view: gives the tensor as a safetensors slice.
+    kept: counted from `first`; None for all. apart: reads the piece, where its rows lie apart.
     """
 
     tensor: StoredTensor
-    view: Callable[[], Any]
+    apart: Callable[[], AbstractContextManager[torch.Tensor]]
     dim: int
     first: int
     last: int
@@ -40,8 +40,12 @@ class StreamedPiece:
             return True
         return self.kept is None and 0 < self._row_bytes <= BUFFER_BYTES
 
-    def send(self, staging: Staging, header: bytes) -> tuple[torch.Tensor, bytes]:
+    def send(
+        self, staging: Staging, header: bytes, target: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, bytes]:
         """The piece on the device, and the BLAKE3 of `header` and its bytes, row-major.
+
+        target: memory of the device that it goes to if it can, which is returned then.
 
         Raises CheckpointError naming the file for NaN, infinity and a file that cannot be read.
         """
@@ -49,14 +53,23 @@ class StreamedPiece:
         kept = range(self.last - self.first) if self.kept is None else self.kept
         shape = self.tensor.entry.shape
         held = (*shape[: self.dim], len(kept), *shape[self.dim + 1 :])
-        moved = staging.empty(held, self.tensor.dtype)
-        target = moved.view(-1).view(torch.uint8)
+        moved = target
+        if target is None or not self._goes_to(target, held):
+            moved = staging.empty(held, self.tensor.dtype)
+        assert moved is not None
         staging.send(
-            self._adjacent_chunks(target, kept, digest)
+            self._adjacent_chunks(moved.view(-1).view(torch.uint8), kept, digest)
             if self._adjacent
-            else self._row_chunks(target, digest)
+            else self._row_chunks(moved.view(held), digest)
         )
         return moved, digest.digest()
+
+    def _goes_to(self, target: torch.Tensor, held: tuple[int, ...]) -> bool:
+        """Whether buffers are copied to memory as it is; a GPU takes whole stretches alone."""
+        if target.dtype != self.tensor.dtype:
+            return False
+        rows_apart = target.device.type == "cpu" and not self._adjacent and target.shape == held
+        return target.is_contiguous() or rows_apart
 
     @property
     def _adjacent(self) -> bool:
@@ -89,19 +102,17 @@ class StreamedPiece:
             yield Chunk(after - at, fill, slice(first - at, last - at), place)
 
     def _row_chunks(self, target: torch.Tensor, digest: blake3.blake3) -> Iterator[Chunk]:
-        """Read from the mapped file; each row of the piece is apart from the next."""
-        whole = (slice(None) for _ in range(self.dim))
-        part = self.view()[(*whole, slice(self.first, self.last))]
+        """Copy from memory; in the file each row of the piece is apart from the next."""
         rows = BUFFER_BYTES // self._row_bytes
-        for at in range(0, len(part), rows):
-            some = part[at : at + rows]
+        with self.apart() as part:
+            for at in range(0, len(part), rows):
+                some = part[at : at + rows]
 
-            def fill(staged: torch.Tensor, some: torch.Tensor = some) -> None:
-                staged.view(some.dtype).view(some.shape).copy_(some)
-                self._check(staged, digest)
+                def fill(staged: torch.Tensor, some: torch.Tensor = some) -> None:
+                    staged.view(some.dtype).view(some.shape).copy_(some)
+                    self._check(staged, digest)
 
-            begin = at * self._row_bytes
-            yield Chunk(some.nbytes, fill, slice(None), target[begin : begin + some.nbytes])
+                yield Chunk(some.nbytes, fill, slice(None), target[at : at + rows])
 
     def _check(self, staged: torch.Tensor, digest: blake3.blake3) -> None:
         raw = staged.numpy()

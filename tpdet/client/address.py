@@ -28,11 +28,7 @@ class Address:
 
     @classmethod
     def parse(
-        cls,
-        url: str,
-        flag: str = "--base-url",
-        key_flag: str = "--api-key-file",
-        scheme: str = "",
+        cls, url: str, flag: str = "--base-url", key_flag: str = "--api-key-file", scheme: str = ""
     ) -> "Address":
         """From http://host:port, with or without /v1. Raises UsageError.
 

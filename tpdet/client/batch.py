@@ -1,160 +1,74 @@
-"""`tpdet run-batch`: a file of requests in OpenAI's batch format, answered by a running server.
+"""Files of requests in OpenAI's batch format, and their answers by a running server.
 
-A line of the input is {"custom_id", "method": "POST", "url": "/v1/chat/completions" or
-"/v1/completions", "body"}, a line of the output {"id", "custom_id", "response": {"status_code",
-"request_id", "body"}, "error"}, in the order of the input; what the server refuses has its status
-and body, and where the server was lost, "response" is null. With --record it also has the "request"
-that was sent, and its answer the ids and bits that `tpdet check` reads.
+What a line is stands in `tpdet/requests/body/batch_lines.py`.
 """
 
-import argparse
-import json
-import sys
-import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from tpdet.arguments.command_line import check_counts
-from tpdet.client.commands import connect
 from tpdet.client.connection import Connection, HttpError
-from tpdet.client.input_file import STDIN, numbered_lines, read_input, text_of
+from tpdet.client.input_file import numbered_lines, read_input
 from tpdet.errors import NotFoundError, NotPermittedError, TpdetError, UsageError
-
-CHATS = "/v1/chat/completions"
-ROUTES = (CHATS, "/v1/completions")
-_KEYS = {"custom_id", "method", "url", "body"}
-
-
-def batch_command(options: argparse.Namespace) -> int:
-    """Answer the file; 1 when some request failed. Raises UsageError for a malformed line."""
-    check_counts(options, "concurrency")
-    connection = connect(options)
-    model = options.model or connection.model()
-    begin, done, failed = time.monotonic(), 0, 0
-    with ExitStack() as stack:
-        requests = _requests(options.input_file)
-        _refuse_same_file(options.input_file, options.output_file)
-        output = _open(stack, options.output_file)
-        pool = stack.enter_context(ThreadPoolExecutor(options.concurrency))
-        if options.record:
-            chats = any(request["url"] == CHATS for request in requests)
-            date = connection.get("/tokenizer_info").get("chat_template_date") if chats else None
-            requests = [_recorded(request, model, date) for request in requests]
-        for answer in _in_order(pool, options.concurrency, connection, model, requests):
-            if options.record:
-                asked = requests[done]
-                answer["request"] = {"url": asked["url"], "body": asked["body"]}
-            output.write(json.dumps(answer, ensure_ascii=False) + "\n")
-            output.flush()
-            done += 1
-            failed += answer["error"] is not None
-            if sys.stderr.isatty():
-                print(f"\r{done} of {len(requests)}", end="", file=sys.stderr, flush=True)
-    seconds = time.monotonic() - begin
-    start = "\n" if sys.stderr.isatty() else ""
-    print(f"{start}{done} requests, {failed} failed, {seconds:.1f} s", file=sys.stderr)
-    return 1 if failed else 0
+from tpdet.requests.body.batch_lines import (
+    CHATS,
+    BatchLineError,
+    BatchLines,
+    BatchRequest,
+    Json,
+    answered_line,
+    failed_line,
+    refused_line,
+)
 
 
-def _in_order(
-    pool: ThreadPoolExecutor,
-    width: int,
-    connection: Connection,
-    model: str,
-    requests: list[dict[str, Any]],
-) -> Iterator[dict[str, Any]]:
-    """The answers, in the order of the requests, with a few ahead under way."""
-    running: deque[Future[dict[str, Any]]] = deque()
-    for index, request in enumerate(requests):
-        if len(running) >= 2 * width:
+def read_requests(path: str) -> list[BatchRequest]:
+    """The requests of a file. Raises what `read_input` raises, UsageError for a malformed line."""
+    lines, requests = BatchLines(), []
+    for number, data in numbered_lines(read_input(path, "give a file of requests")):
+        try:
+            requests.append(lines.read(number, data))
+        except BatchLineError as error:
+            raise UsageError(f"{path}, line {number}: {error}") from None
+    return requests
+
+
+def answers_by_server(
+    connection: Connection, requests: Sequence[BatchRequest], width: int
+) -> Iterator[Json]:
+    """The output lines, in the order of the requests, of which at most `width` are in flight.
+
+    Raises NotFoundError and NotPermittedError: no other request would do.
+    """
+    with ThreadPoolExecutor(width) as pool:
+        running: deque[Future[Json]] = deque()
+        for index, request in enumerate(requests):
+            if len(running) >= 2 * width:
+                yield running.popleft().result()
+            running.append(pool.submit(_answer, connection, index, request))
+        while running:
             yield running.popleft().result()
-        running.append(pool.submit(_answer, connection, model, index, request))
-    while running:
-        yield running.popleft().result()
 
 
-def _answer(
-    connection: Connection, model: str, index: int, request: dict[str, Any]
-) -> dict[str, Any]:
-    """One line of the output. Raises NotFoundError and NotPermittedError: no other would do."""
-    found: dict[str, Any] = {"id": f"batch_req_{index}", "custom_id": request["custom_id"]}
+def _answer(connection: Connection, index: int, request: BatchRequest) -> Json:
+    """One line of the output."""
+    name, custom_id = f"batch_req_{index}", request.custom_id
     try:
-        body = connection.post_patiently(request["url"], {"model": model, **request["body"]})
+        body = connection.post_patiently(request.url, request.body)
     except (NotFoundError, NotPermittedError):
         raise
     except TpdetError as error:
-        said: dict[str, Any] | None = None  # where the server was lost it sent no status
-        if isinstance(error, HttpError):
-            sent = {"status_code": error.status, "request_id": error.request_id}
-            said = {**sent, "body": error.body}
-        return found | {"response": said, "error": {"code": error.code, "message": str(error)}}
-    said = {"status_code": 200, "request_id": body.get("id"), "body": body}
-    return found | {"response": said, "error": None}
+        if isinstance(error, HttpError) and error.body is not None:
+            return refused_line(name, custom_id, error.request_id, error.status, error.body)
+        return failed_line(name, custom_id, error.code, str(error))
+    return answered_line(name, custom_id, body.get("id"), body)
 
 
-def _recorded(request: dict[str, Any], model: str, date: str | None) -> dict[str, Any]:
-    """The request whose answer can be checked: one with token ids and bits, and with its model.
-
-    date: what the server's chat template prints; it is noted in the request, and so kept.
-    """
-    body = {"model": model, **request["body"], "return_token_ids": True}
-    if date is not None and request["url"] == CHATS:
-        given = body.get("chat_template_kwargs") or {}
-        body["chat_template_kwargs"] = {"current_date": date, **given}
-    return {**request, "body": body}
-
-
-def _requests(path: str) -> list[dict[str, Any]]:
-    """The requests of a file. Raises what `read_input` and `_request` raise."""
-    remedy = "give a file of requests"
-    data = read_input(path, remedy)
-    return [
-        _request(text_of(line, f"{path}, line {number}", remedy), number, path)
-        for number, line in numbered_lines(data)
-    ]
-
-
-def _request(line: str, number: int, name: str) -> dict[str, Any]:
-    """A line of the input, checked. Raises UsageError naming file and line."""
-    where = f"{name}, line {number}"
-    try:
-        found = json.loads(line)
-    except RecursionError:
-        raise UsageError(f"{where} is nested too deeply: no request is") from None
-    except ValueError as error:
-        raise UsageError(f"{where} is no JSON: {error}") from None
-    if (
-        not isinstance(found, dict)
-        or not found.keys() <= _KEYS
-        or not _KEYS - {"method"} <= (found.keys())
-    ):
-        raise UsageError(f"{where} does not have the keys custom_id, method, url and body")
-    if found.get("method", "POST") != "POST" or found["url"] not in ROUTES:
-        raise UsageError(f"{where}: use method POST and url {' or '.join(ROUTES)}")
-    if not isinstance(found["custom_id"], str) or not isinstance(found["body"], dict):
-        raise UsageError(f"{where}: custom_id is text and body an object")
-    if found["body"].get("stream"):
-        raise UsageError(f"{where}: a batch has no streams: leave stream out")
-    return found
-
-
-def _refuse_same_file(source: str, target: str) -> None:
-    """Refuse (UsageError) to write over the requests."""
-    if "-" not in (source, target) and Path(target).exists() and Path(target).samefile(source):
-        raise UsageError(f"{target} holds the requests: name another file by --output-file")
-
-
-def _open(stack: ExitStack, path: str) -> IO[str]:
-    """Where answers are written."""
-    if path == STDIN:
-        return sys.stdout
-    try:
-        return stack.enter_context(open(path, "w", encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise NotFoundError(f"{path}: there is no such directory: make it first") from error
-    except OSError as error:
-        raise UsageError(f"{path} cannot be used: {error.strerror}") from error
+def recorded_body(url: str, body: dict[str, Any], date: str | None) -> dict[str, Any]:
+    """A body whose answer can be checked: it asks for ids, and has the date of a chat template."""
+    body = {**body, "return_token_ids": True}
+    if date is not None and url == CHATS:
+        variables = body.get("chat_template_kwargs") or {}
+        body["chat_template_kwargs"] = {"current_date": date, **variables}
+    return body

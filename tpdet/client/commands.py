@@ -107,5 +107,5 @@ def _prompt(options: argparse.Namespace) -> str | None:
 
 def _sampling(options: argparse.Namespace) -> dict[str, Any]:
     """The fields that were given; the others are the server's own defaults."""
-    given = {name: getattr(options, name) for name in _SAMPLING}
-    return {name: value for name, value in given.items() if value is not None}
+    values = {name: getattr(options, name) for name in _SAMPLING}
+    return {name: value for name, value in values.items() if value is not None}

@@ -210,21 +210,19 @@ class Connection:
                 if self._key is None
                 else f"the server at {self.url} does not take this API key ({status})"
             )
-        given = status, body, answer.getheader("x-request-id") or ""
+        details = status, body, answer.getheader("x-request-id") or ""
         if status in _BUSY:
-            busy = BusyError(f"the server takes no request now ({status}): {message}", *given)
+            busy = BusyError(f"the server takes no request now ({status}): {message}", *details)
             wait = answer.getheader("Retry-After") or ""
             busy.seconds = float(wait) if wait.isdigit() else BusyError.seconds
             raise busy
         if 400 <= status < 500:
-            raise RefusedError(f"the server refuses the request ({status}): {message}", *given)
-        raise HttpError(f"the server failed ({status}): {message}", *given)
+            raise RefusedError(f"the server refuses the request ({status}): {message}", *details)
+        raise HttpError(f"the server failed ({status}): {message}", *details)
 
 
 def client_key(
-    key_file: Path | None,
-    environ: Mapping[str, str] | None = None,
-    flag: str = "--api-key-file",
+    key_file: Path | None, environ: Mapping[str, str] | None = None, flag: str = "--api-key-file"
 ) -> str | None:
     """The API key to send: the first of the file, else TPDET_API_KEY or VLLM_API_KEY; or None.
 
@@ -232,8 +230,8 @@ def client_key(
     file without a key.
     """
     if key_file is None:
-        found = read_key(os.environ if environ is None else environ)
-        return None if found is None else found[0]
+        keys = read_key(os.environ if environ is None else environ)
+        return None if keys is None else keys[0]
     data = read_private_file(str(key_file), flag, "one key a line", _MAX_KEY_FILE_BYTES)
     for line in data.decode("ascii", "replace").split("\n"):
         if line.strip() and not line.startswith("#"):

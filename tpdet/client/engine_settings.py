@@ -5,7 +5,7 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tpdet.arguments.command_line import whole_number
+from tpdet.arguments.flags import add_flags, count
 from tpdet.config import EngineConfig, validated
 from tpdet.errors import UsageError
 from tpdet.launch.ranks.environment import read_environment
@@ -15,7 +15,7 @@ from tpdet.server.settings.sources import SettingsSource, parse_text, read_toml,
 
 _SERVERS_ALONE = (
     "model", "enable_return_routed_experts", "max_queue", "on_slowdown", "max_slowdown", "seed",
-    "start_timeout", "step_timeout",
+    "seed_policy", "start_timeout", "step_timeout",
 )  # fmt: skip
 OFFLINE_GROUPS = {
     title: [n for n in names if n in EngineConfig.model_fields and n not in _SERVERS_ALONE]
@@ -37,15 +37,13 @@ def add_engine_settings(command: argparse.ArgumentParser, leave_out: Collection[
 
 def add_tp(command: argparse.ArgumentParser) -> None:
     """Add `--tp` with serve's other names."""
-    command.add_argument(
-        "--tp",
-        "-tp",
-        "--tensor-parallel-size",
-        type=whole_number,
-        metavar="N",
-        help="ranks that share the model, which the command starts itself on this machine "
+    ranks = count(
+        "--tp -tp --tensor-parallel-size",
+        "ranks that share the model, which the command starts itself on this machine "
         "(default 1; under a launcher those that it started)",
+        metavar="N",
     )
+    add_flags(command, [ranks])
 
 
 def ranks_asked(options: argparse.Namespace) -> int | None:
@@ -58,10 +56,10 @@ def ranks_asked(options: argparse.Namespace) -> int | None:
         return None
     if asked < 1:
         raise UsageError(f"--tp {asked}: give a number of ranks, 1 or more")
-    found = read_environment()
-    if found.size != asked and (found.size > 1 or found.launcher == "torchrun"):
+    rank = read_environment()
+    if rank.size != asked and (rank.size > 1 or rank.launcher == "torchrun"):
         raise UsageError(
-            f"--tp {asked} and {found.launcher}, which started {found.size}: leave --tp out, or "
+            f"--tp {asked} and {rank.launcher}, which started {rank.size}: leave --tp out, or "
             "run the command without a launcher"
         )
     return asked

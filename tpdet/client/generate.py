@@ -2,9 +2,11 @@
 
 import argparse
 import os
+from collections.abc import Iterator
 from itertools import zip_longest
 
 from tpdet.arguments.command_line import number, whole_number
+from tpdet.arguments.flags import Flag, add_command, add_flags, count, flag, switch
 from tpdet.client.engine_settings import add_engine_settings, add_tp, engine_config, ranks_asked
 from tpdet.errors import RequestError, UsageError
 from tpdet.launch.host.standard_streams import argument_text, print_utf8
@@ -14,53 +16,44 @@ _FLAGS = {name: allowed for name, allowed in RANGES.items() if allowed.flag}
 _SAMPLING = ("n", "max_tokens", *_FLAGS, "seed", "ignore_eos")
 
 
+_PROMPTS = (
+    flag("model", "Hugging Face directory or hub name", nargs="?"),
+    flag("--prompt", "may be given again",
+         action="append", required=True, type=argument_text, metavar="TEXT"),
+    switch("--chat", "each prompt is a user's message, in the chat template"),
+    flag("--system", "with --chat: what stands before each", type=argument_text, metavar="TEXT"),
+)  # fmt: skip
+
+
 def add_generate(commands: argparse._SubParsersAction) -> None:
     """Add `tpdet generate`."""
-    command = commands.add_parser(
+    command = add_command(
+        commands,
         "generate",
+        generate,
+        _PROMPTS,
         usage="tpdet generate MODEL --prompt TEXT [flags]",
         description="Answer prompts offline. Sampling has the defaults of LLM.generate.",
         epilog="Settings may also stand in TPDET_ variables (TPDET_MAX_MODEL_LEN) and in the file "
         "of --config, as for tpdet serve.\n\n"
         '  tpdet generate models/smollm2 --prompt "The for statement" --temperature 0',
     )
-    command.add_argument("model", nargs="?", help="Hugging Face directory or hub name")
-    command.add_argument(
-        "--prompt",
-        action="append",
-        required=True,
-        type=argument_text,
-        metavar="TEXT",
-        help="may be given again",
-    )
-    command.add_argument(
-        "--chat", action="store_true", help="each prompt is a user's message, in the chat template"
-    )
-    command.add_argument(
-        "--system", type=argument_text, metavar="TEXT", help="with --chat: what stands before each"
-    )
-    sampling = command.add_argument_group("sampling")
-    sampling.add_argument("-n", type=whole_number, default=1, help="choices of each prompt")
-    sampling.add_argument("--max-tokens", type=whole_number, default=16, help="of each choice")
+    add_flags(command.add_argument_group("sampling"), _sampling_flags())
+    add_flags(command, [switch("--json", "one JSON object a prompt")])
+    add_tp(command)
+    add_engine_settings(command, leave_out=("skip_tokenizer_init",))
+
+
+def _sampling_flags() -> Iterator[Flag]:
+    yield count("-n", "choices of each prompt", default=1)
+    yield count("--max-tokens", "of each choice", default=16)
     usual = SamplingParams()
     for name, allowed in _FLAGS.items():
         kind = whole_number if isinstance(allowed.low, int) else number
-        sampling.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=kind,
-            default=getattr(usual, name),
-            help=allowed.flag,
-        )
-    sampling.add_argument(
-        "--seed",
-        type=whole_number,
-        help="(default: of the stream that the setting seed starts; shown by --json)",
-    )
-    sampling.add_argument("--ignore-eos", action="store_true", help="go on past the end of text")
-    command.add_argument("--json", action="store_true", help="one JSON object a prompt")
-    add_tp(command)
-    add_engine_settings(command, leave_out=("skip_tokenizer_init",))
-    command.set_defaults(run=generate)
+        names = f"--{name.replace('_', '-')}"
+        yield flag(names, allowed.flag, type=kind, default=getattr(usual, name))
+    yield count("--seed", "(default: of the stream that the setting seed starts; shown by --json)")
+    yield switch("--ignore-eos", "go on past the end of text")
 
 
 def generate(options: argparse.Namespace) -> int:
@@ -80,9 +73,9 @@ def generate(options: argparse.Namespace) -> int:
         name = error.param or ""
         flag = "-n" if name == "n" else f"--{name.replace('_', '-')}"
         raise UsageError(flag + str(error).removeprefix(name)) from None
-    given = config.model_dump(include=config.model_fields_set)
+    settings = config.model_dump(include=config.model_fields_set)
     begin = [] if options.system is None else [{"role": "system", "content": options.system}]
-    with LLM(**given, tensor_parallel_size=ranks) as llm:
+    with LLM(**settings, tensor_parallel_size=ranks) as llm:
         if options.chat:
             talks = [[*begin, {"role": "user", "content": text}] for text in options.prompt]
             outputs = llm.chat(talks, params)

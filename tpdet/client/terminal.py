@@ -39,7 +39,7 @@ def show(events: Iterable[dict[str, Any]]) -> ShownAnswer:
 
     Reasoning that the server splits off goes to standard error: it is no part of the answer.
     """
-    found, line = ShownAnswer(), "\n"
+    answer, line = ShownAnswer(), "\n"
     try:
         for event in events:
             for choice in event.get("choices") or []:
@@ -50,22 +50,22 @@ def show(events: Iterable[dict[str, Any]]) -> ShownAnswer:
                 piece = choice.get("text") or delta.get("content") or ""
                 if piece and not line.endswith("\n"):
                     write(line := "\n", sys.stderr)
-                found.pieces.append(piece)
-                found.finish_reason = choice.get("finish_reason") or found.finish_reason
+                answer.pieces.append(piece)
+                answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
                 write(piece)
     except KeyboardInterrupt:
-        found.stopped = True
+        answer.stopped = True
     finally:
         close = getattr(events, "close", None)
         if close is not None:
             close()
-        if found.pieces and not found.text.endswith("\n"):
+        if answer.pieces and not answer.text.endswith("\n"):
             write("\n")
         if not line.endswith("\n"):
             write("\n", sys.stderr)
-    if found.finish_reason == _LIMIT:
+    if answer.finish_reason == _LIMIT:
         tell("(cut at the most tokens it may have: raise --max-tokens)")
-    return found
+    return answer
 
 
 def converse(ask: Ask, system: str | None) -> int:

@@ -14,11 +14,12 @@ from itertools import chain
 import msgspec
 import numpy as np
 
+from tpdet.control.weight_orders import WeightOrder
 from tpdet.errors import IntegrityError
 from tpdet.kernels.inputs.plain_rows import pack_row
 from tpdet.kernels.inputs.row_params import PlainParams
 
-PLAN_VERSION = 9
+PLAN_VERSION = 10
 MAX_PLAN_BYTES = 64 << 20
 DIGEST_BYTES = 32  # of the version table
 MAX_STEP_DRAFTS = 1024  # drafts of all rows of a step, at most
@@ -297,8 +298,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
     `table_digest` is the digest of the version table after `events` are applied. `stop` ends the
     worker loop cleanly after this plan. `feeds`: the next plan may name tokens that this one
-    samples, so every rank learns them. `sampling` says who samples them. `reload`, in a plan
-    without rows: load the weights of this model (directory or hub name) in place of the present.
+    samples, so every rank learns them. `sampling` says who samples them. `weights`, in a plan
+    without rows: what every rank does about its weights next, together with rank 0.
     `approximate`: by stock arithmetic; from the first plan that says so on, all do.
     """
 
@@ -310,7 +311,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     stop: bool = False
     feeds: bool = False
     sampling: StepSampling = WholeRows()
-    reload: str = ""
+    weights: WeightOrder | None = None
     approximate: bool = False
 
 

@@ -12,20 +12,24 @@ from tpdet.requests.request import Candidate
 RowKey = tuple[int, int]  # (admission number, choice): the total order of rows
 
 
+Beside = int | tuple[int, ...] | None
+"""What is shown beside a token: so many of the likeliest ids, or these ids; None: nor its rank."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScoringRow:
     """The prompt tokens that a row's logits score.
 
     The first `len(target_ids)` of the row's logits belong to positions `start`, `start + 1`, ...
-    and `target_ids[j]` is the prompt token that follows position `start + j`. `top` likeliest
-    tokens are wanted beside each.
+    and `target_ids[j]` is the prompt token that follows position `start + j`, with `beside`
+    beside it.
     """
 
     key: RowKey
     request_id: str
     start: int
     target_ids: tuple[int, ...]
-    top: int
+    beside: Beside
 
 
 class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):

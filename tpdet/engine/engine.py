@@ -13,20 +13,33 @@ from typing import NamedTuple
 import msgspec
 import torch
 
+from tpdet.audit.replay import request_seed
 from tpdet.comm.world.exit_reasons import reporting_exit
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.control.plan import StepPlan, WholeRows
+from tpdet.control.weight_orders import LoadModel, WeightOrder
 from tpdet.engine.arithmetic_switch import ArithmeticSwitch
 from tpdet.engine.calibration import calibrate
 from tpdet.engine.control import ControlChannel
 from tpdet.engine.fault_points import FaultPoints
+from tpdet.engine.interventions import Interventions
+from tpdet.engine.pooling import open_pooler, with_pooled
 from tpdet.engine.results import LogitsTap, StepResults
 from tpdet.engine.routed import with_routes
 from tpdet.engine.slowdown import SlowdownWatch
-from tpdet.errors import IntegrityError, NumericalError, ReloadError, RequestError
+from tpdet.engine.weight_update import EngineWeights
+from tpdet.errors import (
+    IntegrityError,
+    NumericalError,
+    ReloadError,
+    RequestError,
+    WeightUpdateError,
+)
 from tpdet.grammar.lazy import LazyGrammars
+from tpdet.requests.pooling_params import NOT_POOLED
 from tpdet.requests.request import (
+    PooledOutput,
     PromptOutput,
     Request,
     RequestFailed,
@@ -35,6 +48,7 @@ from tpdet.requests.request import (
     with_seed,
 )
 from tpdet.requests.seeds import Seeds
+from tpdet.requests.weight_versions import WeightVersions
 from tpdet.runner import Follower, Runner, TakeLogits, Tick
 from tpdet.scheduler.limits import check_drafts
 from tpdet.scheduler.observers import StepObserver
@@ -44,16 +58,20 @@ from tpdet.scheduler.statistics import SchedulerStatistics
 from tpdet.speculative.draft_model.start import start_draft_model
 from tpdet.speculative.speculator import DraftSpeculator
 
-EngineOutput = TokenOutput | PromptOutput | RequestFailed
+EngineOutput = TokenOutput | PromptOutput | RequestFailed | PooledOutput
 
 
 class _LaunchedStep(NamedTuple):
-    """A step that was launched and is not committed; synchronous: it was planned by all results."""
+    """A step that was launched and is not committed; synchronous: it was planned by all results.
+
+    weights: the number of the weights that compute it.
+    """
 
     plan: StepPlan
     results: StepResults
     event: torch.cuda.Event | None
     synchronous: bool
+    weights: int
 
 
 _log = logging.getLogger("tpdet.engine")
@@ -97,6 +115,7 @@ class Engine:
             self.arithmetic.announce(self.runner.fingerprint(approximate=True))
         self.model_config = self.runner.model_config
         self.max_model_len = self.runner.max_model_len
+        self.pooler = open_pooler(config, self.model_config)
         self.grammars = LazyGrammars(config, self.model_config.vocab_size)
         self.run_ahead = self.runner.device.type == "cuda" if run_ahead is None else run_ahead
         tokens = self.runner.step_tokens.of_engine(config.max_num_batched_tokens, streams)
@@ -110,7 +129,7 @@ class Engine:
             max_queue=config.max_queue,
             max_model_len=self.max_model_len,
             preempt_every=preempt_every,
-            prefix_identity=self.runner.prefix_identity(self.config, self.approximate),
+            prefix_identity=self._prefix_identity(),
             constrain=self.grammars.constrain,
             speculator=speculator or self._speculator(),
         )
@@ -118,7 +137,18 @@ class Engine:
         self.watch = SlowdownWatch(config.max_slowdown, clock) if watched else None
         self._tap = tap
         self._seeds = Seeds(config.seed)
+        self.versions = WeightVersions(self.runner.model_digest)
+        self.interventions = Interventions(
+            self.scheduler, self._settle, self._prefix_identity, lambda: self.weights.usable
+        )
         self._pending: list[_LaunchedStep] = []  # oldest first
+        self.weights = EngineWeights(
+            self.runner.weights,
+            self.versions,
+            self._lead,
+            lambda: bool(self._pending),
+            self._adopt_weights,
+        )
 
     @property
     def approximate(self) -> bool:
@@ -144,12 +174,16 @@ class Engine:
         return self.scheduler.has_work
 
     def submit(self, request: Request) -> int:
-        """Queue a request; returns its seed, the next of the server's if it has none.
+        """Queue a request; returns its seed: where it has none, what `seed_policy` says.
 
         Raises RequestError for what the model cannot serve and OverloadedError when full.
         """
         check_against_model(request, self.model_config.vocab_size, self.max_model_len)
         check_drafts(request, self.config.fixed_batch, self.approximate)
+        if self.pooler is not None:
+            request = self.pooler.resolved(request)
+        elif request.pooling is not None:
+            raise RequestError(NOT_POOLED, "task")
         if self.runner.routes is not None and request.params.stop:
             raise RequestError(
                 "experts of answers that stop strings end are not returned: use stop_token_ids",
@@ -159,7 +193,8 @@ class Engine:
             request = msgspec.structs.replace(request, prediction=())  # only a hint
         seed = request.params.seed
         if seed is None:
-            seed = self._seeds.next()
+            by_itself = self.config.seed_policy == "request"
+            seed = request_seed(request) if by_itself else self._seeds.next()
             request = with_seed(request, seed)
         self.scheduler.add(request)
         return seed
@@ -179,6 +214,8 @@ class Engine:
         What may follow it is launched first, and what must know its results before they are
         returned: on a GPU the caller's work is never what the next step waits for.
         """
+        if not self.weights.usable:
+            raise WeightUpdateError("the weights are incomplete: no step is made by them", 503)
         self._begin_step()
         if not self._pending and not self._launch(self.scheduler.schedule()):
             return []
@@ -215,21 +252,21 @@ class Engine:
 
         Every rank checks the whole checkpoint before a byte is overwritten; the prefix cache
         forgets the pages of the old weights, and every page's version is bumped. `tick` is called
-        after each tensor. Raises IntegrityError while there is work (drain first) or when the
-        checkpoint changes meanwhile, ReloadError when it is refused: nothing has changed then.
+        after each tensor. Requests that torn weights hold up go on under the new ones. Raises
+        IntegrityError while others run (drain first) or when the checkpoint changes meanwhile,
+        ReloadError when it is refused: nothing has changed then.
         """
-        if self.has_work:
+        if self.has_work and self.weights.usable:
             raise IntegrityError("a reload while requests run: drain first")
-        self._send(self._empty_plan(reload=model), Follower(0))
-        with self._reporting_exit():
-            self.runner.reload(model, tick)
-        self.scheduler.reload(self.runner.prefix_identity(self.config, self.approximate))
-        self.heartbeat()
+        self.weights.refuse_reload()
+        self._lead(LoadModel(model), tick)
+        self.versions.advance(self.runner.model_digest)
+        self.weights.reloaded()
+        self._adopt_weights()
 
     def stop_workers(self) -> None:
         """End the other ranks' `worker_loop`; they may enter it again."""
-        while self._pending:
-            self._commit(self._wait())
+        self._settle()
         self._send(self._empty_plan(stop=True), Follower(0))
 
     def worker_loop(self) -> None:
@@ -238,9 +275,9 @@ class Engine:
             while True:
                 plan = self.control.receive_plan()
                 self._start(plan, Follower(int(plan.rows.samples.sum())))
-                if plan.reload:
+                if plan.weights is not None:
                     with suppress(ReloadError):  # rank 0 raises the same, and answers for all
-                        self.runner.reload(plan.reload, lambda: None)
+                        self.runner.obey(plan.weights, lambda: None)
                 if plan.stop:
                     return
 
@@ -282,7 +319,7 @@ class Engine:
             assert self.watch is not None
             self.watch.alarm(self.runner.fingerprint(approximate=True))
             self.arithmetic.turn()
-            self.scheduler.restart(self.runner.prefix_identity(self.config, self.approximate))
+            self.scheduler.restart(self._prefix_identity())
         for observer in self._observers:
             observer.begin(bool(self._pending))
 
@@ -290,7 +327,8 @@ class Engine:
         """Send a plan to every rank and start it here; False where there is none."""
         if plan is None:
             return False
-        results = StepResults(self.scheduler.latest(plan), self._tap)
+        latest = self.scheduler.latest(plan)
+        results = StepResults(latest, self._tap, self.config.processes_logprobs)
         plan = msgspec.structs.replace(
             plan,
             feeds=self.run_ahead,
@@ -299,7 +337,8 @@ class Engine:
         )
         synchronous = not self._pending
         event = self._send(plan, results)
-        self._pending.append(_LaunchedStep(plan, results, event, synchronous))
+        weights = self.versions.number
+        self._pending.append(_LaunchedStep(plan, results, event, synchronous, weights))
         return True
 
     def _wait(self) -> _LaunchedStep:
@@ -317,24 +356,54 @@ class Engine:
     def _commit(self, step: _LaunchedStep) -> list[EngineOutput]:
         """The outputs of a step that has run: failures, then tokens and prompts' scores."""
         plan, results, routes = step.plan, step.results, self.runner.routes
+        answers, unsound = ({}, {}) if self.pooler is None else self.pooler.answers(results.step)
+        results.failures.update(unsound)
         failed = [
             self.scheduler.fail(request_id, NumericalError.code, reason)
             for request_id, reason in results.failures.items()
         ]
         pages = {} if routes is None else results.pages()
         outputs = self.scheduler.commit(
-            plan.step, results.sampled, results.scores, plan.approximate, results.runs
+            plan.step,
+            results.sampled,
+            results.scores,
+            plan.approximate,
+            results.runs,
+            step.weights,
         )
         if routes is not None:
             outputs = with_routes(outputs, pages, routes)
+        if answers:
+            outputs = with_pooled(outputs, answers)
         if not self.has_work:
             for observer in self._observers:
                 observer.idle()
         return [failure for failure in failed if failure is not None] + outputs
 
-    def _empty_plan(self, stop: bool = False, reload: str = "") -> StepPlan:
+    def _settle(self) -> list[EngineOutput]:
+        """Commit every step that was launched, and launch none; what readers should hear."""
+        outputs: list[EngineOutput] = []
+        while self._pending:
+            outputs += self._commit(self._wait())
+        return outputs
+
+    def _prefix_identity(self) -> bytes | None:
+        return self.runner.prefix_identity(self.config, self.approximate)
+
+    def _empty_plan(self, stop: bool = False, weights: WeightOrder | None = None) -> StepPlan:
         plan = self.scheduler.heartbeat(stop)
-        return msgspec.structs.replace(plan, reload=reload, approximate=self.approximate)
+        return msgspec.structs.replace(plan, weights=weights, approximate=self.approximate)
+
+    def _lead(self, order: WeightOrder, tick: Tick) -> str | None:
+        """Have every rank do what an order says about the weights; as `Runner.obey`."""
+        self._send(self._empty_plan(weights=order), Follower(0))
+        with self._reporting_exit():
+            return self.runner.obey(order, tick)
+
+    def _adopt_weights(self) -> None:
+        """Compute by other weights from now on: no page of the old ones is read again."""
+        self.interventions.recompute(other_weights=True)
+        self.heartbeat()
 
     def _send(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:
         with reporting_exit(self.world, lambda: f"step {plan.step}"):

@@ -17,6 +17,7 @@ from tpdet.control.plan import (
     WholeRows,
 )
 from tpdet.control.row_messages import RowKey, SampledToken, ScoringRow
+from tpdet.engine.pooling import pool_rows
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
@@ -49,10 +50,13 @@ class _LogitRow(NamedTuple):
 
 
 class StepResults:
-    """Takes the logits of one launched step, and has the step's results once it has run."""
+    """Takes the logits of one launched step, and has the step's results once it has run.
 
-    def __init__(self, step: PendingStep, tap: LogitsTap | None) -> None:
-        self._step, self._tap = step, tap
+    processed: log-probabilities are of what is sampled from (`sampling/sampler.py`).
+    """
+
+    def __init__(self, step: PendingStep, tap: LogitsTap | None, processed: bool = False) -> None:
+        self.step, self._tap, self._processed = step, tap, processed
         self._pending: list[tuple[list[Sequence], PendingSample]] = []
         self.sampled: dict[RowKey, SampledToken] = {}
         self.scores: dict[RowKey, list[SampledToken]] = {}
@@ -62,7 +66,7 @@ class StepResults:
     @cached_property
     def _logit_rows(self) -> list[_LogitRow]:
         """The rows with logits, in order; steps that sample one plain token a row need no list."""
-        step = self._step
+        step = self.step
         firsts = accumulate(step.logits, initial=0)
         rows = enumerate(zip(firsts, step.logits, step.sequences, *step.wanted(), strict=False))
         return [_LogitRow(number, *row) for number, row in rows if row[1]]
@@ -70,7 +74,7 @@ class StepResults:
     @cached_property
     def _sequences(self) -> list[Sequence]:
         """The sequence of each logit of the step, in order."""
-        step = self._step
+        step = self.step
         rows = zip(step.sequences, step.logits, strict=True)
         if step.drafted:
             return [each for each, logits in rows for _ in range(logits)]
@@ -81,7 +85,7 @@ class StepResults:
         """Whether every row with logits samples a token at each, and nothing is forbidden."""
         if self._tap is not None:
             return False
-        step = self._step
+        step = self.step
         rows = zip(step.sequences, step.ends, step.samples, step.logits, strict=True)
         return all(
             logits == 0 or (logits == samples and end - logits + 1 >= sequence.free_from)
@@ -91,7 +95,7 @@ class StepResults:
     @cached_property
     def _ends(self) -> list[int]:
         """The positions of the tokens of `_sequences`."""
-        step = self._step
+        step = self.step
         rows = zip(step.ends, step.logits, strict=True)
         if step.drafted:
             return [end for last, count in rows for end in range(last - count + 1, last + 1)]
@@ -123,7 +127,7 @@ class StepResults:
         """What other ranks must know to sample with rank 0; empty: they cannot."""
         if not self._lists_no_ids:
             return ()
-        step = self._step
+        step = self.step
         rows = zip(step.sequences, step.logits, strict=True)
         return tuple([sequence.row_sampling for sequence, logits in rows if logits])
 
@@ -149,7 +153,7 @@ class StepResults:
         return self._keep(sequences, together(first, logits))
 
     def _take_whole(self, first: int, logits: torch.Tensor) -> torch.Tensor:
-        last, step = first + len(logits), self._step
+        last, step = first + len(logits), self.step
         params: list[RowParams] = []
         sequences: list[Sequence] = []
         indices: list[int] = []
@@ -158,12 +162,15 @@ class StepResults:
             if low >= high:
                 continue
             row_end, plan_end = row.first + row.logits - 1, step.ends[row.number]
-            if self._tap is not None or row.scoring is not None:
+            pools = row.sequence.request.pooling is not None
+            if self._tap is not None or row.scoring is not None or pools:
                 part, position = logits[low - first : high - first], plan_end - 1 - (row_end - low)
                 if self._tap is not None:
                     self._tap(step.plan.rows[row.number], position, part.cpu())
                 if row.scoring is not None:
                     self._score(row.scoring, position, part)
+                if pools:
+                    pool_rows(row.sequence, position, part)
             if row.sampling is None:
                 continue
             sampled = row_end - step.drafted.get(row.sequence.key, 0)
@@ -187,7 +194,7 @@ class StepResults:
 
         Of a row with drafts the first of its tokens.
         """
-        step = self._step
+        step = self.step
         return {
             (each.request_id, each.choice): (each.pages, end - step.drafted.get(each.key, 0))
             for each, end in zip(step.sequences, step.ends, strict=True)
@@ -195,7 +202,7 @@ class StepResults:
 
     def finish(self) -> None:
         """Read what was sampled; the step has run."""
-        drafted = self._step.drafted
+        drafted = self.step.drafted
         without: set[RowKey] = set()  # rows with drafts in which a position has no token
         for sequences, pending in self._pending:
             for sequence, result in zip(sequences, finish(pending), strict=True):
@@ -217,8 +224,9 @@ class StepResults:
     def _sample(
         self, logits: torch.Tensor, params: abc.Sequence[RowParams], sequences: list[Sequence]
     ) -> PendingSample:
-        counts = [sequence.row_sampling.logprobs for sequence in sequences]
-        return sample_columns(logits, params, counts, Shard(0, logits.shape[1]))
+        beside = [sequence.beside for sequence in sequences]
+        shard = Shard(0, logits.shape[1])
+        return sample_columns(logits, params, beside, shard, self._processed)
 
     def _score(self, row: ScoringRow, position: int, logits: torch.Tensor) -> None:
         """Log-probabilities of the prompt tokens that follow these positions."""
@@ -226,7 +234,7 @@ class StepResults:
         targets = row.target_ids[max(skip, 0) : skip + len(logits)]
         if not targets:
             return
-        results = prompt_logprobs(logits[: len(targets)], targets, row.top)
+        results = prompt_logprobs(logits[: len(targets)], targets, row.beside)
         for result in results:
             if isinstance(result, NumericalFailure):
                 self.failures.setdefault(row.request_id, result.reason)

@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -12,13 +12,16 @@ _STEPS = 400
 
 
 class _Bytes:
-    """Id b is byte b, 256 is the end."""
+    """Id b is byte b, 256 is the end, and marks that no bytes make come from 257 on."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
     eos_token_id = 256
-    tokens = (*(bytes([byte]) for byte in range(256)), b"")
-    special_token_ids = (256,)
+
+    def __init__(self, marks: Sequence[str]) -> None:
+        letters = [bytes([byte]) for byte in range(256)]
+        self.tokens = (*letters, b"end" if marks else b"", *(mark.encode() for mark in marks))
+        self.special_token_ids = tuple(range(256, len(self.tokens)))
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Ids of a text."""
@@ -38,9 +41,9 @@ def import_library() -> Any:
 
 
 @functools.cache
-def byte_vocabulary() -> Any:
-    """The bytes as an LLTokenizer."""
-    return import_library().LLTokenizer(_Bytes(), slices=[])
+def byte_vocabulary(marks: tuple[str, ...] = ()) -> Any:
+    """The bytes, and marks from id 257 on, as an LLTokenizer."""
+    return import_library().LLTokenizer(_Bytes(marks), slices=[])
 
 
 def pattern_error(pattern: str) -> str | None:

@@ -7,13 +7,13 @@ rank. Only rank 0, which samples, makes masks; no plan carries one.
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from tpdet.errors import RequestError
 from tpdet.grammar.byte_texts import import_library
-from tpdet.grammar.compile import compile_form
+from tpdet.grammar.compile import compile_form, marks_of
 from tpdet.requests.answer_form import AnswerForm
 from tpdet.text.tokenizer import Tokenizer
 
@@ -169,11 +169,9 @@ class Grammars:
 
         Raises RequestError without the library. It takes about a second for 150,000 ids.
         """
-        library = import_library()
-        self._vocab_size = vocab_size
-        self._vocabulary = library.LLTokenizer(
-            _Vocabulary(tokenizer, vocab_size), slices=library.LLTokenizer.json_slices()
-        )
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._vocabularies: dict[tuple[str, ...], Any] = {}
+        self._vocabulary({})
         self._compiled: OrderedDict[AnswerForm, Any] = OrderedDict()
         self._encode = partial(tokenizer.encode, add_special_tokens=False)
 
@@ -187,8 +185,22 @@ class Grammars:
         start = self._compiled[form]
         return Constraint(form, start, self._vocab_size, self._encode, self._compile)
 
+    def _vocabulary(self, marks: Mapping[str, int]) -> Any:
+        """An LLTokenizer whose texts never have these marks."""
+        names = tuple(sorted(marks))
+        if names not in self._vocabularies:
+            library = import_library()
+            self._vocabularies[names] = library.LLTokenizer(
+                _Vocabulary(self._tokenizer, self._vocab_size, marks),
+                slices=library.LLTokenizer.json_slices(),
+            )
+        return self._vocabularies[names]
+
     def _compile(self, form: AnswerForm) -> Any:
-        start = compile_form(form, self._vocabulary)
+        added = self._tokenizer.added_tokens
+        marks = {mark: added[mark] for mark in marks_of(form) if mark in added}
+        marks = {mark: token for mark, token in marks.items() if token < self._vocab_size}
+        start = compile_form(form, self._vocabulary(marks), marks)
         self._compiled[form] = start
         return start
 
@@ -203,18 +215,21 @@ class _Vocabulary:
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, marks: Mapping[str, int]) -> None:
+        """marks: tokens that are special here, whatever the tokenizer says."""
         self.eos_token_id = vocab_size
         self.tokens: list[bytes] = []
         self.special_token_ids = [vocab_size]
+        special = {token: mark for mark, token in marks.items()}
+        unnamed = "no text %d" if marks else "%.0s"  # one without a name could begin any mark
         for token_id in range(vocab_size):
             token = tokenizer.token(token_id, skip_special_tokens=True)
-            if token is None:
+            if token is None or token_id in special:
                 self.special_token_ids.append(token_id)
-            self.tokens.append(
-                b"" if token is None else tokenizer.decoder_rules.token_bytes(token, False)
-            )
-        self.tokens.append(b"")
+                self.tokens.append(special.get(token_id, unnamed % token_id).encode())
+            else:
+                self.tokens.append(tokenizer.decoder_rules.token_bytes(token, False))
+        self.tokens.append((unnamed % vocab_size).encode())
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Never called: grammars force no tokens."""

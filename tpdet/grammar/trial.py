@@ -10,13 +10,14 @@ import functools
 import resource
 import subprocess
 import sys
+from typing import cast
 
 from tpdet.errors import RequestError
 from tpdet.grammar.byte_texts import byte_vocabulary, import_library
-from tpdet.grammar.compile import compile_form
+from tpdet.grammar.compile import compile_form, marks_of
 from tpdet.launch.host.interpreter import python_command, python_environment
 from tpdet.launch.host.processes import die_with_parent
-from tpdet.requests.answer_form import AnswerForm
+from tpdet.requests.answer_form import AnswerForm, FormKind
 
 CPU_SECONDS = 2
 _WALL_SECONDS = 20.0  # more than CPU_SECONDS, for a busy machine
@@ -50,7 +51,7 @@ def check(form: AnswerForm) -> None:
 
 
 def _too_complex(form: AnswerForm) -> str:
-    parts = " its patterns and allOf" if form.kind == "json_schema" else " it"
+    parts = " it" if form.kind == "regex" else " its patterns and allOf"
     return (
         f"the {form.noun} is too complex: it took more than {CPU_SECONDS} s or "
         f"{_MEMORY_BYTES >> 30} GiB to compile; simplify{parts}"
@@ -64,9 +65,10 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     kind, _, text = sys.stdin.buffer.read().decode().partition("\n")
-    form = AnswerForm("regex" if kind == "regex" else "json_schema", text)
+    form = AnswerForm(cast(FormKind, kind), text)
     try:
-        compile_form(form, byte_vocabulary())
+        marks = marks_of(form)
+        compile_form(form, byte_vocabulary(marks), {m: 257 + i for i, m in enumerate(marks)})
     except RequestError as error:
         sys.stdout.write(str(error))
 

@@ -4,7 +4,7 @@ import torch
 
 from tpdet.cache.kv import LayerPages
 from tpdet.checkpoint.model_config import ModelConfig
-from tpdet.checkpoint.pieces import Pieces
+from tpdet.checkpoint.pieces import Pieces, TensorRead
 from tpdet.checkpoint.place import place
 from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.exchange.fold import Pending
@@ -108,23 +108,28 @@ class Attention:
     def _load_norms(self, source: WeightSource) -> None:
         if not self._has_norms:
             return
-        shape, whole = (self._head,), Pieces.whole()
-        order = list(self._order) or slice(None)
-        query_norm, key_norm = (
-            norm_weight(
-                self._norm, source.read(f"{self._name}.{part}_norm.weight", shape, whole)[order]
-            )
-            for part in "qk"
-        )
-        self._query_norm = place(self._query_norm, query_norm)
-        self._key_norm = place(self._key_norm, key_norm)
+        for part, put in (("q", self._place_query_norm), ("k", self._place_key_norm)):
+            name = f"{self._name}.{part}_norm.weight"
+            source.read_for(put, TensorRead(name, (self._head,), Pieces.whole()))
+
+    def _place_query_norm(self, read: torch.Tensor) -> None:
+        self._query_norm = place(self._query_norm, self._ordered_norm(read))
+
+    def _place_key_norm(self, read: torch.Tensor) -> None:
+        self._key_norm = place(self._key_norm, self._ordered_norm(read))
+
+    def _ordered_norm(self, read: torch.Tensor) -> torch.Tensor:
+        return norm_weight(self._norm, read[list(self._order) or slice(None)])
 
     def _load_sinks(self, source: WeightSource) -> None:
         """This rank's sinks, 0 for heads that pad it, in fp32."""
         if self._all_sinks:
-            read = source.read(f"{self._name}.sinks", (self._all_sinks,), Pieces.whole())
-            mine = read[self._queries.start : self._queries.stop].float()
-            self._sinks = place(self._sinks, torch.nn.functional.pad(mine, self._padding))
+            read = TensorRead(f"{self._name}.sinks", (self._all_sinks,), Pieces.whole())
+            source.read_for(self._place_sinks, read)
+
+    def _place_sinks(self, read: torch.Tensor) -> None:
+        mine = read[self._queries.start : self._queries.stop].float()
+        self._sinks = place(self._sinks, torch.nn.functional.pad(mine, self._padding))
 
     def project(
         self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: LayerPages

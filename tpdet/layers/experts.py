@@ -106,12 +106,13 @@ class ExpertMlp:
     def _load(self, source: WeightSource) -> None:
         experts, hidden, width = self._mixture.routing.experts, self._hidden, self._mixture.width
         whole, router = Pieces.whole(), f"{self._name}.{self._mixture.router}"
-        read = source.read(f"{router}.weight", (experts, hidden), whole)
-        self.router = place(self.router, read)
+        source.read_for(
+            self._place_router, TensorRead(f"{router}.weight", (experts, hidden), whole)
+        )
         if self._mixture.choice_bias:
             name = f"{router}.{self._mixture.choice_bias}"
-            exact = source.read(name, (experts,), Pieces.whole(exact=True))
-            self.choice_bias = place(self.choice_bias, exact)
+            exact = TensorRead(name, (experts,), Pieces.whole(exact=True))
+            source.read_for(self._place_choice_bias, exact)
         shapes = (width, hidden), (width, hidden), (hidden, width)
         of_width, of_hidden = (Pieces.whole(kept) for kept in self._parts)
         cuts = of_width, of_width, of_hidden
@@ -119,8 +120,9 @@ class ExpertMlp:
         parts: list[tuple[str, tuple[int, ...], Pieces]]
         parts = [(f"{p}.weight", shape, cut) for p, shape, cut in named]
         if self._mixture.biased:
-            read = source.read(f"{router}.bias", (experts,), whole)
-            self.router_bias = place(self.router_bias, read)
+            source.read_for(
+                self._place_router_bias, TensorRead(f"{router}.bias", (experts,), whole)
+            )
             parts += [(f"{p}.bias", shape[:1], cut) for p, shape, cut in named]
         asked, targets = [], self._make_room(source)
         for expert in range(experts):
@@ -131,6 +133,15 @@ class ExpertMlp:
                 else:
                     source.leave(name, shape)
         source.read_into(asked, targets)
+
+    def _place_router(self, read: torch.Tensor) -> None:
+        self.router = place(self.router, read)
+
+    def _place_router_bias(self, read: torch.Tensor) -> None:
+        self.router_bias = place(self.router_bias, read)
+
+    def _place_choice_bias(self, read: torch.Tensor) -> None:
+        self.choice_bias = place(self.choice_bias, read)
 
     def _make_room(self, source: WeightSource) -> list[torch.Tensor]:
         """Where gate, up and down of each expert go, and then their biases: expert by expert."""

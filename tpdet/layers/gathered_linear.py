@@ -1,7 +1,10 @@
 """Row layers without a fold: outputs cut over ranks, inputs gathered, one chain over all of K."""
 
+from functools import partial
+
 import torch
 
+from tpdet.checkpoint.pieces import TensorRead
 from tpdet.checkpoint.place import place
 from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.exchange.columns import ColumnExchange
@@ -43,7 +46,7 @@ class GatheredLinear:
 
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""
-        place(self.weight, source.read(*self._read))
+        source.read_for(partial(place, self.weight), TensorRead(*self._read))
         self._bias.load(source)
 
     def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, finish: Finish) -> Pending:

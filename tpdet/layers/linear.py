@@ -1,16 +1,17 @@
 """Linear layers: column-parallel (all of K here, one chain) and row-parallel (leaves, folded)."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from tpdet.checkpoint.pieces import Pieces
+from tpdet.checkpoint.pieces import Pieces, TensorRead
 from tpdet.checkpoint.place import place
 from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.exchange.fold import Exchange, Pending, RankExchange
 from tpdet.comm.exchange.open import open_exchange
-from tpdet.kernels.inputs.gated import GROUP, interleaved
+from tpdet.kernels.inputs.gated import GROUP, halves, write_half
 from tpdet.kernels.inputs.norm import Finish
 from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.kernels.order import Leaves
@@ -36,16 +37,39 @@ class ColumnPart(NamedTuple):
     after: int = 0
     head_order: tuple[int, ...] = ()
 
-    def padded(self, read: torch.Tensor) -> torch.Tensor:
-        """This rank's rows, in their order, with the zeros."""
+    def read_into(self, target: torch.Tensor, read: torch.Tensor) -> None:
+        """Copy this rank's rows, in their order, with the zeros, into `target`."""
         if self.head_order:
             heads = read.unflatten(0, (-1, len(self.head_order)))
             read = heads[:, list(self.head_order)].flatten(0, 1)
-        if not self.before and not self.after:
-            return read
-        rest = read.shape[1:]
-        around = (read.new_zeros(rows, *rest) for rows in (self.before, self.after))
-        return torch.cat([next(around), read, next(around)])
+        last = self.before + len(read)
+        target[: self.before] = 0
+        target[self.before : last] = read
+        target[last:] = 0
+
+
+def read_parts(
+    source: WeightSource,
+    parts: Sequence[ColumnPart],
+    old: torch.Tensor | None,
+    suffix: str,
+    *inputs: int,
+) -> torch.Tensor:
+    """The memory that tensors `NAME.suffix` [rows, *inputs] are read into, each into its rows.
+
+    It is `old`, or new memory at first.
+    """
+    reads = [
+        TensorRead(f"{part.name}.{suffix}", (part.rows, *inputs), part.pieces) for part in parts
+    ]
+    rows = [
+        part.before + read.held[0] + part.after for part, read in zip(parts, reads, strict=True)
+    ]
+    memory, first = source.memory_for(old, (sum(rows), *inputs)), 0
+    for part, read, count in zip(parts, reads, rows, strict=True):
+        source.read_for(partial(part.read_into, memory[first : first + count]), read)
+        first += count
+    return memory
 
 
 class ColumnLinear:
@@ -69,19 +93,9 @@ class ColumnLinear:
 
     def load(self, source: WeightSource) -> None:
         """Read the weights, in place if there are some already."""
-        weights = [
-            part.padded(
-                source.read(f"{part.name}.weight", (part.rows, self._in_features), part.pieces)
-            )
-            for part in self._parts
-        ]
-        self.weight = place(self.weight, torch.cat(weights))
+        self.weight = read_parts(source, self._parts, self.weight, "weight", self._in_features)
         if self._has_bias:
-            biases = [
-                part.padded(source.read(f"{part.name}.bias", (part.rows,), part.pieces))
-                for part in self._parts
-            ]
-            self.bias = place(self.bias, torch.cat(biases))
+            self.bias = read_parts(source, self._parts, self.bias, "bias")
 
     def __call__(self, x_MK: torch.Tensor) -> torch.Tensor:
         """x [M, K] -> this rank's columns [M, N], rounded to x's dtype."""
@@ -114,15 +128,12 @@ class GatedLinear:
 
     def load(self, source: WeightSource) -> None:
         """Read the weights, in place if there are some already."""
-        gate, up = (
-            source.read(f"{name}.weight", self._shape, self._pieces) for name in self._names
-        )
-        self._width = len(gate)
-        zeros = -self._width % GROUP, *gate.shape[1:]  # none but of small models
-        padded = (
-            torch.cat([rows, rows.new_zeros(zeros)]) if zeros[0] else rows for rows in (gate, up)
-        )
-        self.weight = place(self.weight, interleaved(*padded))
+        reads = [TensorRead(f"{name}.weight", self._shape, self._pieces) for name in self._names]
+        self._width, inputs = reads[0].held
+        rows = 2 * (self._width + -self._width % GROUP)
+        self.weight = source.memory_for(self.weight, (rows, inputs))
+        for read, target in zip(reads, halves(self.weight), strict=True):
+            source.read_for(partial(write_half, target), read)
 
     def __call__(self, x_MK: torch.Tensor) -> torch.Tensor:
         """x [M, K] -> this rank's columns of the activation [M, I], rounded to x's dtype."""
@@ -158,11 +169,13 @@ class RowLinear:
 
     def load(self, source: WeightSource) -> None:
         """Read the weights, in place if there are some already."""
-        weight_NK = source.read(*self._read)
+        source.read_for(self._place, TensorRead(*self._read))
+        self._bias.load(source)
+
+    def _place(self, weight_NK: torch.Tensor) -> None:
         leaves = len(self._widths) if self._alike else 1  # unequal ones stay side by side
         by_leaf_LNK = weight_NK.view(len(weight_NK), leaves, -1).permute(1, 0, 2)
         self.weight_LNK = place(self.weight_LNK, self._arithmetic.lay_out(by_leaf_LNK))
-        self._bias.load(source)
 
     def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, finish: Finish) -> Pending:
         """This rank's columns x [M, K / ranks] -> what becomes of y: the stream and its norm.

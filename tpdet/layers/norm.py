@@ -7,7 +7,7 @@ behind the block, adds to the stream, and applies the norm before the next block
 import torch
 
 from tpdet.checkpoint.model_config import ModelConfig
-from tpdet.checkpoint.pieces import Pieces
+from tpdet.checkpoint.pieces import Pieces, TensorRead
 from tpdet.checkpoint.place import place
 from tpdet.checkpoint.source import WeightSource
 from tpdet.kernels.inputs.norm import Norm, norm_weight
@@ -17,16 +17,16 @@ class NormLayer:
     """A norm over the hidden size, read from a checkpoint; every rank has the whole of it."""
 
     def __init__(self, source: WeightSource, config: ModelConfig, name: str) -> None:
-        self._name, self._shape, self._kind = name, (config.hidden_size,), config.norm
+        self._kind, shape = config.norm, (config.hidden_size,)
+        parts = ("weight", "bias") if self._kind == "layer" else ("weight",)
+        self._reads = [TensorRead(f"{name}.{part}", shape, Pieces.whole()) for part in parts]
         rows: torch.dtype = getattr(torch, config.dtype)
-        self.norm = Norm(self._read(source), config.rms_norm_eps, self._kind, rows)
+        weight = norm_weight(self._kind, *source.read_all(self._reads))
+        self.norm = Norm(weight, config.rms_norm_eps, self._kind, rows)
 
     def load(self, source: WeightSource) -> None:
         """Read the weight again, in place."""
-        place(self.norm.weight, self._read(source))
+        source.read_for(self._place, *self._reads)
 
-    def _read(self, source: WeightSource) -> torch.Tensor:
-        parts = ("weight", "bias") if self._kind == "layer" else ("weight",)
-        whole = Pieces.whole()
-        read = [source.read(f"{self._name}.{part}", self._shape, whole) for part in parts]
-        return norm_weight(self._kind, *read)
+    def _place(self, *read: torch.Tensor) -> None:
+        place(self.norm.weight, norm_weight(self._kind, *read))

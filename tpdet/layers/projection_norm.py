@@ -7,12 +7,11 @@ Heads of zeros that pad a rank add nothing; a key head that neighbours share cou
 
 import torch
 
-from tpdet.checkpoint.place import place
 from tpdet.checkpoint.source import WeightSource
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.layers.arithmetic import Arithmetic
-from tpdet.layers.linear import ColumnPart
+from tpdet.layers.linear import ColumnPart, read_parts
 from tpdet.layers.partition import Partition
 
 
@@ -29,13 +28,14 @@ class ProjectionNorm:
         self._counted = 0, skipped * config.head_dim
         rows: torch.dtype = getattr(torch, config.dtype)
         self._norms = [
-            Norm(self._read(source, part), config.rms_norm_eps, rows=rows) for part in parts
+            Norm(read_parts(source, [part], None, "weight"), config.rms_norm_eps, rows=rows)
+            for part in parts
         ]
 
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""
         for part, norm in zip(self._parts, self._norms, strict=True):
-            place(norm.weight, self._read(source, part))
+            read_parts(source, [part], norm.weight, "weight")
 
     def __call__(self, q_MN: torch.Tensor, k_MN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """This rank's queries and keys [M, heads * D] -> both normed, in the model's dtype."""
@@ -58,7 +58,3 @@ class ProjectionNorm:
         """[M] of queries and of keys -> [ranks, 2, M]."""
         own = torch.stack(values)
         return own[None] if self._ranks == 1 else self._arithmetic.exchange.carrier.all_gather(own)
-
-    @staticmethod
-    def _read(source: WeightSource, part: ColumnPart) -> torch.Tensor:
-        return part.padded(source.read(f"{part.name}.weight", (part.rows,), part.pieces))

@@ -2,7 +2,7 @@
 
 import torch
 
-from tpdet.checkpoint.pieces import Pieces
+from tpdet.checkpoint.pieces import Pieces, TensorRead
 from tpdet.checkpoint.place import place
 from tpdet.checkpoint.source import WeightSource
 from tpdet.kernels.inputs.norm import Finish
@@ -18,13 +18,16 @@ class RowBias:
     values: torch.Tensor | None = None
 
     def __init__(self, partition: Partition, name: str, outputs: int) -> None:
-        self._read = f"{name}.bias", (outputs,), Pieces.whole()
+        self._read = TensorRead(f"{name}.bias", (outputs,), Pieces.whole())
         self._there = partition.config.row_bias
 
     def load(self, source: WeightSource) -> None:
         """Read it, in place if there is one already."""
         if self._there:
-            self.values = place(self.values, source.read(*self._read))
+            source.read_for(self._place, self._read)
+
+    def _place(self, values: torch.Tensor) -> None:
+        self.values = place(self.values, values)
 
     def added(self, finish: Finish) -> Finish:
         """The finish with fp32(stream + bias) for its stream."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from tpdet.checkpoint.pieces import Pieces
+from tpdet.checkpoint.pieces import Pieces, TensorRead
 from tpdet.checkpoint.place import place
 from tpdet.checkpoint.source import WeightSource
 from tpdet.kernels import ops
@@ -60,7 +60,10 @@ class SharedExpert:
     def _load_down(self, source: WeightSource) -> None:
         pieces = Pieces(1, self._cut.bounds, self._leaves)
         shape = self._hidden, self._cut.edges[-1]
-        read = source.read(f"{self._name}.down_proj.weight", shape, pieces)
+        read = TensorRead(f"{self._name}.down_proj.weight", shape, pieces)
+        source.read_for(self._place_down, read)
+
+    def _place_down(self, read: torch.Tensor) -> None:
         mine = read[self._outputs.start : self._outputs.stop]
         leaves = len(self._cut.widths(self._leaves)) if self._cut.alike else 1
         by_leaf = mine.view(len(mine), leaves, -1).permute(1, 0, 2)

@@ -3,6 +3,7 @@
 import torch
 
 from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.checkpoint.pieces import TensorRead
 from tpdet.checkpoint.source import WeightSource
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.product import Product
@@ -16,8 +17,10 @@ class VocabularyTable:
 
     def __init__(self, source: WeightSource, partition: Partition, name: str) -> None:
         config = partition.config
-        self._name, self._partition = f"{name}.weight", partition
-        rows_VH = self._read(source)
+        self._partition = partition
+        shape = config.vocab_size, config.hidden_size
+        self._read = TensorRead(f"{name}.weight", shape, partition.by_vocabulary())
+        rows_VH = source.read(*self._read)
         share = partition.vocabulary_share * len(partition.mine)
         self._arithmetic = partition.arithmetic
         memory = partition.exchange.carrier.memory
@@ -44,12 +47,9 @@ class VocabularyTable:
 
     def load(self, source: WeightSource) -> None:
         """Read the rows again, in place. No rank may read them before all ranks have done so."""
-        self._fill(self._read(source))
-
-    def _read(self, source: WeightSource) -> torch.Tensor:
-        config = self._partition.config
-        shape = (config.vocab_size, config.hidden_size)
-        return source.read(self._name, shape, self._partition.by_vocabulary())
+        rows = self._read.held[0]
+        source.read_into([self._read], [self.table_VH[:rows]])
+        self.table_VH[rows:] = 0
 
     def _fill(self, rows_VH: torch.Tensor) -> None:
         self.table_VH[: rows_VH.shape[0]] = rows_VH

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from tpdet.audit.recorded import ChangedPart, Difference, RecordedAnswer
 from tpdet.errors import RequestError, UsageError
 from tpdet.grammar import trial
 from tpdet.llm.engine_thread import EngineThread
@@ -17,16 +18,11 @@ from tpdet.llm.model import OfflineModel, open_engine
 from tpdet.llm.output_kinds import of_kind
 from tpdet.llm.predictions import read_drafts, read_resume
 from tpdet.llm.prompts import Predictions, Prompt, read_params
-from tpdet.llm.recorded import (
-    CHECKED_AT_ONCE,
-    ChangedPart,
-    Difference,
-    RecordedAnswer,
-    difference_of,
-)
+from tpdet.llm.recorded import CHECKED_AT_ONCE, difference_of
 from tpdet.llm.results import RequestOutput
 from tpdet.llm.stream import Stream
 from tpdet.llm.vllm_keywords import refuse_what_asks
+from tpdet.requests.engine_facts import AnswerOrigin
 from tpdet.requests.request import Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -229,7 +225,8 @@ class AsyncLLM(OfflineModel):
         if resume is None:
             return params, Predictions(read_drafts(drafts, params.n), ids)
         runner = self.engine.runner
-        here = runner.contracts.strict, runner.model_digest
+        mode = self.engine.config.logprobs_mode
+        here = AnswerOrigin(runner.contracts.strict, runner.model_digest, mode)
         choices, seed = read_resume(resume, params, drafts is not None, here)
         params = msgspec.structs.replace(params, seed=seed)
         return params, Predictions(choices, ids, tuple(map(len, choices)))

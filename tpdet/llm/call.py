@@ -3,12 +3,18 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from tpdet.audit.pooled import PooledAssembler
 from tpdet.errors import OverloadedError, RequestError
 from tpdet.llm.interrupts import Interrupts
 from tpdet.llm.own_arithmetic import own_arithmetic
 from tpdet.llm.ranks import CallRequests
-from tpdet.llm.results import RequestOutput, ResultWriter, error_of
-from tpdet.requests.request import Request, TokenOutput
+from tpdet.llm.results import (
+    PooledResult,
+    RequestOutput,
+    ResultWriter,
+    error_of,
+)
+from tpdet.requests.request import PooledOutput, Request, RequestFailed, TokenOutput
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
@@ -60,27 +66,35 @@ class LlmCall:
                 assembler = self._assemblers[output.request_id]
                 if assembler.finished:
                     continue
-                if isinstance(output, TokenOutput):
+                if isinstance(assembler, PooledAssembler):
+                    assert isinstance(output, PooledOutput | RequestFailed)
+                    assembler.push(output)
+                elif isinstance(output, TokenOutput):
                     delta = assembler.push_token(output)
                     if delta.finish_reason is None:
                         continue
                     if delta.abort:
                         self._engine.abort(output.request_id, output.choice)
-                else:
+                elif not isinstance(output, PooledOutput):
                     assembler.push(output)
                 if assembler.finished:
                     self._finished += 1
                     self._choices -= assembler.request.params.n
                     bar.update()
 
-    def outputs(self, writer: ResultWriter, texts: Sequence[str | None]) -> list[RequestOutput]:
+    def outputs(
+        self, writer: ResultWriter, texts: Sequence[str | None]
+    ) -> list[RequestOutput] | list[PooledResult]:
         """The answers in the requests' order. Raises the error of the first request that failed."""
         for name, assembler in self._assemblers.items():
             if assembler.failure is not None:
                 raise error_of(assembler.failure, name)
-        return [
+        assemblers = self._assemblers.values()
+        pooled = [writer.pooled(one) for one in assemblers if isinstance(one, PooledAssembler)]
+        return pooled or [
             writer.write(name, text, assembler.answer(), self._seeds[name])
             for text, (name, assembler) in zip(texts, self._assemblers.items(), strict=True)
+            if not isinstance(assembler, PooledAssembler)
         ]
 
     def abandon(self) -> None:

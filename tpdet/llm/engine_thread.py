@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +13,7 @@ from tpdet.errors import PeerLostError, RequestError, UsageError
 from tpdet.llm.followers import Followers, close_engine
 from tpdet.llm.ranks import give_up_world
 from tpdet.llm.stream import EngineOutput, Stream
-from tpdet.requests.request import RequestFailed, TokenOutput
+from tpdet.requests.request import PooledOutput, RequestFailed, TokenOutput
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
@@ -166,11 +166,12 @@ class EngineThread:
                 continue
             self._streams[stream.request.request_id] = stream
 
-    def _deliver(self, outputs: list[EngineOutput]) -> None:
+    def _deliver(self, outputs: Sequence[EngineOutput | PooledOutput]) -> None:
         """Give a step's outputs to their streams, and forget what has ended."""
         found: dict[str, list[EngineOutput]] = {}
         for output in outputs:
-            found.setdefault(output.request_id, []).append(output)
+            if not isinstance(output, PooledOutput):  # no request here is pooled
+                found.setdefault(output.request_id, []).append(output)
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, list[EngineOutput]]]] = {}
         for name, own in found.items():
             stream = self._streams.get(name)

@@ -9,23 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from tpdet.errors import RequestError, UsageError
+from tpdet.audit.recorded import ChangedPart, Difference, RecordedAnswer
+from tpdet.errors import UsageError
 from tpdet.grammar import trial
 from tpdet.launch.host.standard_streams import error_is_terminal
 from tpdet.llm.call import LlmCall, ProgressBar
 from tpdet.llm.followers import close_engine
 from tpdet.llm.interrupts import Interrupts
 from tpdet.llm.model import OfflineModel, Params, open_engine, use_device
+from tpdet.llm.pooling import PoolingCalls
 from tpdet.llm.predictions import read_predictions
 from tpdet.llm.prompts import Asked, Message, Prompt, ReadPrompt, read_params
 from tpdet.llm.ranks import CallRequests, CallResult, agree_on_call, give_up_world, share_answers
-from tpdet.llm.recorded import (
-    CHECKED_AT_ONCE,
-    ChangedPart,
-    Difference,
-    RecordedAnswer,
-    difference_of,
-)
+from tpdet.llm.recorded import CHECKED_AT_ONCE, difference_of
 from tpdet.llm.results import RequestOutput
 from tpdet.llm.vllm_keywords import refuse_what_asks
 from tpdet.text.outputs import RequestAssembler
@@ -34,7 +30,7 @@ if TYPE_CHECKING:
     from tpdet.engine import Engine
 
 
-class LLM(OfflineModel):
+class LLM(OfflineModel, PoolingCalls):
     """A model that answers lists of prompts; `help(LLM.__init__)` describes its settings.
 
     Under torchrun every rank makes the same calls and gets the same results; ranks that it started
@@ -115,14 +111,12 @@ class LLM(OfflineModel):
         continue_final_message: end it with the last message's content instead, which the answer
         goes on with; add_generation_prompt is then False.
         chat_template_kwargs: JSON values of the template's variables, by name.
+        tools: declarations of functions, as in the chat API, that the template shows. Calls stand
+            in the answers' texts as the model writes them: a server reads them.
 
-        tools is vLLM's and must keep its default. Raises as `generate`.
+        Raises as `generate`.
         """
         refuse_what_asks("chat", of_vllm, ("chat_template", "chat_template_kwargs"))
-        if tools:
-            raise RequestError(
-                f"tools {tools!r:.60} is not supported: describe them in a message", "tools"
-            )
         read = partial(
             self._reader.conversations,
             messages,
@@ -130,6 +124,7 @@ class LLM(OfflineModel):
             add_generation_prompt,
             continue_final_message,
             chat_template_kwargs,
+            tools,
         )
         return self._answer(partial(self._requests, read, sampling_params), use_tqdm)
 
@@ -147,11 +142,18 @@ class LLM(OfflineModel):
         DisagreementError for an answer of another contract or other weights, RequestError for one
         that cannot run, UsageError in the approximate mode and with `fixed_batch`.
         """
-        outputs = self._answer(partial(self._recorded_requests, answers), use_tqdm)
         return [
             difference_of(answer, output, self._reader.eos_token_ids)
-            for answer, output in zip(answers, outputs, strict=True)
+            for answer, output in zip(answers, self.computed(answers, use_tqdm), strict=True)
         ]
+
+    def computed(
+        self,
+        answers: Sequence[RecordedAnswer],
+        use_tqdm: bool | Callable[..., ProgressBar] = True,
+    ) -> list[RequestOutput]:
+        """What `check` compares recorded answers with: their requests' answers. Raises as it."""
+        return self._answer(partial(self._recorded_requests, answers), use_tqdm)
 
     def recompute(
         self,
@@ -189,7 +191,7 @@ class LLM(OfflineModel):
 
     def _answer(
         self, make: Callable[[], CallRequests], use_tqdm: bool | Callable[..., ProgressBar]
-    ) -> list[RequestOutput]:
+    ) -> list[Any]:
         with self._one_call(), Interrupts() as interrupts:
             try:
                 result = self._run_call(make, use_tqdm, interrupts)

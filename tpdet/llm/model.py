@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from tpdet.audit.recorded import RecordedAnswer, check_recorded, checked_params
 from tpdet.checkpoint.resolve import resolve_tokenizer
 from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
@@ -18,16 +19,11 @@ from tpdet.launch.ranks.rank_environment import RankEnvironment
 from tpdet.llm.followers import Followers
 from tpdet.llm.own_arithmetic import own_arithmetic
 from tpdet.llm.prompts import Asked, Predictions, PromptReader, ReadPrompt, read_params
-from tpdet.llm.recorded import (
-    RecordedAnswer,
-    check_recorded,
-    checked_params,
-    recorded_answer,
-    refuse_unverified,
-)
+from tpdet.llm.recorded import recorded_answer, refuse_unverified
 from tpdet.llm.results import RequestOutput, ResultWriter
 from tpdet.llm.settings import read_settings
 from tpdet.llm.vllm_keywords import METHODS, refuse_what_asks
+from tpdet.requests.engine_facts import RAW_LOGPROBS, LogprobsMode, SeedPolicy
 from tpdet.requests.request import Request, SamplingParams
 from tpdet.scheduler.limits import check_drafts
 from tpdet.text.hugging_face import HuggingFaceTokenizer
@@ -55,9 +51,13 @@ class OfflineModel(ABC):
     chat_template_date: such as "2026-01-31": the date that a template prints which calls
         strftime_now (of gpt-oss, for example), unless chat_template_kwargs has current_date.
     load_format: "dummy" makes random weights.
+    task: "auto" is what the checkpoint is for; "generate", "embed", "classify", "score" (of pairs)
+        or "reward" say it. With another than "generate" there are `embed`, `classify`, `score` and
+        `reward` in place of `generate` (docs/offline.md).
     dtype: "auto" is the checkpoint's; "float32", "bfloat16", "float16" or a short name.
     device: "cpu", "cuda", or "auto" for a GPU if there is one.
     seed: key of the stream that gives a seed to each request without one.
+    seed_policy: "request" gives it one that is a function of its prompt and its parameters instead.
     max_model_len: tokens of prompt and answer together, at most; the model's context if None.
     max_num_seqs, max_num_batched_tokens: sequences and tokens of one step, at most. Tokens, if
         None: 2,048 on a CPU, 8,192 on a GPU (fewer where they would take over 2 % of the KV cache).
@@ -74,8 +74,11 @@ class OfflineModel(ABC):
     fold_order, row_layers, leaves: the order of sums, which is part of the contract id.
     experts: where those of a mixture lie, whole on ranks (lanes) or cut over all (columns).
     transport: what carries sums between ranks.
+    logprobs_mode: "raw_logprobs" or "processed_logprobs": whether the log-probabilities of sampled
+        tokens are of the model's own logits, or of what is sampled from (docs/numerics.md).
     approximate: stock arithmetic, which is not deterministic.
     step_timeout, start_timeout: seconds after which a silent rank counts as lost.
+    weights_timeout: seconds after which the silent sender of a weight update does.
 
     Keywords of `vllm.LLM` that ask for what holds anyway (`trust_remote_code=False`) are accepted.
     On the CPU, torch's own threads are set to one: the engine runs its own.
@@ -94,9 +97,11 @@ class OfflineModel(ABC):
         chat_template: str | None = None,
         chat_template_date: str | None = None,
         load_format: Literal["auto", "safetensors", "dummy"] = "auto",
+        task: Literal["auto", "generate", "embed", "classify", "score", "reward"] = "auto",
         dtype: str = "auto",
         device: Literal["auto", "cpu", "cuda"] = "auto",
         seed: int = 0,
+        seed_policy: SeedPolicy = "random",
         max_model_len: int | str | None = None,
         max_num_seqs: int | str = 256,
         max_num_batched_tokens: int | str | None = None,
@@ -117,10 +122,12 @@ class OfflineModel(ABC):
         leaves: int | None = None,
         experts: Literal["auto", "lanes", "columns"] = "auto",
         transport: Literal["auto", "gather", "peer", "mpi"] = "auto",
+        logprobs_mode: LogprobsMode = RAW_LOGPROBS,
         approximate: bool = False,
         on_slowdown: None = None,
         max_slowdown: float = 0.3,
         step_timeout: float = 60.0,
+        weights_timeout: float = 300.0,
         start_timeout: float = 300.0,
         **of_vllm: Any,
     ) -> None:
@@ -261,6 +268,7 @@ class OfflineModel(ABC):
                 runner.contracts.strict,
                 runner.model_digest,
                 self.engine.model_config.vocab_size,
+                self.config.logprobs_mode,
             )
         return [
             (

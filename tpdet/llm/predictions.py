@@ -16,6 +16,7 @@ from tpdet.llm.results import RequestOutput
 from tpdet.requests.body.parse import parse_body
 from tpdet.requests.body.problems import ApiError
 from tpdet.requests.body.schema import Resume
+from tpdet.requests.engine_facts import AnswerOrigin
 from tpdet.requests.request import SamplingParams
 from tpdet.requests.resumed import check_resume_fields, check_resume_origin, shown_digests
 
@@ -54,29 +55,40 @@ def read_drafts(given: object, choices: int, place: str = "drafts") -> Drafts:
 
 
 def read_resume(
-    given: object, params: SamplingParams, has_drafts: bool, here: tuple[str, str]
+    given: object, params: SamplingParams, has_drafts: bool, here: AnswerOrigin
 ) -> tuple[Drafts, int]:
     """The ids of each choice that the caller has, and the seed of their answer.
 
-    given: the last output that came, or an object as `tpdet.resume` over HTTP; here: contract id
-    and model digest of this model. Raises RequestError for anything else, and for an approximate
-    answer; DisagreementError for one of another contract or other weights.
+    given: the last output that came, or an object as `tpdet.resume` over HTTP; here: what computes
+    this model's answers. Raises RequestError for anything else, and for an approximate answer;
+    DisagreementError for one that something else computed.
     """
     found = _resume_of(given)
     check_resume_fields(found.seed, params.seed, has_drafts, "resume")
-    check_resume_origin((found.contract, found.weights), here, "a model")
+    theirs = AnswerOrigin(found.contract, found.weights, found.logprobs_mode)
+    check_resume_origin(theirs, here, "a model")
     return tuple(map(tuple, found.choices)), found.seed
 
 
 def _resume_of(given: object) -> Resume:
     if isinstance(given, RequestOutput):
+        if given.system_fingerprint is None:
+            raise RequestError(
+                "an answer of several weights cannot be resumed: give its ids as a prompt", "resume"
+            )
         digests = shown_digests(given.system_fingerprint)
         if digests is None:
             raise RequestError(
                 "an approximate answer cannot be resumed: ask for it from its beginning", "resume"
             )
         choices = [list(choice.token_ids) for choice in given.outputs]
-        return Resume(contract=digests[0], weights=digests[1], seed=given.seed, choices=choices)
+        return Resume(
+            contract=digests[0],
+            weights=digests[1],
+            seed=given.seed,
+            choices=choices,
+            logprobs_mode=given.logprobs_mode,
+        )
     if not isinstance(given, Mapping):
         raise RequestError(f"resume is {shown(given)}: give {_RESUME}", "resume")
     try:

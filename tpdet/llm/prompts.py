@@ -12,6 +12,7 @@ from tpdet.errors import RequestError, UsageError
 from tpdet.requests.body.limits import MAX_CACHE_SALT_BYTES
 from tpdet.requests.request import Request, SamplingParams, check_against_model, room_behind
 from tpdet.requests.resumed import check_resumed_counts
+from tpdet.requests.tools import read_tools
 from tpdet.text.token_guard import checked
 from tpdet.text.tokenizer import Tokenizer
 
@@ -113,6 +114,7 @@ class PromptReader:
         generation_prompt: bool,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Any] | None = None,
     ) -> list[ReadPrompt]:
         """The prompts of one conversation or of a list of them; `template` is Jinja text.
 
@@ -125,6 +127,11 @@ class PromptReader:
                 "messages",
             )
         single = any(isinstance(message, Mapping) for message in messages)
+        use = read_tools(tools)
+        if use is not None and any(tool.strict for tool in use.tools):
+            raise RequestError(
+                "tools: strict is for a server, which reads calls: leave it out here", "tools"
+            )
         tokenizer = self._with_template(template)
         found = []
         for conversation in [messages] if single else messages:
@@ -134,6 +141,7 @@ class PromptReader:
                 most=self.max_model_len,
                 continue_final_message=continue_final_message,
                 chat_template_kwargs=variables,
+                tools=None if use is None else use.declared(),
             )
             found.append(ReadPrompt(tuple(ids)))
         return found

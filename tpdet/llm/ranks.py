@@ -3,12 +3,13 @@
 A single rank exchanges nothing, and neither does one with followers, which make no calls.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import blake3
 import msgspec
 
+from tpdet.audit.pooled import PooledAssembler
 from tpdet.errors import (
     DisagreementError,
     IntegrityError,
@@ -18,7 +19,7 @@ from tpdet.errors import (
     TpdetError,
     UsageError,
 )
-from tpdet.llm.results import RequestOutput
+from tpdet.llm.results import PooledResult, RequestOutput
 from tpdet.requests.request import Request
 from tpdet.text.outputs import RequestAssembler
 
@@ -35,7 +36,7 @@ _KINDS = {
     for kind in (RequestError, NumericalError, IntegrityError, OverloadedError, UsageError)
 }
 
-CallResult = list[RequestOutput] | BaseException
+CallResult = list[RequestOutput] | list[PooledResult] | BaseException
 """The outcome of a call: its answers, or the error that ended it and left the engine usable."""
 
 
@@ -45,7 +46,7 @@ class CallRequests(NamedTuple):
     `at_once`: choices in the engine at a time, at most; None for as many as it takes.
     """
 
-    assemblers: list[RequestAssembler]
+    assemblers: Sequence[RequestAssembler | PooledAssembler]
     texts: list[str | None]
     at_once: int | None = None
 
@@ -74,6 +75,7 @@ class _Answers(msgspec.Struct, frozen=True):
     """What rank 0 sends after a call."""
 
     outputs: list[RequestOutput] | None = None
+    pooled: list[PooledResult] | None = None
     failure: _Failure | None = None
 
 
@@ -152,7 +154,9 @@ def _first_disagreement(engine: "Engine", own: _CallDigest) -> DisagreementError
 
 def _encoded(result: CallResult) -> _Answers:
     if not isinstance(result, BaseException):
-        return _Answers(outputs=result)
+        pooled = [one for one in result if isinstance(one, PooledResult)]
+        texts = [one for one in result if isinstance(one, RequestOutput)]
+        return _Answers(outputs=texts or None, pooled=pooled or None)
     if isinstance(result, KeyboardInterrupt):
         return _Answers(failure=_Failure(_INTERRUPT, ""))
     kind = type(result).__name__
@@ -164,7 +168,7 @@ def _encoded(result: CallResult) -> _Answers:
 def _decoded(answers: _Answers) -> CallResult:
     failure = answers.failure
     if failure is None:
-        return answers.outputs or []
+        return answers.outputs or answers.pooled or []
     if failure.kind == _INTERRUPT:
         return KeyboardInterrupt()
     if failure.kind == RequestError.code:

@@ -1,31 +1,38 @@
 """The answers that callers get, shaped like vLLM's: requests, choices, log-probabilities."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, repeat
 from typing import TYPE_CHECKING, Any
 
-from tpdet.audit.replay import VERSION, replay_digest
+from tpdet.audit.pooled import PooledAssembler, numbers_of, pooled_digest
+from tpdet.audit.replay import VERSION, answer_digests
 from tpdet.checkpoint.model_config.expert_load import route_shape
 from tpdet.control.row_messages import SampledToken
 from tpdet.errors import IntegrityError, NumericalError, RequestError, TpdetError
-from tpdet.requests.request import PromptOutput, Request, RequestFailed, SamplingParams
-from tpdet.text.outputs import ChoiceAnswer, RequestAnswer, all_logprob_bits
+from tpdet.requests.engine_facts import RAW_LOGPROBS, LogprobsMode
+from tpdet.requests.request import (
+    ABORTED,
+    PromptOutput,
+    Request,
+    RequestFailed,
+    SamplingParams,
+)
+from tpdet.text.outputs import ChoiceAnswer, RequestAnswer, all_logprob_bits, weights_of
 from tpdet.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
-
-ABORTED = "abort"
-"""The finish reason of a choice that was aborted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
     """A token's log-probability at its position; `float()` of it is `logprob`.
 
-    logprob: fp32, of the model's own distribution, before bias, penalties, temperature and filters.
-    rank: its place among all ids, 1 for the likeliest; of equal logits the lowest id comes first.
+    logprob: fp32, of the model's own distribution, before bias, penalties, temperature and filters;
+        of a sampled token with `logprobs_mode="processed_logprobs"`, after all of them.
+    rank: its place among all ids, 1 for the likeliest; of equal ones the lowest id comes first.
     decoded_token: the token's name (docs/server.md), mostly its text; None without a tokenizer.
     """
 
@@ -35,6 +42,21 @@ class Logprob:
 
     def __float__(self) -> float:
         return self.logprob
+
+
+@dataclass(frozen=True, slots=True)
+class WeightVersionSpan:
+    """Tokens [start, end) of a choice, and which weights computed them.
+
+    version: what the weights are called; weights: their model digest; old_keys: they read keys and
+        values that other weights had computed, so the tokens cannot be computed again.
+    """
+
+    version: str
+    start: int
+    end: int
+    weights: str
+    old_keys: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +75,7 @@ class CompletionOutput:
     routed_experts: a numpy array int16 [tokens - 1, layers, k], where the engine returns them: the
         ids, ascending, of the experts that each generated token chose, of every layer with experts.
         The last token was not read. None while it runs, and if it was aborted.
+    weight_versions: which weights computed which of its tokens, in order; most answers have one.
     """
 
     index: int
@@ -64,6 +87,7 @@ class CompletionOutput:
     finish_reason: str | None
     stop_reason: str | int | None
     routed_experts: Any = None
+    weight_versions: tuple[WeightVersionSpan, ...] = ()
 
     def finished(self) -> bool:
         """Whether it has ended."""
@@ -80,10 +104,14 @@ class RequestOutput:
     outputs: its choices, in order.
     finished: whether all choices have ended.
     seed: the request's, or the engine's choice; with it the request gives the same bits again.
-    system_fingerprint: names the contract, the weights and the architecture.
+    system_fingerprint: names the contract, the weights and the architecture; None where several
+        weights computed it.
     replay_digest: the digest that a server gives for the same request (docs/replay.md). None until
-        the answer is finished, and for an aborted or approximate one, which cannot be replayed.
+        the answer is finished, and for one that was aborted, that is approximate or that several
+        weights computed, which cannot be replayed.
     replay_version: which version of the digest it is; None without one.
+    request_digest: the request's own, which equal requests have in common; None without the other.
+    logprobs_mode: what the choices' log-probabilities are of, as the engine's setting says.
     prompt_routed_experts: as `CompletionOutput.routed_experts`, of the prompt: [tokens, layers, k].
     """
 
@@ -94,10 +122,29 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     seed: int
-    system_fingerprint: str
+    system_fingerprint: str | None
     replay_digest: str | None
     replay_version: int | None = None
+    request_digest: str | None = None
+    logprobs_mode: LogprobsMode = RAW_LOGPROBS
     prompt_routed_experts: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PooledResult:
+    """The answer to one pooled prompt: `values` are fp32 little-endian."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    values: bytes
+    cached_tokens: int
+    system_fingerprint: str
+    digest: str
+
+    @property
+    def numbers(self) -> list[float]:
+        """The values as Python's numbers."""
+        return numbers_of(self.values)
 
 
 class ResultWriter:
@@ -105,7 +152,10 @@ class ResultWriter:
 
     def __init__(self, engine: "Engine", tokenizer: Tokenizer | None) -> None:
         self._runner, self._tokenizer = engine.runner, tokenizer
-        self._fingerprints: dict[bool, str] = {}  # by whether the answer is approximate
+        self._pooler = engine.pooler
+        self._mode = engine.config.logprobs_mode
+        self._versions = engine.versions
+        self._fingerprints: dict[tuple[bool, str], str] = {}  # by approximate or not, and weights
 
     def write(
         self, request_id: str, prompt: str | None, answer: RequestAnswer, seed: int
@@ -114,12 +164,13 @@ class ResultWriter:
         request = answer.request
         ended = all(choice.finish_reason is not None for choice in answer.choices)
         aborted = any(choice.finish_reason == ABORTED for choice in answer.choices)
-        digest = None
-        if ended and not aborted and not answer.approximate:
+        weights = [self._versions.named(weights_of(number)).digest for number in answer.weights]
+        weights = weights or [self._versions.digest]
+        digests = None
+        if ended and not aborted and not answer.approximate and len(weights) == 1:
             tokens = [[choice.logprobs for choice in answer.choices]]
-            digest = replay_digest(
-                [request], tokens, seed, self._runner.contracts.strict, self._runner.model_digest
-            )
+            names = self._runner.contracts.strict, weights[0]
+            digests = answer_digests([request], tokens, seed, *names, logprobs_mode=self._mode)
         return RequestOutput(
             request_id=request_id,
             prompt=prompt,
@@ -128,10 +179,27 @@ class ResultWriter:
             outputs=[self._choice(choice, request) for choice in answer.choices],
             finished=ended,
             seed=seed,
-            system_fingerprint=self._fingerprint(answer.approximate),
-            replay_digest=digest,
-            replay_version=None if digest is None else VERSION,
+            system_fingerprint=self._fingerprint(answer.approximate, weights),
+            request_digest=None if digests is None else digests.request,
+            replay_digest=None if digests is None else digests.replay,
+            replay_version=None if digests is None else VERSION,
+            logprobs_mode=self._mode,
             prompt_routed_experts=self._routed(answer.choices[0], request, prompt=True),
+        )
+
+    def pooled(self, assembler: PooledAssembler) -> PooledResult:
+        """The result of a pooled prompt that has ended."""
+        output, request = assembler.output, assembler.request
+        assert output is not None and self._pooler is not None
+        weights = self._versions.named(weights_of(output.weights)).digest
+        names = self._runner.contracts.strict, weights, self._pooler.digest
+        return PooledResult(
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            values=output.values,
+            cached_tokens=output.cached_tokens,
+            system_fingerprint=self._runner.fingerprint(False, weights),
+            digest=pooled_digest(request, output.values, *names),
         )
 
     def _routed(self, choice: ChoiceAnswer, request: Request, prompt: bool) -> Any:
@@ -145,11 +213,18 @@ class ResultWriter:
         own = len(request.prompt_token_ids)
         return found[:own] if prompt else found[own:]
 
-    def _fingerprint(self, approximate: bool) -> str:
-        found = self._fingerprints.get(approximate)
-        if found is None:
-            found = self._fingerprints[approximate] = self._runner.fingerprint(approximate)
-        return found
+    def _fingerprint(self, approximate: bool, weights: Sequence[str]) -> str | None:
+        if len(weights) > 1:
+            return None
+        key = approximate, weights[0]
+        if key not in self._fingerprints:
+            self._fingerprints[key] = self._runner.fingerprint(*key)
+        return self._fingerprints[key]
+
+    def _spans(self, choice: ChoiceAnswer) -> Iterator[WeightVersionSpan]:
+        for number, start, end in choice.weight_spans:
+            version, digest = self._versions.named(weights_of(number))
+            yield WeightVersionSpan(version, start, end, digest, number < 0)
 
     def _choice(self, choice: ChoiceAnswer, request: Request) -> CompletionOutput:
         params, tokens = request.params, choice.logprobs
@@ -165,6 +240,7 @@ class ResultWriter:
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
             routed_experts=self._routed(choice, request, prompt=False),
+            weight_versions=tuple(self._spans(choice)),
         )
 
     def _prompt(
@@ -185,7 +261,8 @@ class ResultWriter:
         names = self._tokenizer.names if self._tokenizer and params.detokenize else None
         chosen, name = token.token_id, None if names is None else names.name(token.token_id)
         found = {chosen: Logprob(token.logprob, token.rank or None, name)}
-        for rank, other in enumerate(token.top, 1):
+        ranks = repeat(None) if params.logprob_token_ids else count(1)
+        for rank, other in zip(ranks, token.top, strict=False):
             if other.token_id != chosen:
                 name = None if names is None else names.name(other.token_id)
                 found[other.token_id] = Logprob(other.logprob, rank, name)

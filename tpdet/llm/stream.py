@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tpdet.errors import RequestError
-from tpdet.llm.results import ABORTED, RequestOutput, ResultWriter, error_of
-from tpdet.requests.request import PromptOutput, Request, RequestFailed, TokenOutput
+from tpdet.llm.results import RequestOutput, ResultWriter, error_of
+from tpdet.requests.request import ABORTED, PromptOutput, Request, RequestFailed, TokenOutput
 from tpdet.requests.resumed import ResumedTokens
 from tpdet.text.outputs import RequestAssembler
 from tpdet.text.tokenizer import Tokenizer

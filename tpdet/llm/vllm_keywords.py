@@ -27,18 +27,15 @@ KEYWORDS: dict[str, tuple[tuple[object, ...], str]] = {
 }  # fmt: skip
 """By name: the values beside None that change nothing, and the reason or remedy of a refusal."""
 
-_POOLING = "tpdet generates text: it has no embeddings, scores, classes or rewards"
 _WEIGHTS = "close it and make a new one; a server changes its weights by tpdet reload"
 METHODS = {
     "add_lora": "adapters are not supported: merge them into the checkpoint",
     "apply_model": "no code of a script runs in the ranks",
     "beam_search": "there is no beam search: raise n of SamplingParams",
-    "classify": _POOLING,
     "collective_rpc": "no code of a script runs in the ranks",
     "dead_error": "every call of a closed one says why it ended",
     "do_log_stats": "a server logs statistics: docs/operations.md",
-    "embed": _POOLING,
-    "encode": f"{_POOLING}; get_tokenizer().encode(text) gives ids",
+    "encode": "use embed, classify, score or reward; get_tokenizer().encode(text) gives ids",
     "get_metrics": "a server has metrics: docs/operations.md",
     "errored": "closed says whether it no longer answers",
     "get_model_config": "its settings are in config, the model's in engine.model_config",
@@ -47,8 +44,6 @@ METHODS = {
     "is_stopped": "closed says whether it no longer answers",
     "llm_engine": "LLMEngine is a class of its own; this one's settings are in config",
     "reset_prefix_cache": "no answer depends on the cache: enable_prefix_caching=False is without",
-    "reward": _POOLING,
-    "score": f"{_POOLING}; SamplingParams(max_tokens=0, prompt_logprobs=0) scores a text's tokens",
     "set_tokenizer": "give tokenizer=DIR",
     "sleep": _WEIGHTS,
     "start_profile": "use py-spy, or nsys",

@@ -19,6 +19,7 @@ from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.norm import NormLayer
 from tpdet.layers.partition import Partition
+from tpdet.layers.pooling_head import PoolingHead
 from tpdet.layers.vocabulary import VocabularyTable
 from tpdet.models.alike_layers import AlikeLayers, LayerCall
 from tpdet.models.layer import DecoderLayer
@@ -51,11 +52,15 @@ class Decoder:
         self.embedding = VocabularyTable(source, partition, "model.embed_tokens")
         self.layers = [DecoderLayer(source, partition, i) for i in range(config.num_layers)]
         self._norm = NormLayer(source, config, "model.norm")
-        self._head = self.embedding
-        if not config.tie_word_embeddings:
+        self._head: VocabularyTable | PoolingHead = self.embedding
+        if config.head != "tokens":
+            self._head = PoolingHead(source, partition)
+        elif not config.tie_word_embeddings:
             self._head = VocabularyTable(source, partition, "lm_head")
         self._embedding_scale, self._logit_scale = config.embedding_scale, config.logit_scale
         self._logit_cap = config.logit_cap
+        if config.head != "tokens":  # neither is part of a row or of a label
+            self._logit_scale, self._logit_cap = 1.0, 0.0
         device, half = self._norm.norm.weight.device, config.head_dim // 2
         scale = config.query_key_scale
         self.tables = {

@@ -15,7 +15,7 @@ def weight_bytes(partition: Partition) -> int:
     head = head_product(partition)
     layers = (layer_products(partition, index) for index in range(config.num_layers))
     held = sum(p.n * (p.k + p.biased) * (p.experts or 1) for layer in layers for p in layer)
-    tables = 1 if config.tie_word_embeddings else 2
+    tables = 1 if config.tie_word_embeddings or config.head != "tokens" else 2
     values = held + tables * head.n * head.k
     size = _itemsize(partition)
     exact = 0 if config.mixture is None or not config.mixture.choice_bias else config.experts

@@ -56,15 +56,16 @@ def warm_up(
     max_tokens: int,
     context: int,
     logit_rows: int,
+    processed: bool = False,
 ) -> None:
     """Prefill and decode at every power of two up to the limits, one row more, and the limits.
 
-    first: launches what the model does, below the limits.
+    first: launches what the model does, below the limits. processed: as `sample_in_one_step`.
     """
     sampled: set[int] = set()
     for sequences, whole in _steps(min(max_seqs, max_tokens), max_tokens, context):
         of = model if whole else first
-        _step(of, pages, device, sequences, logit_rows, sampled, whole)
+        _step(of, pages, device, sequences, logit_rows, sampled, whole, processed)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -104,6 +105,7 @@ def _step(
     logit_rows: int,
     sampled: set[int],
     whole: bool,
+    processed: bool,
 ) -> None:
     """sampled: numbers of rows that were sampled in every way, to which this step's is added.
 
@@ -115,19 +117,25 @@ def _step(
     hidden_MH = model.hidden(ids, pages, *batches)
     logits = model.whole_logits(model.local_logits(hidden_MH[-logit_rows:]))
     if whole or len(logits) not in sampled:
-        sample_in_one_step(logits)
+        sample_in_one_step(logits, processed=processed)
     if len(logits) not in sampled:
-        sample_every_kind_alone(logits)
+        sample_every_kind_alone(logits, processed)
         sampled.add(len(logits))
 
 
-def sample_every_kind_alone(logits: torch.Tensor) -> None:
+def sample_every_kind_alone(logits: torch.Tensor, processed: bool = False) -> None:
     """Sample rows fp32 [R, V], R > 0, of each kind in turn, and forget what came."""
     for kind in _ALONE:
-        sample_in_one_step(logits, kind)
+        sample_in_one_step(logits, kind, processed)
 
 
-def sample_in_one_step(logits: torch.Tensor, kinds: tuple[Kind, ...] = _ALL) -> None:
-    """Sample rows fp32 [R, V], R > 0, of these kinds in turn, and forget what came."""
+def sample_in_one_step(
+    logits: torch.Tensor, kinds: tuple[Kind, ...] = _ALL, processed: bool = False
+) -> None:
+    """Sample rows fp32 [R, V], R > 0, of these kinds in turn, and forget what came.
+
+    processed: log-probabilities are of what is sampled from; rows that need no such are tried too.
+    """
     rows = [kinds[i % len(kinds)] for i in range(len(logits))]
-    sample(logits, [params for params, _ in rows], [count for _, count in rows])
+    for mode in (False, True) if processed else (False,):
+        sample(logits, [params for params, _ in rows], [count for _, count in rows], mode)

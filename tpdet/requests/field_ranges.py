@@ -6,6 +6,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
 MAX_LOGIT_BIAS_IDS = 1024
 MAX_SCHEMA_BYTES = 64 << 10
+MAX_TOOL_BYTES = 256 << 10  # of the schemas that tool calls follow
 MIN_TEMPERATURE = 1e-3  # what is below counts as 0
 MAX_INT32 = 2**31 - 1
 _MAX_INT64 = 2**63 - 1
@@ -34,7 +35,7 @@ class FieldRange:
 
 COUNT = FieldRange(0, MAX_INT32)
 TOKEN_ID = FieldRange(0, MAX_INT32)
-ALTERNATIVES = FieldRange(0, 20)
+ALTERNATIVES = FieldRange(0, 100)
 PENALTY = FieldRange(-2.0, 2.0)
 SEED = FieldRange(0, _MAX_INT64)
 LOGIT_BIAS = FieldRange(-100.0, 100.0)

@@ -2,11 +2,13 @@
 
 import logging
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 
 from tpdet.errors import RequestError
 from tpdet.requests.answer_form import AnswerForm
 from tpdet.requests.field_ranges import (
+    ALTERNATIVES,
     LOGIT_BIAS,
     MAX_LOGIT_BIAS_IDS,
     MAX_STOP_BYTES,
@@ -60,6 +62,30 @@ def check_ids(name: str, ids: tuple[int, ...]) -> None:
         raise RequestError(f"{name} must be a list of token ids, not {ids!r}", name)
     for token in ids:
         check_range(name, token, TOKEN_ID)
+
+
+def beside_given_ids(ids: Sequence[int], counts: dict[str, int | None]) -> dict[str, int | None]:
+    """How many ids stand beside a token where `logprob_token_ids` names them: by parameter.
+
+    counts: what was asked for by each parameter; a prompt that is not to be scored is not.
+    Raises RequestError for too many ids, ids that stand twice, and a number of the likeliest.
+    """
+    different = len({*ids})
+    if different < len(ids) or different > ALTERNATIVES.high:
+        raise RequestError(
+            f"logprob_token_ids has {len(ids)} ids, {different} of them different: give up to "
+            f"{ALTERNATIVES.high}, each once",
+            "logprob_token_ids",
+        )
+    for name, count in counts.items():
+        if count not in (None, 0, len(ids)):
+            raise RequestError(
+                f"{name} {count} and {len(ids)} logprob_token_ids: the ids stand in place of the "
+                f"likeliest: leave {name} at 0",
+                name,
+            )
+    unscored = counts.get("prompt_logprobs", 0) is None
+    return dict.fromkeys(counts, len(ids)) | ({"prompt_logprobs": None} if unscored else {})
 
 
 def check_stops(stop: tuple[str, ...]) -> None:

@@ -9,12 +9,17 @@ from collections.abc import Collection
 import msgspec
 
 from tpdet.errors import IntegrityError, RequestError
+from tpdet.requests.pooling_params import PoolingParams
 from tpdet.requests.sampling_params import SamplingParams
 
 __all__ = [
-    "Candidate", "PromptOutput", "Request", "RequestFailed", "SamplingParams", "TokenOutput",
-    "check_against_model", "with_seed",
+    "ABORTED", "Candidate", "PooledOutput", "PromptOutput", "Request", "RequestFailed",
+    "SamplingParams", "TokenOutput", "check_against_model", "with_seed",
 ]  # fmt: skip
+
+
+ABORTED = "abort"
+"""The finish reason of a choice that somebody ended early."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +31,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     choice i's output, from its first token on. `prediction` predicts the output of every choice
     without drafts: the text that it edits, for example. Neither changes a bit of the answer.
     `resumed[i]` is the number of choice i's tokens that the client has from an earlier answer.
+    `pooling`: the answer is made of the prompt's rows, and no token is sampled.
     """
 
     request_id: str
@@ -37,6 +43,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     drafts: tuple[tuple[int, ...], ...] = ()
     prediction: tuple[int, ...] = ()
     resumed: tuple[int, ...] = ()
+    pooling: PoolingParams | None = None
 
     @property
     def max_tokens(self) -> int:
@@ -68,7 +75,9 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     row with tokens of the request's drafts or prediction says how many they were (`draft_tokens`),
     and how many of them were sampled (`accepted_draft_tokens`). The last output of a choice may
     hold which experts its tokens chose, its prompt's too: `routed_experts`, int16 [tokens, layers,
-    k], of all tokens but the last.
+    k], of all tokens but the last. A choice that was ended early has a last output with `token_id`
+    -1 and `finish_reason` "abort". `weights`: how many updates of the weights came before those
+    that computed the token; -1 - n says that those of n did, with keys and values of others.
     """
 
     request_id: str
@@ -85,20 +94,35 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     routed_experts: bytes = b""
+    weights: int = 0
 
 
 class PromptOutput(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities of a request's prompt tokens, sent once, before its first token.
 
-    `logprobs[i]` is the log-probability of token i after the tokens before it (None for the first).
-    `top[i]` are the likeliest tokens there, and `ranks[i]` is token i's place among all ids (0 for
-    the first).
+    `logprobs[i]` is the log-probability of token i after the tokens before it (None for the first,
+    and for all but the last `prompt_logprobs_last_n`). `top[i]` are the likeliest tokens there, and
+    `ranks[i]` is token i's place among all ids (0 where there is no log-probability).
+    `weights`: as in `TokenOutput`.
     """
 
     request_id: str
     logprobs: tuple[float | None, ...]
     top: tuple[tuple[Candidate, ...], ...]
     ranks: tuple[int, ...]
+    weights: int = 0
+
+
+class PooledOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The answer to a prompt that is pooled: a vector, labels or a score, fp32 little-endian.
+
+    `cached_tokens`, `weights`: as in `TokenOutput`.
+    """
+
+    request_id: str
+    values: bytes
+    cached_tokens: int = 0
+    weights: int = 0
 
 
 class RequestFailed(msgspec.Struct, frozen=True, array_like=True):
@@ -132,7 +156,11 @@ def check_against_model(request: Request, vocab_size: int, max_model_len: int) -
     _check_ids("prompt", prompt, vocab_size)
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
     _check_ids("logit_bias", params.logit_bias, vocab_size)
+    _check_ids("logprob_token_ids", params.logprob_token_ids, vocab_size)
     _check_ids("json_schema_after", params.json_schema_after or (), vocab_size)
+    if request.pooling is not None:
+        _check_ids("token_ids", request.pooling.token_ids, vocab_size)
+    _check_scores(params)
     _check_drafts(request, vocab_size, max_model_len)
     _check_prediction(request.prediction, vocab_size, max_model_len)
     total = len(prompt) + request.max_tokens
@@ -141,6 +169,15 @@ def check_against_model(request: Request, vocab_size: int, max_model_len: int) -
             f"prompt of {len(prompt)} tokens plus max_tokens {request.max_tokens} is {total}, over "
             f"the model's context of {max_model_len}: shorten the prompt or lower max_tokens",
             "max_tokens" if len(prompt) < max_model_len else "prompt",
+        )
+
+
+def _check_scores(params: SamplingParams) -> None:
+    if params.prompt_logprobs_last_n is not None and params.prompt_logprobs is None:
+        raise RequestError(
+            f"prompt_logprobs_last_n {params.prompt_logprobs_last_n} is of prompts that are "
+            "scored: give prompt_logprobs, 0 for no alternatives",
+            "prompt_logprobs_last_n",
         )
 
 

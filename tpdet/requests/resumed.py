@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from tpdet.errors import DisagreementError, RequestError
+from tpdet.requests.engine_facts import AnswerOrigin
 from tpdet.requests.request import Request
 
 
@@ -60,20 +61,18 @@ def shown_digests(fingerprint: str) -> tuple[str, str] | None:
     return None if contract == "approximate" else (contract, model)
 
 
-def check_resume_origin(
-    resumed: tuple[str, str], here: tuple[str, str], by: str = "a server"
-) -> None:
-    """Refuse (ResumeMismatch) to go on with what another contract or other weights computed.
+def check_resume_origin(resumed: AnswerOrigin, here: AnswerOrigin, by: str = "a server") -> None:
+    """Refuse (ResumeMismatch) to go on with what something else computed.
 
-    Both have a contract id and a model digest; those of the resumed answer may be cut to their
-    first hex digits. by: what should be asked in place of this one.
+    by: what should be asked in place of this one.
     """
-    for name, theirs, ours in zip(("contract", "weights"), resumed, here, strict=True):
+    for name, theirs, ours in zip(AnswerOrigin._fields, resumed, here, strict=True):
         if not ours.startswith(theirs):
             verb = "are" if name == "weights" else "is"
+            shown = ours if name == "logprobs_mode" else ours[: len(theirs)]
             raise ResumeMismatch(
-                f"the {name} of the answer to resume {verb} {theirs}, and here {verb} "
-                f"{ours[: len(theirs)]}: ask {by} with the same {name}",
+                f"the {name} of the answer to resume {verb} {theirs}, and here {verb} {shown}: "
+                f"ask {by} with the same {name}",
                 name,
             )
 

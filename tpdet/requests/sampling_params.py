@@ -21,6 +21,7 @@ from tpdet.requests.field_ranges import (
 )
 from tpdet.requests.output_kind import RequestOutputKind, read_output_kind
 from tpdet.requests.parameter_checks import (
+    beside_given_ids,
     check_bias,
     check_ids,
     check_lengths,
@@ -70,9 +71,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, metaclass=_Parameters):
     ignore_eos: the model's own ids do not end it.
     include_stop_str_in_output: what ended the choice is part of its text.
     skip_special_tokens: special tokens are no part of the text.
-    logprobs: how many of the likeliest tokens, 0 to 20, are shown beside each sampled one. None: no
+    logprobs: how many of the likeliest, 0 to 100, are shown beside each sampled token. None: no
         log-probabilities.
+    logprob_token_ids: ids that are shown beside each token in place of the likeliest, up to 100.
     prompt_logprobs: the same for the tokens of the prompt.
+    prompt_logprobs_last_n: only for so many of its last tokens, so that what is before may be read
+        from the prefix cache; the same numbers. None: for all.
     presence_penalty: taken from the logit of each token that was generated, -2 to 2.
     frequency_penalty: taken from it once for each time it was generated, -2 to 2.
     repetition_penalty: divides the logits of tokens of the prompt and the answer (of negative
@@ -80,7 +84,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, metaclass=_Parameters):
     logit_bias: {token id: what is added to its logit, -100 to 100}, up to 1024 ids.
     json_schema: a JSON schema, as JSON text, that the answer follows to its end.
     regex: a regular expression (Rust's syntax) that the whole answer matches.
-    json_schema_after: ids behind which the answer follows either; what is before is free.
+    tool_calls: which calls of tools an answer may hold; a chat with tools writes it.
+    json_schema_after: ids behind which the answer follows any of them; what is before is free.
         (c,): behind the first token c. (o, ..., c): an answer that begins with o follows it behind
         the first c after o, ...; any other from its first token. () or None: each does so.
     detokenize: False makes no text of the answer: ids only.
@@ -111,13 +116,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, metaclass=_Parameters):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: Annotated[int | None, ALTERNATIVES] = None
+    logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: Annotated[int | None, ALTERNATIVES] = None
+    prompt_logprobs_last_n: Annotated[int | None, FieldRange(1, MAX_INT32)] = None
     presence_penalty: Annotated[float, PENALTY] = 0.0
     frequency_penalty: Annotated[float, PENALTY] = 0.0
     repetition_penalty: Annotated[float, FieldRange(0.0, math.inf, True)] = 1.0
     logit_bias: dict[int, float] = {}
     json_schema: str | None = None
     regex: str | None = None
+    tool_calls: str | None = None
     json_schema_after: tuple[int, ...] | None = None
     detokenize: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -141,13 +149,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, metaclass=_Parameters):
             include_stop_str_in_output: bool = False,
             skip_special_tokens: bool = True,
             logprobs: int | None = None,
+            logprob_token_ids: Iterable[int] | None = None,
             prompt_logprobs: int | None = None,
+            prompt_logprobs_last_n: int | None = None,
             presence_penalty: float = 0.0,
             frequency_penalty: float = 0.0,
             repetition_penalty: float = 1.0,
             logit_bias: Mapping[int, float] | None = None,
             json_schema: str | None = None,
             regex: str | None = None,
+            tool_calls: str | None = None,
             json_schema_after: Iterable[int] | None = None,
             detokenize: bool = True,
             output_kind: int = 0,
@@ -164,12 +175,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, metaclass=_Parameters):
         """What the answer follows, if anything."""
         if self.json_schema is not None:
             return AnswerForm("json_schema", self.json_schema)
-        return None if self.regex is None else AnswerForm("regex", self.regex)
+        if self.regex is not None:
+            return AnswerForm("regex", self.regex)
+        return None if self.tool_calls is None else AnswerForm("tool_calls", self.tool_calls)
 
     @property
     def structured_outputs(self) -> StructuredOutputsParams | None:
-        """The form by vLLM's names."""
-        if self.form is None:
+        """The form by vLLM's names; None where it is of tool calls."""
+        if self.form is None or self.form.kind == "tool_calls":
             return None
         return StructuredOutputsParams(json=self.json_schema, regex=self.regex)
 
@@ -212,9 +225,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, metaclass=_Parameters):
     def __post_init__(self) -> None:
         self._check_each()
         check_lengths(self.min_tokens, self.max_tokens)
-        if self.json_schema is not None and self.regex is not None:
-            raise RequestError("an answer has one form: give json_schema or regex", FIELD)
+        if sum(one is not None for one in (self.json_schema, self.regex, self.tool_calls)) > 1:
+            raise RequestError(
+                "an answer has one form: give json_schema or regex, and no tools beside it", FIELD
+            )
         check_schema_after(self.json_schema_after, self.form)
+        if self.logprob_token_ids:
+            counts = {"logprobs": self.logprobs, "prompt_logprobs": self.prompt_logprobs}
+            for name, count in beside_given_ids(self.logprob_token_ids, counts).items():
+                msgspec.structs.force_setattr(self, name, count)
         if not self.detokenize and self.stop:
             raise RequestError("stop needs the text: leave detokenize out", "detokenize")
 
@@ -239,9 +258,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, metaclass=_Parameters):
         msgspec.structs.force_setattr(self, "output_kind", read_output_kind(self.output_kind))
         check_stops(self.stop)
         check_ids("stop_token_ids", self.stop_token_ids)
+        check_ids("logprob_token_ids", self.logprob_token_ids)
         check_bias(self.logit_bias)
         check_form("json_schema", self.json_schema)
         check_form("regex", self.regex)
+        check_form("tool_calls", self.tool_calls)
         if self.json_schema_after is not None:
             check_ids("json_schema_after", self.json_schema_after)
 
@@ -283,7 +304,8 @@ def _take_what_users_write(params: SamplingParams) -> None:
         value = getattr(params, name)
         if type(value) not in _PLAIN:
             msgspec.structs.force_setattr(params, name, _plain(value))
-    for name, empty in (("stop", ()), ("stop_token_ids", ()), ("logit_bias", {})):
+    for name in ("stop", "stop_token_ids", "logprob_token_ids", "logit_bias"):
+        empty: Any = {} if name == "logit_bias" else ()
         value = getattr(params, name)
         if value is None:
             msgspec.structs.force_setattr(params, name, empty)

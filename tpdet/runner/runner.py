@@ -13,6 +13,7 @@ from tpdet.cache.versions import VersionTable, first_difference
 from tpdet.comm.world.world import World, rank_on_node
 from tpdet.config import EngineConfig
 from tpdet.control.plan import StepPlan
+from tpdet.control.weight_orders import WeightOrder
 from tpdet.errors import IntegrityError
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.paged_batch import make_batch
@@ -23,6 +24,7 @@ from tpdet.models.fingerprint import system_fingerprint
 from tpdet.models.micro_batches import micro_batches
 from tpdet.runner.graphs.decode_chain import DecodeChain
 from tpdet.runner.graphs.engine_graphs import Graphs, captures_graphs, make_graphs
+from tpdet.runner.rank_weights import RankWeights
 from tpdet.runner.start.load_model import LOAD_TIMEOUT, load_model
 from tpdet.runner.start.loaded_model import WarmedModel
 from tpdet.runner.start.loading import Tick
@@ -52,6 +54,8 @@ class Runner:
         self.contracts, self.sharing, self.times = loaded.contracts, loaded.sharing, loaded.times
         self.sampled, self.step_tokens = loaded.sampled, loaded.step_tokens
         self._architecture = loaded.architecture
+        timeout = loaded.config.weights_timeout
+        self.weights = RankWeights(loaded.loader, self.model, loaded.world, loaded.device, timeout)
         self.reset_pages(warmed.num_pages)
 
     @classmethod
@@ -66,13 +70,13 @@ class Runner:
         runner.loaded.ahead.finish()
         return runner
 
-    def fingerprint(self, approximate: bool) -> str:
+    def fingerprint(self, approximate: bool, digest: str | None = None) -> str:
         """The system fingerprint of answers by one arithmetic: what may change their bits.
 
-        A closed runner names it too.
+        A closed runner names it too. digest: of the weights; the present ones by default.
         """
         contract = self.contracts.of(approximate)
-        return system_fingerprint(contract, self.model_digest, self._architecture)
+        return system_fingerprint(contract, digest or self.model_digest, self._architecture)
 
     def prefix_identity(self, config: EngineConfig, approximate: bool) -> bytes | None:
         """Names what an engine's pages are computed under; None where it shares none.
@@ -82,6 +86,11 @@ class Runner:
         if not config.enable_prefix_caching or config.enable_return_routed_experts:
             return None
         return f"{self.model_digest}\n{self.contracts.of(approximate)}".encode()
+
+    @property
+    def tensor_digests(self) -> dict[str, str]:
+        """The digest of each tensor, by the name that the checkpoint or the sender gives it."""
+        return self.loaded.loader.tensor_digests
 
     def check_poison(self) -> None:
         """The poison check over this rank's pages, none of which may be in use; collective."""
@@ -93,16 +102,19 @@ class Runner:
         """The first page at which `table` is not this rank's, as `first_difference`; or None."""
         return first_difference(table.snapshot(), self.table.snapshot())
 
-    def reload(self, name: str, tick: Tick) -> None:
-        """Take over the weights of model `name`, in place, so that graphs stay valid; collective.
+    def obey(self, order: WeightOrder, tick: Tick) -> str | None:
+        """Do what an order says about the weights, in place: graphs stay valid. Collective.
 
-        No step may be pending. Raises as `Loader.reload`: after a ReloadError all is as before.
+        The model's digest where the weights are whole then. No step may be pending. Raises as
+        `RankWeights.obey`.
         """
         self._world.set_timeout(max(LOAD_TIMEOUT, self._config.step_timeout))
         try:
-            self.model_digest = self.loaded.loader.reload(self.model, name, tick)
+            digest = self.weights.obey(order, tick)
         finally:
             self._world.set_timeout(self._config.step_timeout)
+        self.model_digest = digest or self.model_digest
+        return digest
 
     def reset_pages(self, pages: int) -> None:
         """Begin with an empty KV cache of `pages` pages; alike on every rank, no step pending."""
@@ -140,6 +152,7 @@ class Runner:
         if on_gpu:
             torch.cuda.synchronize(self.device)
         if self._world.size == 1:
+            self.weights.close()
             del self.loaded, self.model, self.sharing, self.sampled
             self.routes = None
         if on_gpu:

@@ -1,32 +1,34 @@
 """Logits to tokens and log-probabilities, row by row, by Rule 8.
 
 Log-probabilities are those of the model's own distribution, before bias, penalties, temperature
-and filters. A row's answer has the same bits alone or in any batch, and over any cut of the
-vocabulary. NaN or +inf in a row's logits, or nothing finite in it, fails that row alone. The
-arithmetic is in the kernels' files; R rows, T prompt positions, V ids, W columns of a shard.
+and filters; or, where rows are `processed`, of what the token is sampled from, after all of them:
+then an id that was removed is among no likeliest ids. Given tokens are always scored by the former.
+A row's answer has the same bits alone or in any batch, and over any cut of the vocabulary. NaN or
++inf in a row's logits, or nothing finite in it, fails that row alone. The arithmetic is in the
+kernels' files; R rows, T prompt positions, V ids, W columns of a shard.
 
 `sample_columns` starts the work, `finish` waits for it: between them the device holds the tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from tpdet.comm.exchange.rows import RowExchange, first_rows, row_places, share_of
-from tpdet.control.row_messages import SampledToken
+from tpdet.control.row_messages import Beside, SampledToken
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.plain_rows import PlainRows
-from tpdet.kernels.inputs.row_params import RowParams
-from tpdet.kernels.inputs.sampled_rows import RowAnswers, SampledRows
+from tpdet.kernels.inputs.row_params import PlainParams, RowParams
+from tpdet.kernels.inputs.sampled_rows import RowAnswers, SampledRows, packed_samples
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.token_ranks import token_ranks
 from tpdet.requests.request import Candidate
 
 _LIKELIEST = RowParams(temperature=0.0, seed=0, position=0)
 _COUNTED = -1  # in `PendingSample.ranks`: the rank is counted on the device
-Counts = Sequence[int | None]
-"""How many of the likeliest ids a row returns beside its token; None: nor the token's rank."""
+Counts = Sequence[Beside]
+"""What each row returns beside its token; ids by their numbers only where rows are whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,14 @@ class PendingSample:
     tokens: torch.Tensor
     packed: torch.Tensor
     """fp64 [R, 3] on the device: fit, token, logprob."""
-    counts: tuple[int | None, ...]
+    counts: tuple[Beside, ...]
     ranks: tuple[int, ...]
     """The tokens' ranks where they are known beforehand, else 0 (not asked for) or _COUNTED."""
     answers: torch.Tensor
     """fp64 on the host, whole once `copied`: [R, 3], [rows with counts, most, 2], then ranks."""
     copied: torch.cuda.Event | None
+    processed: bool = False
+    """Whether the likeliest are without removed ids."""
 
     @property
     def fit(self) -> torch.Tensor:
@@ -74,6 +78,7 @@ def sample_shared(
     rank: int,
     ranks: int,
     vocab_size: int,
+    processed: bool = False,
 ) -> PendingSample:
     """Begin to sample by shares of whole rows: fp32 [R, W] of every rank, R > 0, and R params.
 
@@ -85,7 +90,11 @@ def sample_shared(
     first, share = first_rows(len(params), ranks)[rank], share_of(len(params), ranks)
     own = exchange.whole_rows(logits)[:, :vocab_size]
     shard = Shard(0, vocab_size)
-    sampled = ops.sample_answers(own, params[first : first + share], shard)
+    sampled_by = params[first : first + share]
+    if processed and _changes_rows(sampled_by):
+        sampled, own = ops.sample_processed(own, sampled_by, shard)
+    else:
+        sampled = ops.sample_answers(own, sampled_by, shard)
     known, answers, most = _ranks(params, counts), [sampled.answers.view(-1)], _most(counts)
     # Of every row: the ranks' answers must have one shape.
     if most:
@@ -105,11 +114,15 @@ def sample_shared(
     if counted:
         pieces.append(everyone[:, end:].reshape(-1)[at[len(params) + len(rows) :]])
     host, copied = to_host(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
-    return PendingSample(tokens, packed, tuple(counts), known, host, copied)
+    return PendingSample(tokens, packed, tuple(counts), known, host, copied, processed)
 
 
 def sample_columns(
-    logits: torch.Tensor, params: Sequence[RowParams], counts: Counts, shard: Shard
+    logits: torch.Tensor,
+    params: Sequence[RowParams],
+    counts: Counts,
+    shard: Shard,
+    processed: bool = False,
 ) -> PendingSample:
     """Begin to sample by columns, a rank's part of the vocabulary: fp32 [R, W], R params, R > 0.
 
@@ -118,8 +131,12 @@ def sample_columns(
     ValueError when logits are not fp32 [R, W].
     """
     _check(logits, len(params))
-    sampled = ops.sample_rows(logits, params, shard)
-    return _pending(logits, sampled, counts, _ranks(params, counts), shard)
+    if processed and _changes_rows(params):
+        answers, logits = ops.sample_processed(logits, params, shard)
+        sampled = packed_samples(answers, ops.pack_answers)
+    else:
+        sampled = ops.sample_rows(logits, params, shard)
+    return _pending(logits, sampled, counts, _ranks(params, counts), shard, processed)
 
 
 def finish(pending: PendingSample) -> list[SampledToken | NumericalFailure]:
@@ -129,7 +146,7 @@ def finish(pending: PendingSample) -> list[SampledToken | NumericalFailure]:
     count, counted = len(pending.counts), _counted(pending.ranks)
     answers = pending.answers.tolist()  # tensors of so few values cost more than a list
     last = len(answers) - len(counted)
-    tops = _tops(answers[3 * count : last], pending.counts)
+    tops = _tops(answers[3 * count : last], pending.counts, pending.processed)
     ranks = list(pending.ranks)
     for row, rank in zip(counted, answers[last:], strict=True):
         ranks[row] = int(rank)
@@ -149,27 +166,27 @@ def finish(pending: PendingSample) -> list[SampledToken | NumericalFailure]:
 
 
 def sample(
-    logits: torch.Tensor, params: Sequence[RowParams], counts: Counts
+    logits: torch.Tensor, params: Sequence[RowParams], counts: Counts, processed: bool = False
 ) -> list[SampledToken | NumericalFailure]:
     """A token for each whole row: `sample_columns` and `finish`; no rows, no results."""
     _check(logits, len(params))
     shard = Shard(0, logits.shape[1])
-    return finish(sample_columns(logits, params, counts, shard)) if params else []
+    return finish(sample_columns(logits, params, counts, shard, processed)) if params else []
 
 
 def prompt_logprobs(
-    logits: torch.Tensor, next_ids: Sequence[int], count: int, shard: Shard | None = None
+    logits: torch.Tensor, next_ids: Sequence[int], beside: Beside, shard: Shard | None = None
 ) -> list[SampledToken | NumericalFailure]:
     """Score given tokens: fp32 [T, W] and the T ids that followed -> T results, with ranks.
 
-    `count` candidates a position. Raises ValueError when logits are not fp32 [T, W].
+    `beside` each, at least 0 candidates. Raises ValueError when logits are not fp32 [T, W].
     """
     _check(logits, len(next_ids))
     if not next_ids:
         return []
     shard = shard or Shard(0, logits.shape[1])
     rows, scored = len(next_ids), ops.score_tokens(logits, next_ids, shard)
-    return finish(_pending(logits, scored, [count] * rows, (_COUNTED,) * rows, shard))
+    return finish(_pending(logits, scored, [beside] * rows, (_COUNTED,) * rows, shard))
 
 
 def _check(logits: torch.Tensor, rows: int) -> None:
@@ -180,14 +197,26 @@ def _check(logits: torch.Tensor, rows: int) -> None:
         )
 
 
+def _changes_rows(params: Sequence[RowParams]) -> bool:
+    """Whether any row's token is sampled from other numbers than its logits."""
+    if isinstance(params, PlainRows):
+        return any(way.changes_row for way in params.ways()[0])
+    return any(how.changes_logits or PlainParams.of(how).changes_row for how in params)
+
+
 def _pending(
-    logits: torch.Tensor, sampled: SampledRows, counts: Counts, ranks: tuple[int, ...], shard: Shard
+    logits: torch.Tensor,
+    sampled: SampledRows,
+    counts: Counts,
+    ranks: tuple[int, ...],
+    shard: Shard,
+    processed: bool = False,
 ) -> PendingSample:
     """The answers with the likeliest `counts[row]` beside each, copied to the host at once."""
     pieces = [sampled.packed.view(-1)]
     rows, counted = _with_counts(counts), _counted(ranks)
     if rows:
-        pieces.append(_likeliest(logits, sampled, rows, _most(counts), shard).view(-1))
+        pieces.append(_candidates(logits, sampled, rows, counts, shard).view(-1))
     if counted:
         own, tokens = logits, sampled.tokens
         if len(counted) < len(logits):
@@ -195,7 +224,9 @@ def _pending(
             own, tokens = logits[at], tokens[at]
         pieces.append(token_ranks(own, tokens, shard).double())
     answers, copied = to_host(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
-    return PendingSample(sampled.tokens, sampled.packed, tuple(counts), ranks, answers, copied)
+    return PendingSample(
+        sampled.tokens, sampled.packed, tuple(counts), ranks, answers, copied, processed
+    )
 
 
 def _ranks(params: Sequence[RowParams], counts: Counts) -> tuple[int, ...]:
@@ -224,7 +255,38 @@ def _with_counts(counts: Counts) -> list[int]:
 
 
 def _most(counts: Counts) -> int:
-    return max(count or 0 for count in counts)
+    return max(map(_count, counts))
+
+
+def _count(beside: Beside) -> int:
+    return len(beside) if isinstance(beside, tuple) else beside or 0
+
+
+def _candidates(
+    logits: torch.Tensor, of: SampledRows, rows: list[int], counts: Counts, shard: Shard
+) -> torch.Tensor:
+    """What some rows return beside their tokens: ids, log-probabilities fp64 [rows, most, 2].
+
+    A row that returns fewer is filled up with whatever ids. Raises ValueError for ids by their
+    numbers where the columns are a part of the vocabulary.
+    """
+    most = _most(counts)
+    named = {number: ids for number, row in enumerate(rows) if type(ids := counts[row]) is tuple}
+    if not named:
+        return _likeliest(logits, of, rows, most, shard)
+    if shard.gather is not None:
+        raise ValueError("given ids are read from whole rows of logits")
+    columns = torch.zeros(len(rows), most, dtype=torch.int64, device=logits.device)
+    for number, ids in named.items():
+        columns[number, : len(ids)] = _to_device([*ids], logits.device)
+    others = [number for number in range(len(rows)) if number not in named]
+    if others:
+        tops, _ = ops.top_of_rows(logits, [rows[number] for number in others], most, shard)
+        columns[_to_device(others, logits.device), : tops.shape[1]] = tops
+    at = _to_device(rows, logits.device)
+    values = logits[at].gather(1, columns) + 0.0
+    logprobs = ops.log_probabilities(values, of.maximum[at, None], of.log_masses[at, None])
+    return torch.stack([columns.double(), logprobs.double()], -1)
 
 
 def _likeliest(
@@ -255,16 +317,26 @@ def to_host(answers: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | Non
 
 
 def _tops(
-    answers: Sequence[float], counts: tuple[int | None, ...]
+    answers: Sequence[float], counts: tuple[Beside, ...], processed: bool
 ) -> dict[int, tuple[Candidate, ...]]:
-    """The `counts[row]` likeliest of each row that returns any, ties by lowest id."""
+    """The `counts[row]` likeliest of each row that returns any, ties by lowest id.
+
+    processed: without those that were removed, whose log-probability is -inf.
+    """
     rows = _with_counts(counts)
     if not rows:
         return {}
     size = len(answers) // len(rows)  # an id and its log-probability in turn
     tops = {}
     for number, row in enumerate(rows):
-        of_row = answers[number * size :][: 2 * (counts[row] or 0)]
-        pairs = zip(of_row[::2], of_row[1::2], strict=True)
+        of_row = answers[number * size :][: 2 * _count(counts[row])]
+        pairs: Iterable[tuple[float, float]] = zip(of_row[::2], of_row[1::2], strict=True)
+        if processed:
+            pairs = filter(_is_left, pairs)
         tops[row] = tuple([Candidate(int(token), logprob) for token, logprob in pairs])
     return tops
+
+
+def _is_left(pair: tuple[float, float]) -> bool:
+    """Whether an id, which stands beside its log-probability, may be sampled."""
+    return pair[1] > -torch.inf

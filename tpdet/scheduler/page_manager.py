@@ -108,12 +108,16 @@ class PageManager:
         while self.prefixes.index.idle_count:
             self._free(self.prefixes.index.evict(), SHARED)
 
-    def reload(self, prefix_identity: bytes | None) -> None:
+    def reload(self, prefix_identity: bytes | None, kept: abc.Sequence[Sequence] = ()) -> None:
         """Empty the prefix cache for other weights, and bump the version of every page.
 
-        Raises IntegrityError while a sequence holds a page: drain first.
+        kept: sequences that keep their pages; nobody else will read these, and none is bumped.
+        Raises IntegrityError while another sequence holds a page: drain first.
         """
         self.forget_prefixes()
+        if kept:
+            self.prefixes.keep(kept, prefix_identity)
+            return
         event = PageEvent(RELOAD, ALL_PAGES, NOBODY)
         self.table.apply((event,))
         self._events.append(event)

@@ -70,13 +70,20 @@ class Policy:
         self.waiting.put(sequence)
         self.preemptions += 1
 
-    def restart(self, prefix_identity: bytes | None) -> None:
-        """Preempt all sequences, empty the prefix cache for another identity, bump every page."""
+    def restart(self, prefix_identity: bytes | None, keep_keys: bool = False) -> None:
+        """Preempt all sequences, empty the prefix cache for another identity, bump every page.
+
+        keep_keys: sequences that have tokens already go on with their pages, which they alone read
+        from now on. No page is bumped then.
+        """
         for sequence in reversed(list(self.running)):
-            self.preempt(sequence)
+            if keep_keys and len(sequence.tokens) > sequence.prompt_length:
+                sequence.has_old_keys = True
+            else:
+                self.preempt(sequence)
         for sequence in self.waiting:
             sequence.prefix.chain = None  # its keys belong to the old identity
-        self.page_manager.reload(prefix_identity)
+        self.page_manager.reload(prefix_identity, list(self.running))
 
     def remove(self, sequence: Sequence) -> None:
         """Take a finished sequence out of its queue; the caller releases its pages."""

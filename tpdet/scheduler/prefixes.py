@@ -7,11 +7,12 @@ choices of one request share its prompt, and so do requests that arrive together
 while a prompt is computed, it takes the token budget that the waiting queue would need anyway.
 """
 
+import sys
 from collections import abc
 
 from tpdet.cache.prefix import CachedPage, PrefixChain, PrefixIndex, prefix_domain
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.scheduler.sequence import Sequence
+from tpdet.scheduler.sequence import Sequence, readable_tokens
 
 
 class Prefixes:
@@ -30,13 +31,22 @@ class Prefixes:
         self._identity = identity
         self._being_computed = {}
 
+    def keep(self, kept: abc.Iterable[Sequence], identity: bytes | None) -> None:
+        """Take another identity, while sequences keep pages of the one before, and share none."""
+        self._identity, self._being_computed = identity, {}
+        for sequence in kept:
+            for page in sequence.pages:
+                self.index.drop(page)
+            sequence.prefix.chain, sequence.prefix.last = None, None
+            sequence.prefix.offered = sys.maxsize  # until it is computed again
+
     def find(self, sequence: Sequence) -> list[CachedPage]:
-        """The longest cached prefix of `sequence` that leaves a token to compute, page by page."""
+        """The longest cached prefix of `sequence` that it may read, page by page."""
         entries: list[CachedPage] = []
         if self._identity is None or not sequence.reads_cache:
             return entries
         chain, parent = self._chain(sequence, self._identity), None
-        for index in range((len(sequence.tokens) - 1) // PAGE_TOKENS):
+        for index in range(readable_tokens(sequence) // PAGE_TOKENS):
             parent = self.index.find(chain.key(sequence.tokens, index), parent)
             if parent is None:
                 break
@@ -45,7 +55,7 @@ class Prefixes:
 
     def must_wait(self, sequence: Sequence, cached: int) -> bool:
         """Whether a running sequence is computing the page after the first `cached` pages."""
-        readable = (len(sequence.tokens) - 1) // PAGE_TOKENS
+        readable = readable_tokens(sequence) // PAGE_TOKENS
         if self._identity is None or not sequence.reads_cache or cached >= readable:
             return False
         key = self._chain(sequence, self._identity).key(sequence.tokens, cached)

@@ -37,6 +37,11 @@ class RequestTable:
         """Requests that never had a page; `max_queue` bounds them."""
         return len(self._unstarted)
 
+    @property
+    def next_admission(self) -> int:
+        """The admission number of the next request."""
+        return self._next_admission
+
     def add(self, request: Request, num_pages: int) -> list[Sequence]:
         """Admit `request`: its `n` sequences, under the next admission number.
 

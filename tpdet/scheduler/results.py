@@ -1,19 +1,36 @@
 """What a step's results mean for a sequence: its tokens, its prompt scores, its end."""
 
 from collections import abc
+from typing import NamedTuple
 
 import msgspec
 
 from tpdet.control.row_messages import RowKey, SampledToken
 from tpdet.errors import IntegrityError, RequestError
-from tpdet.requests.request import PromptOutput, RequestFailed, TokenOutput
+from tpdet.requests.request import (
+    ABORTED,
+    PooledOutput,
+    PromptOutput,
+    RequestFailed,
+    TokenOutput,
+)
 from tpdet.scheduler.pending_steps import PendingStep
 from tpdet.scheduler.sequence import PENDING, Sequence
 
-Output = TokenOutput | PromptOutput | RequestFailed
+Output = TokenOutput | PromptOutput | RequestFailed | PooledOutput
 Scores = abc.Mapping[RowKey, tuple[SampledToken, ...]]
 Runs = abc.Mapping[RowKey, abc.Sequence[SampledToken]]
 """The tokens of rows with drafts, in order, up to the first position that has none."""
+
+
+class StepOrigin(NamedTuple):
+    """What computed a step: whether stock arithmetic, and the number of the weights."""
+
+    approximate: bool = False
+    weights: int = 0
+
+
+STRICT_START = StepOrigin()
 
 
 def check_results(
@@ -68,12 +85,11 @@ def take_results(
     end: int,
     token: SampledToken | None,
     scores: Scores,
-    approximate: bool = False,
+    origin: StepOrigin = STRICT_START,
 ) -> list[Output]:
     """Change `sequence` by the results of its row before position `end`; the reader's outputs.
 
-    token: what the row samples, if it does. approximate: whether the step was computed by stock
-    arithmetic.
+    token: what the row samples, if it does. origin: what computed the step.
 
     The last output is a RequestFailed when the token would end the sequence before `min_tokens`
     (which the sampler must not choose), and when the schema reaches a limit.
@@ -85,26 +101,49 @@ def take_results(
     outputs: list[Output] = []
     # Nothing generated before means that the prompt was completed just now, for the first time.
     if sequence.scores_prompt and end == sequence.prompt_length:
-        outputs.append(_prompt_output(sequence))
+        outputs.append(_prompt_output(sequence, origin.weights))
     if token is not None:
-        outputs.append(_take_token(sequence, end, token, approximate))
+        outputs.append(_take_token(sequence, end, token, origin))
     else:
-        outputs.append(_end_of_prompt(sequence, approximate))
+        outputs.append(_end_of_prompt(sequence, origin))
     return outputs
 
 
-def _prompt_output(sequence: Sequence) -> PromptOutput:
-    """The log-probabilities of the whole prompt; the first token has none."""
-    scores = sequence.prompt_scores
+def mark_old_keys(outputs: list[Output], sequences: abc.Iterable[Sequence]) -> list[Output]:
+    """The outputs, with the mark of `TokenOutput.weights` where a sequence has old keys."""
+    marked = {(s.request_id, s.choice) for s in sequences if s.has_old_keys}
+    return [
+        msgspec.structs.replace(output, weights=-1 - output.weights)
+        if isinstance(output, TokenOutput) and (output.request_id, output.choice) in marked
+        else output
+        for output in outputs
+    ]
+
+
+def forget_prompt_scores(sequence: Sequence) -> None:
+    """Have a prompt scored anew, unless its reader has the scores: weights must not be mixed."""
+    if len(sequence.tokens) == sequence.prompt_length:
+        sequence.prompt_scores.clear()
+
+
+def _prompt_output(sequence: Sequence, weights: int) -> PromptOutput:
+    """The log-probabilities of the prompt; the first token, and those not asked for, have none."""
+    scores, before = sequence.prompt_scores, 1 + sequence.first_scored
     return PromptOutput(
         sequence.request_id,
-        (None, *(score.logprob for score in scores)),
-        ((), *(score.top for score in scores)),
-        (0, *(score.rank for score in scores)),
+        ((None,) * before + tuple(score.logprob for score in scores)),
+        (((),) * before + tuple(score.top for score in scores)),
+        ((0,) * before + tuple(score.rank for score in scores)),
+        weights,
     )
 
 
-def _end_of_prompt(sequence: Sequence, approximate: bool) -> TokenOutput:
+def ended_early(sequence: Sequence) -> TokenOutput:
+    """The last output of a choice that somebody ended; it adds no token."""
+    return TokenOutput(sequence.request_id, sequence.choice, -1, 0.0, finish_reason=ABORTED)
+
+
+def _end_of_prompt(sequence: Sequence, origin: StepOrigin) -> TokenOutput:
     """The only output of a choice that generates no token."""
     return TokenOutput(
         sequence.request_id,
@@ -113,12 +152,13 @@ def _end_of_prompt(sequence: Sequence, approximate: bool) -> TokenOutput:
         0.0,
         finish_reason="length",
         cached_tokens=sequence.prefix.cached_tokens or 0,
-        approximate=approximate,
+        approximate=origin.approximate,
+        weights=origin.weights,
     )
 
 
 def plain_output(
-    sequence: Sequence, end: int, token: SampledToken, approximate: bool
+    sequence: Sequence, end: int, token: SampledToken, origin: StepOrigin
 ) -> TokenOutput | None:
     """Put `token` at position `end` where nothing else follows from it; None where more may."""
     token_id = token.token_id
@@ -137,13 +177,17 @@ def plain_output(
         None,
         0,
         False,
-        approximate,
+        origin.approximate,
         token.rank,
+        0,
+        0,
+        b"",
+        origin.weights,
     )
 
 
 def take_run(
-    sequence: Sequence, end: int, run: abc.Sequence[SampledToken], approximate: bool
+    sequence: Sequence, end: int, run: abc.Sequence[SampledToken], origin: StepOrigin
 ) -> tuple[list[Output], bool]:
     """Commit the tokens of a row with drafts, which ends before position `end`: the outputs.
 
@@ -159,8 +203,8 @@ def take_run(
     for index, token in enumerate(run):
         sequence.tokens.append(PENDING)
         position = begin + index
-        plain = plain_output(sequence, position, token, approximate)
-        output = plain or _take_token(sequence, position, token, approximate)
+        plain = plain_output(sequence, position, token, origin)
+        output = plain or _take_token(sequence, position, token, origin)
         outputs.append(output)
         if isinstance(output, RequestFailed) or output.finish_reason is not None:
             break
@@ -181,7 +225,7 @@ def follows_draft(token: SampledToken, draft: int) -> bool:
 
 
 def _take_token(
-    sequence: Sequence, end: int, token: SampledToken, approximate: bool
+    sequence: Sequence, end: int, token: SampledToken, origin: StepOrigin
 ) -> TokenOutput | RequestFailed:
     """Put `token` at position `end`, and decide whether it ends the sequence."""
     request_id, token_id = sequence.request_id, token.token_id
@@ -212,6 +256,7 @@ def _take_token(
         stop,
         (sequence.prefix.cached_tokens or 0) if end == sequence.prompt_length else 0,
         dead_end,
-        approximate,
+        origin.approximate,
         token.rank,
+        weights=origin.weights,
     )

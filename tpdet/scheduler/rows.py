@@ -9,7 +9,7 @@ from tpdet.control.plan import PlanRows
 from tpdet.control.row_messages import ScoringRow
 from tpdet.kernels.inputs.row_params import OF_REQUEST, RowParams
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.scheduler.sequence import PAGE_BYTES, PENDING, VERSION_BYTES, Sequence
+from tpdet.scheduler.sequence import PAGE_BYTES, PENDING, VERSION_BYTES, Sequence, next_scored
 
 _OTHER_NAMES = {"bias": "logit_bias"}  # of a row's fields among a request's parameters
 _of_request = attrgetter("temperature", *(_OTHER_NAMES.get(name, name) for name in OF_REQUEST))
@@ -38,6 +38,9 @@ def plan_rows(sequences: abc.Sequence[Sequence], counts: abc.Sequence[int]) -> P
         elif sequence.scores_prompt:
             end = sequence.computed + counts[place]
             logits[place] = end - _first_logits(sequence, sequence.computed, end)
+        elif sequence.request.pooling is not None:
+            ends = sequence.computed + counts[place] == sequence.prompt_length
+            logits[place] = counts[place] if sequence.pools_all else ends
     pages = held.tolist()
     return PlanRows(
         numbers.tobytes(),
@@ -85,21 +88,23 @@ def scoring_row(sequence: Sequence, start: int, end: int) -> ScoringRow | None:
         return None
     first = _first_logits(sequence, start, end)
     last = min(end, sequence.prompt_length - 1)
-    top = sequence.request.params.prompt_logprobs
-    if top is None or first >= last:
+    params = sequence.request.params
+    if first >= last:
         return None
     targets = sequence.request.prompt_token_ids[first + 1 : last + 1]
-    return ScoringRow(sequence.key, sequence.request.request_id, first, targets, top)
+    beside = params.logprob_token_ids or params.prompt_logprobs
+    return ScoringRow(sequence.key, sequence.request.request_id, first, targets, beside)
 
 
 def _first_logits(sequence: Sequence, start: int, end: int) -> int:
     """The first position of the row [start, end) whose logits are wanted; `end` if none is.
 
-    Prompt scores come from a prefix of the prompt and a sample from the last position, so the
-    wanted logits are always a suffix of the row.
+    Prompt scores come from a stretch of the prompt up to its end and a sample from the last
+    position, so the wanted logits are always a suffix of the row.
     """
     samples = sequence.generates and end == len(sequence.tokens)
     first = end - 1 if samples else end
-    if sequence.scores_prompt and len(sequence.prompt_scores) < sequence.prompt_length - 1:
-        first = min(first, max(start, len(sequence.prompt_scores)))
+    following = next_scored(sequence)
+    if sequence.scores_prompt and following < sequence.prompt_length - 1:
+        first = min(first, max(start, following))
     return first

@@ -28,7 +28,11 @@ from tpdet.scheduler.request_table import RequestTable
 from tpdet.scheduler.results import (
     Output,
     Runs,
+    StepOrigin,
     check_results,
+    ended_early,
+    forget_prompt_scores,
+    mark_old_keys,
     plain_output,
     take_results,
     take_run,
@@ -72,6 +76,9 @@ class Scheduler:
         self._pending = PendingSteps()
         self._next_step = 0
         self._totals = Totals()
+        self.frozen = False
+        """No step is planned: requests, running and new, stay where they are."""
+        self._marks_old_keys = False
 
     @property
     def has_work(self) -> bool:
@@ -91,16 +98,19 @@ class Scheduler:
         self._totals.requests_added += 1
         self._totals.prompt_tokens += len(request.prompt_token_ids)
 
-    def abort(self, request_id: str, choice: int | None = None) -> None:
+    def abort(self, request_id: str, choice: int | None = None) -> list[TokenOutput]:
         """End a request whose reader has gone, or one choice that its reader saw complete.
 
         May be called at any time; unknown ids are ignored. If a pending step computes a row of a
-        sequence, its pages are released when that step is committed.
+        sequence, its pages are released when that step is committed. Returns the last output of
+        each choice that it ended, for a reader that is still there.
         """
-        for sequence in self._requests.live(request_id, choice):
+        sequences = self._requests.live(request_id, choice)
+        for sequence in sequences:
             self._retire(sequence)
             if choice is None and request_id not in self._requests:
                 self._totals.requests_aborted += 1
+        return [ended_early(sequence) for sequence in sequences]
 
     def fail(self, request_id: str, code: str, message: str) -> RequestFailed | None:
         """End a request with an error for its reader; None when it has ended already.
@@ -141,6 +151,8 @@ class Scheduler:
 
         Drafts get what is left of the budget, and no page: a row is never delayed by them.
         """
+        if self.frozen:
+            return None
         counts, budget = self.policy.choose()
         if not counts:
             return None
@@ -173,12 +185,13 @@ class Scheduler:
         prompt_scores: abc.Mapping[RowKey, abc.Iterable[SampledToken]] | None = None,
         approximate: bool = False,
         runs: Runs | None = None,
+        weights: int = 0,
     ) -> list[Output]:
         """Take the results of step number `step`, the oldest pending one.
 
         Returns the outputs for readers, in row order. `sampled` has a token for each row that
         samples one (see `wanted`), `prompt_scores` the scored targets of each row that scores any;
-        `approximate` marks the outputs. `runs` has the tokens of each row with drafts.
+        `approximate` and `weights` mark the outputs. `runs` has the tokens of each row with drafts.
         Raises IntegrityError, before anything is changed, when the step or a key does not fit. A
         request whose token would end it before `min_tokens` fails alone.
         """
@@ -186,6 +199,7 @@ class Scheduler:
         scores = {key: tuple(tokens) for key, tokens in (prompt_scores or {}).items()}
         runs, drafted = runs or {}, pending.drafted
         check_results(pending, sampled, scores, runs)
+        origin = StepOrigin(approximate, weights)
         for sequence in self._pending.commit_oldest():
             self.policy.page_manager.release(sequence)
         outputs: list[Output] = []
@@ -196,17 +210,17 @@ class Scheduler:
             if sequence.finished:
                 continue
             if drafted and sequence.key in drafted:
-                outputs += self._commit_run(sequence, end, runs.get(sequence.key, ()), approximate)
+                outputs += self._commit_run(sequence, end, runs.get(sequence.key, ()), origin)
                 continue
             token = sampled.get(sequence.key)
             shares = logits and end // PAGE_TOKENS > sequence.prefix.offered
             if token is not None and not shares:
-                output = plain_output(sequence, end, token, approximate)
+                output = plain_output(sequence, end, token, origin)
                 if output is not None:  # by far the most rows
                     outputs.append(output)
                     plain += 1
                     continue
-            results = take_results(sequence, end, token, scores, approximate)
+            results = take_results(sequence, end, token, scores, origin)
             # Finite logits prove every position before them sound; without any, no proof.
             if shares and not any(isinstance(it, RequestFailed) for it in results):
                 self.policy.page_manager.share(sequence, end)
@@ -214,14 +228,14 @@ class Scheduler:
                 self._follow(sequence, result)
                 outputs.append(result)
         self._totals.generated_tokens += plain
-        return outputs
+        return mark_old_keys(outputs, pending.sequences) if self._marks_old_keys else outputs
 
     def _commit_run(
-        self, sequence: Sequence, end: int, run: abc.Sequence[SampledToken], approximate: bool
+        self, sequence: Sequence, end: int, run: abc.Sequence[SampledToken], origin: StepOrigin
     ) -> list[Output]:
         """Commit a row with drafts; pages are shared up to the committed end only."""
         drafted = sequence.drafted
-        outputs, lacks_token = take_run(sequence, end, run, approximate)
+        outputs, lacks_token = take_run(sequence, end, run, origin)
         accepted = max(len(outputs) - 1, 0)
         self._totals.draft_tokens += drafted
         self._totals.accepted_draft_tokens += accepted
@@ -255,6 +269,26 @@ class Scheduler:
         self._pending.refuse_any()
         self.policy.restart(prefix_identity)
         self.speculator.close()  # approximate bits would depend on drafts
+
+    def recompute(
+        self, prefix_identity: bytes | None, other_weights: bool, keep_keys: bool = False
+    ) -> None:
+        """Prefill every running request again, from its ids so far, under this identity.
+
+        No page that was computed before is read again; how a sequence samples, its position, its
+        penalties and its schema are as they were. So what follows is a function of the ids so far,
+        the weights and the seed. other_weights: those that computed them no longer serve, so what
+        earlier outputs taught is forgotten too. keep_keys: requests that have tokens already go on
+        with the keys and values that other weights computed, so that nothing is promised of their
+        further tokens, which say so. Raises IntegrityError while a step is pending.
+        """
+        self._pending.refuse_any()
+        for sequence in self._requests.unfinished():
+            forget_prompt_scores(sequence)
+        self.policy.restart(prefix_identity, keep_keys)
+        self._marks_old_keys = self._marks_old_keys or keep_keys
+        if other_weights:
+            self.speculator.forget(self._requests.next_admission)
 
     def statistics(self) -> SchedulerStatistics:
         """Gauges and totals."""

@@ -3,6 +3,7 @@
 import struct
 from collections import abc
 from dataclasses import dataclass, field
+from typing import Any
 
 from tpdet.cache.prefix import PrefixUse
 from tpdet.control.row_messages import SampledToken
@@ -50,6 +51,8 @@ class Sequence(SequenceTraits):
     drafted: int = 0  # drafts in its row of a pending step
     drafts_are_requested: bool = False  # its request brought them
     waits: bool = False  # for its next token, so that it can carry drafts
+    pooled: tuple[Any, Any] | None = None  # engine/pooling: tensors of its rows so far
+    has_old_keys: bool = False  # policy: other weights than the present ones computed some
     reads_results: bool = field(init=False)  # one of its rows may depend on another's results
     schema_start: SchemaStart = field(init=False)  # finds where its schema begins
 
@@ -85,7 +88,7 @@ class Sequence(SequenceTraits):
         if self.drafted:
             return True
         scored = min(self.computed, self.prompt_length - 1)
-        if self.scores_prompt and scored > len(self.prompt_scores):
+        if self.scores_prompt and scored > next_scored(self):
             return True
         reads_token = self.waits or self.request.params.reads_tokens
         return self.tokens[-1] == PENDING and reads_token
@@ -147,6 +150,7 @@ class Sequence(SequenceTraits):
     def forget_computed(self) -> None:
         """Compute all tokens anew, as its pages were taken."""
         self.computed = 0
+        self.has_old_keys = False
         if self.constraint is not None:
             self.constraint.forget()
 
@@ -179,6 +183,18 @@ class Sequence(SequenceTraits):
         if self.tokens[position] in self.ends:
             return "stop"
         return "length" if position + 1 >= self.full_length else None
+
+
+def next_scored(sequence: Sequence) -> int:
+    """The position of a scored prompt's next score, which is of the token behind it."""
+    return sequence.first_scored + len(sequence.prompt_scores)
+
+
+def readable_tokens(sequence: Sequence) -> int:
+    """Tokens that may be read from the prefix cache, at most: one at least is computed."""
+    most, following = len(sequence.tokens) - 1, next_scored(sequence)
+    unscored = sequence.scores_prompt and following < sequence.prompt_length - 1
+    return min(most, following) if unscored else most
 
 
 def pages_for(positions: int) -> int:

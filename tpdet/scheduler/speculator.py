@@ -65,5 +65,8 @@ class Speculator(StepObserver):
     def finish(self, sequence: Sequence) -> None:
         """Forget a sequence, which has ended."""
 
+    def forget(self, admission: int) -> None:
+        """Forget outputs of requests admitted before this number: other weights gave them."""
+
     def close(self) -> None:
         """Let all sequences, now and later, go on without drafts."""

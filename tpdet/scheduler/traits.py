@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tpdet.cache.versions import version_id
 from tpdet.control.plan import RowSampling
-from tpdet.control.row_messages import RowKey
+from tpdet.control.row_messages import Beside, RowKey
 from tpdet.grammar.constraint import Constraint
 from tpdet.kernels.inputs.row_params import PlainParams
 from tpdet.requests.request import Request
@@ -33,12 +33,15 @@ class SequenceTraits:
     ends: frozenset[int] = field(init=False)  # ids that end it
     generates: bool = field(init=False)  # whether any token is sampled
     scores_prompt: bool = field(init=False)  # the first choice does, if the request asks for it
-    reads_cache: bool = field(init=False)  # cached pages; prompt scores need all computed
+    first_scored: int = field(init=False)  # of a scored prompt, the first position with a score
+    reads_cache: bool = field(init=False)  # cached pages, up to where the prompt's scores begin
+    pools_all: bool = field(init=False)  # its answer is of all its rows
     reads_always: bool = field(init=False)  # a row may depend on results, without drafts, too
     penalises: bool = field(init=False)  # a penalty counts the tokens so far
     likeliest: bool = field(init=False)  # its tokens are the likeliest, without others beside them
     looks: bool = field(init=False)  # more than an end may follow from a token: scores, a schema
     plain: bool = field(init=False)  # how it samples is `row_sampling`, and no list of ids
+    beside: Beside = field(init=False)  # what is shown beside each sampled token
     row_sampling: RowSampling = field(init=False)
     packed_sampling: bytes = field(init=False)  # it, for `PlainRows`
 
@@ -56,13 +59,20 @@ class SequenceTraits:
         self.free_from = self.least_length if self.ends else 0
         self.generates = request.max_tokens > 0
         self.scores_prompt = self.choice == 0 and params.prompt_logprobs is not None
-        self.reads_cache = params.prompt_logprobs is None
-        self.reads_always = self.scores_prompt or params.reads_tokens
+        last = params.prompt_logprobs_last_n
+        self.first_scored = 0 if last is None else max(0, self.prompt_length - 1 - last)
+        pooling = request.pooling
+        self.pools_all = pooling is not None and pooling.row != "last"
+        self.reads_cache = params.prompt_logprobs is None or self.first_scored > 0
+        if self.pools_all:
+            self.reads_cache = False
+        self.reads_always = self.scores_prompt or params.reads_tokens or pooling is not None
         self.penalises = params.penalises
         listed = bool(params.logit_bias) or params.reads_tokens
         self.likeliest = params.temperature == 0.0 and not listed and not params.logprobs
         self.looks = self.scores_prompt or self.constraint is not None
-        self.plain = not listed and self.constraint is None
+        self.plain = not (listed or params.logprob_token_ids) and self.constraint is None
+        self.beside = params.logprob_token_ids or params.logprobs
         self.row_sampling = RowSampling(self.seed, PlainParams.of(params), params.logprobs)
         self.packed_sampling = self.row_sampling.packed(self.choice)
 

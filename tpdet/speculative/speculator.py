@@ -90,6 +90,7 @@ class DraftSpeculator(Speculator):
             self._model = DraftModelProposer(model, self.times, switch_off, clock)
             self._trials = Trials(self._model, self._rates)
         self._earlier = EarlierOutputs()
+        self._first_admission = 0  # of the requests whose outputs are the present weights' alone
         self._speculations: dict[RowKey, Speculation] = {}
         self._waiting: dict[RowKey, Speculation] = {}  # run no longer ahead, to carry drafts
         self._budget, self._turn = _MOST_BUDGET, 0  # seconds to look; whose turn it was
@@ -168,11 +169,18 @@ class DraftSpeculator(Speculator):
         if self._model is not None and self._trials is not None:
             self._trials.forget(sequence.key)
             self._model.forget(sequence.key)
-        if EARLIER in self._names and not sequence.poisoned:
+        if self._remembers(sequence):
             output = sequence.tokens[sequence.prompt_length :]
             del output[len(output) - sequence.drafted :]
             known = output.index(PENDING) if PENDING in output else len(output)
             self._earlier.remember(sequence.request, tuple(output[:known]))
+
+    def forget(self, admission: int) -> None:
+        """As `Speculator.forget`."""
+        self._earlier, self._first_admission = EarlierOutputs(), admission
+        for speculation in self._speculations.values():
+            kept = [it for it in speculation.proposers if it.name != EARLIER]
+            speculation.proposers = kept
 
     def close(self) -> None:
         """As `Speculator.close`."""
@@ -212,6 +220,11 @@ class DraftSpeculator(Speculator):
         self._rates.step += 1
         if positions:
             self.times.add(positions, synchronous, seconds)
+
+    def _remembers(self, sequence: Sequence) -> bool:
+        """Whether a sequence's output may be a draft of later ones."""
+        own = sequence.key[0] >= self._first_admission
+        return EARLIER in self._names and own and not sequence.poisoned
 
     @property
     def _model_seconds(self) -> float:

@@ -18,6 +18,7 @@ RENDERED = ("messages", "tools", "documents", "chat_template", "add_generation_p
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_ARGUMENTS_DEPTH = 32
+_TYPES = frozenset("function object string number integer boolean array null".split())
 _TEXT_FIELDS = ("content", "name", "tool_call_id", "reasoning_content")
 
 Message = dict[str, Any]
@@ -114,6 +115,24 @@ def parts_of(message: Message) -> list[Message]:
 def each_text(messages: Sequence[Message], change: Callable[[str], str]) -> list[Message]:
     """The messages with `change` applied to every text of the client, not to roles and types."""
     return [_changed_message(message, change) for message in messages]
+
+
+def changed_tool(
+    tool: Mapping[str, Any], change: Callable[[str], str], change_key: Callable[[str], str]
+) -> dict[str, Any]:
+    """A tool's declaration with its texts changed, but for the names of types."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, str):
+            return value if value in _TYPES else change(value)
+        if isinstance(value, list | tuple):
+            return [changed(inner) for inner in value]
+        if isinstance(value, Mapping):
+            return {change_key(key): changed(inner) for key, inner in value.items()}
+        return value
+
+    declaration: dict[str, Any] = changed(tool)
+    return declaration
 
 
 def _check_message(place: str, message: object) -> Message:
@@ -258,7 +277,7 @@ def _changed_call(call: Message, change: Callable[[str], str]) -> Message:
 def _changed(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_changed(inner, change) for inner in value]
     if isinstance(value, dict):
         return {change(key): _changed(inner, change) for key, inner in value.items()}

@@ -16,11 +16,12 @@ only complete special tokens in the users' text get twins. The result must again
 rendering, and have the same special tokens as the first. Otherwise the request is refused.
 
 The variables of `chat_template_kwargs` are settings, which templates compare and test: they have no
-twins, and may not hold a special token.
+twins, and may not hold a special token. Texts in the declarations of tools do, but for the names of
+JSON's types, and keys as far as they are complete special tokens: templates look for both.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +29,11 @@ import jinja2
 from jinja2 import meta
 
 from tpdet.errors import CheckpointError, RequestError
+from tpdet.requests.tools import check_calls
 from tpdet.text.chat_messages import (
     Message,
     as_templates_read,
+    changed_tool,
     check_messages,
     check_variables,
     each_text,
@@ -102,23 +105,32 @@ class ChatTemplate:
         add_generation_prompt: bool,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Segment]:
         """The conversation as segments of text, each special token a segment.
 
         A message has a role and content (text, or a list of text parts), and may have name,
         tool_call_id, reasoning_content and tool_calls. continue_final_message: end with the last
         message's content, without add_generation_prompt. variables: JSON values by name, for the
-        template. Raises RequestError for other fields, for messages that the template refuses, and
-        where users' text cannot be told from special tokens. Raises BeyondCount where work is
-        counted and this conversation needs too much.
+        template. tools: declarations of tools, JSON values; then the calls of the conversation
+        must each have their result. Raises RequestError for other fields, for messages that the
+        template refuses, and where users' text cannot be told from special tokens. Raises
+        BeyondCount where work is counted and this conversation needs too much.
         """
         settings = self._settings(add_generation_prompt, continue_final_message, variables)
-        plain = self._forms.applied(check_messages(messages))
+        checked = check_messages(messages)
+        if tools is not None:
+            self._check_tools(checked)
+        plain = self._forms.applied(checked)
 
-        def rendered(changed: list[Message]) -> str:
+        def rendered(
+            changed: list[Message],
+            declared: Sequence[Mapping[str, Any]] | None = tools,
+        ) -> str:
+            known = settings if declared is None else {**settings, "tools": declared}
             if continue_final_message:
-                return self._up_to_final(changed, settings)
-            return self._render(changed, settings)
+                return self._up_to_final(changed, known)
+            return self._render(changed, known)
 
         try:
             expected = rendered(plain)
@@ -132,25 +144,58 @@ class ChatTemplate:
                 expected = rendered(plain)
             except RequestError:
                 raise refusal from None
-        twins = self._twins([*texts_of(plain), *texts_in(settings)])
-        back = {ord(twin): character for character, twin in twins.items()}
-        table = str.maketrans(twins)
-        marked = rendered(each_text(plain, lambda text: text.translate(table)))
-        written = self._special.findall(marked)
-        if marked.translate(back) != expected:
-            marked = rendered(
-                each_text(
-                    plain, lambda text: self._special.sub(lambda m: m[0].translate(table), text)
-                )
-            )
-            if marked.translate(back) != expected or self._special.findall(marked) != written:
-                raise RequestError(
-                    "the chat template treats special-token text in a message in its own way: "
-                    "remove such text from the messages",
-                    "messages",
-                )
+        twins = self._twins([*texts_of(plain), *texts_in(settings), *texts_in(tools)])
+        marked, back = self._marked(rendered, expected, plain, tools, twins)
         check_words(plain, expected)
         return self._segments(marked, back)
+
+    def _marked(
+        self,
+        rendered: Callable[..., str],
+        expected: str,
+        plain: list[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        twins: Mapping[str, str],
+    ) -> tuple[str, dict[int, str]]:
+        """The text with twins in the place of users' special tokens, and what twins stand for.
+
+        rendered: gives the text of messages and tools, `expected` of these. Raises RequestError
+        where users' text cannot be told from special tokens.
+        """
+        back = {ord(twin): character for character, twin in twins.items()}
+        table = str.maketrans({**twins})
+
+        def every(text: str) -> str:
+            return text.translate(table)
+
+        def complete(text: str) -> str:
+            return self._special.sub(lambda m: m[0].translate(table), text)
+
+        def changed(change: Callable[[str], str]) -> str:
+            declared = tools and [changed_tool(tool, change, complete) for tool in tools]
+            return rendered(each_text(plain, change), declared)
+
+        marked = changed(every)
+        written = self._special.findall(marked)
+        if marked.translate(back) != expected:
+            marked = changed(complete)
+            if marked.translate(back) != expected or self._special.findall(marked) != written:
+                raise RequestError(
+                    "the chat template treats special-token text in a message or a tool in its own "
+                    "way: remove such text",
+                    "messages",
+                )
+        return marked, back
+
+    def _check_tools(self, messages: list[Message]) -> None:
+        """Refuse tools that the template would not show, and calls without a result."""
+        if not self.reads("tools"):
+            raise RequestError(
+                "tools: the chat template does not read them: start with a --chat-template that "
+                "does, or describe them in a message",
+                "tools",
+            )
+        check_calls(messages)
 
     def _probe(self, messages: list[Message]) -> str:
         """The text of messages on some day."""
@@ -209,9 +254,8 @@ class ChatTemplate:
         try:
             return template.render(
                 messages=as_templates_read(messages),
-                tools=None,
                 documents=None,
-                **settings,
+                **{"tools": None, **settings},
                 **self._named,
             )
         except (BeyondCount, MemoryError):

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from tpdet.errors import RequestError
+from tpdet.requests.tools import read_tools
 from tpdet.text.tokenizer import Tokenizer
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
@@ -187,10 +188,11 @@ class HuggingFaceTokenizer(NamedTokens):
         """A conversation, or a list of them, as ids, or as text where `tokenize` is False.
 
         return_dict: as an `Encoding`, else the ids alone. Other keywords are the template's
-        variables, JSON values by name.
+        variables, JSON values by name. tools: declarations of functions, as in the chat API.
         """
         idle = {name: more.pop(name, None) for name in _IDLE if name in more}
-        _refuse(tools=tools, documents=documents, **idle)
+        _refuse(documents=documents, **idle)
+        use = read_tools(tools)
         source = self._tokenizer
         if chat_template is not None:
             source = source.with_chat_template(chat_template)
@@ -199,6 +201,7 @@ class HuggingFaceTokenizer(NamedTokens):
         named: dict[str, Any] = {
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": more or None,
+            "tools": None if use is None else use.declared(),
         }
         if not tokenize:
             texts = [source.render_chat(talk, add_generation_prompt, **named) for talk in talks]

@@ -11,6 +11,8 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 import numpy
@@ -19,12 +21,26 @@ from tpdet.control.row_messages import SampledToken
 from tpdet.errors import RequestError
 from tpdet.requests.request import PromptOutput, Request, RequestFailed, SamplingParams, TokenOutput
 from tpdet.text.detokenizer import IncrementalDetokenizer
-from tpdet.text.reasoning import ReasoningSplitter
+from tpdet.text.parsing.events import CallBegun, Event, FunctionCall, Message
+from tpdet.text.parsing.parser import OutputParser
 from tpdet.text.stop_strings import StopStringMatcher
 from tpdet.text.tokenizer import Tokenizer
 
 NEGATIVE_INFINITY = -9999.0  # stands for -inf: JSON has no infinity
 DEAD_END = "grammar"  # the stop reason of a text after which the schema allows no token
+
+
+class WeightSpan(NamedTuple):
+    """Tokens [start, end) of a choice that have this `TokenOutput.weights`."""
+
+    weights: int
+    start: int
+    end: int
+
+
+def weights_of(number: int) -> int:
+    """The number of the weights in `TokenOutput.weights`, whatever keys they read."""
+    return number if number >= 0 else -1 - number
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
@@ -35,6 +51,8 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     complete. `offset` is where the token begins in the choice's whole text. `stop_reason` is the
     stop string or the id of `stop_token_ids` that ended the choice, or DEAD_END. `abort`: the
     reader has to abort the choice in the engine. `reasoning` is text too, and none of `text`.
+    `cached_tokens`, in the first delta: the prompt's tokens that were read from the prefix cache.
+    `events`, where calls of tools are among them: all that the delta says, in its order.
     """
 
     text: str = ""
@@ -45,6 +63,13 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     abort: bool = False
     offset: int = 0
     reasoning: str = ""
+    cached_tokens: int = 0
+    events: tuple[Event, ...] = ()
+
+    @property
+    def calls(self) -> bool:
+        """Whether a call of a tool is among the events."""
+        return any(isinstance(event, CallBegun) for event in self.events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +81,9 @@ class ChoiceAnswer:
     begins where the next text does; a token that a stop string cut off, at or past the end.
     `draft_tokens` of the request's drafts or prediction were verified, and
     `accepted_draft_tokens` of them were right. Where `reasoning` is split off, `text` is the
-    content, and `offsets` are still those in the whole.
+    content, and `offsets` are still those in the whole. `weight_spans` say which weights computed
+    which of its tokens; most answers have one. `cached_tokens` of the
+    prompt were read from the prefix cache. `calls` are of tools, and no part of `text`.
     """
 
     index: int
@@ -70,6 +97,9 @@ class ChoiceAnswer:
     accepted_draft_tokens: int = 0
     routed_experts: bytes = b""
     reasoning: str = ""
+    weight_spans: tuple[WeightSpan, ...] = ()
+    cached_tokens: int = 0
+    calls: tuple[FunctionCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +114,25 @@ class RequestAnswer:
     choices: tuple[ChoiceAnswer, ...]
     approximate: bool = False
 
+    @property
+    def weights(self) -> list[int]:
+        """`TokenOutput.weights` of its tokens and its prompt's scores, each once."""
+        spans = {span.weights for choice in self.choices for span in choice.weight_spans}
+        return sorted(spans if self.prompt is None else spans | {self.prompt.weights})
+
 
 class ChoiceAssembler:
     """Turns one choice's tokens into text, piece by piece, and finds its stop strings.
 
     Without a tokenizer there is no text, and stop strings are refused with RequestError. With a
-    `splitter` the reasoning is split off from the text.
+    `splitter` the reasoning and the calls of tools are split off from the text.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer | None,
         params: SamplingParams,
-        splitter: ReasoningSplitter | None = None,
+        splitter: OutputParser | None = None,
     ) -> None:
         if tokenizer is None and params.stop:
             raise RequestError("stop strings need a tokenizer: use stop_token_ids", "stop")
@@ -108,13 +144,16 @@ class ChoiceAssembler:
         self._splitter = splitter
         self._pieces: list[str] = []
         self._reasoning: list[str] = []
+        self._events: list[Event] = []
         self._tokens: list[SampledToken] = []
         self._offsets: list[int] = []
         self._length = 0  # of the text so far, including text that is held back
         self._finish_reason: str | None = None
         self._stop_reason: str | int | None = None
-        self.draft_tokens = self.accepted_draft_tokens = 0
+        self.draft_tokens = self.accepted_draft_tokens = self.cached_tokens = 0
         self._routed_experts = b""
+        self._weights = -1  # of the latest token
+        self._begins: list[tuple[int, int]] = []  # of each span: its weights, its first token
 
     @property
     def finish_reason(self) -> str | None:
@@ -138,9 +177,13 @@ class ChoiceAssembler:
         if output.draft_tokens:
             self.draft_tokens += output.draft_tokens
             self.accepted_draft_tokens += output.accepted_draft_tokens
+        if output.cached_tokens:
+            self.cached_tokens = output.cached_tokens
         if output.finish_reason is None and not self._params.stop:
             return self._push_plain(output)
         tokens = _tokens(output)
+        if tokens and output.weights != self._weights:
+            self._begin_span(output.weights)
         self._tokens.extend(tokens)
         # As in vLLM: text of the first min_tokens tokens cannot complete a stop string.
         may_stop = len(self._tokens) > self._params.min_tokens
@@ -161,11 +204,14 @@ class ChoiceAssembler:
             if output.dead_end:
                 self._stop_reason = DEAD_END
         reasoning = ""
+        events: tuple[Event, ...] = ()
         if self._splitter is not None:
+            ended = self._finish_reason is not None
             if tokens:
-                self._splitter.push(output.token_id, decoded)
-            text, reasoning = self._splitter.take(text)
+                self._splitter.push(output.token_id, decoded, ended)
+            text, reasoning, events = self._splitter.take(text, ended)
             self._reasoning.append(reasoning)
+            self._events.extend(events)
         self._pieces.append(text)
         return TextDelta(
             text=text,
@@ -176,6 +222,8 @@ class ChoiceAssembler:
             abort=stop is not None and output.finish_reason is None,
             offset=offset,
             reasoning=reasoning,
+            cached_tokens=output.cached_tokens,
+            events=events,
         )
 
     def _push_plain(self, output: TokenOutput) -> TextDelta:
@@ -188,15 +236,22 @@ class ChoiceAssembler:
             self._length += len(text)
             if "\ufffd" in text:
                 offset += detokenizer.start_in(text, token_id)
+        if output.weights != self._weights:
+            self._begin_span(output.weights)
         self._tokens.append(token)
         self._offsets.append(offset)
-        reasoning = ""
-        if self._splitter is not None:
-            self._splitter.push(token_id, text)
-            text, reasoning = self._splitter.take(text)
-            self._reasoning.append(reasoning)
+        cached = output.cached_tokens
+        if self._splitter is None:
+            self._pieces.append(text)
+            return TextDelta(text, (token_id,), (token,), None, None, False, offset, "", cached)
+        self._splitter.push(token_id, text)
+        text, reasoning, events = self._splitter.take(text)
+        self._reasoning.append(reasoning)
         self._pieces.append(text)
-        return TextDelta(text, (token_id,), (token,), None, None, False, offset, reasoning)
+        if events:
+            self._events.extend(events)
+        delta = TextDelta(text, (token_id,), (token,), None, None, False, offset, reasoning, cached)
+        return msgspec.structs.replace(delta, events=events) if events else delta
 
     def answer(self, index: int) -> ChoiceAnswer:
         """The finished choice. Raises ValueError while it runs."""
@@ -218,7 +273,22 @@ class ChoiceAssembler:
             accepted_draft_tokens=self.accepted_draft_tokens,
             routed_experts=self._routed_experts,
             reasoning="".join(self._reasoning),
+            weight_spans=self.weight_spans,
+            cached_tokens=self.cached_tokens,
+            calls=Message.of(self._events).calls,
         )
+
+    @property
+    def weight_spans(self) -> tuple[WeightSpan, ...]:
+        """Which weights computed which of the tokens so far."""
+        begins = [*self._begins, (0, len(self._tokens))]
+        return tuple(
+            WeightSpan(weights, start, end) for (weights, start), (_, end) in pairwise(begins)
+        )
+
+    def _begin_span(self, weights: int) -> None:
+        self._weights = weights
+        self._begins.append((weights, len(self._tokens)))
 
     def _start_in(self, text: str, token_id: int) -> int:
         return 0 if self._detokenizer is None else self._detokenizer.start_in(text, token_id)
@@ -239,7 +309,7 @@ class RequestAssembler:
         self,
         request: Request,
         tokenizer: Tokenizer | None,
-        splitter: Callable[[], ReasoningSplitter] | None = None,
+        splitter: Callable[[], OutputParser] | None = None,
     ) -> None:
         """splitter: makes what splits the reasoning off from a choice."""
         self.request = request
@@ -304,6 +374,14 @@ class RequestAssembler:
     def accepted_draft_tokens(self) -> int:
         """Those of `draft_tokens` that were right."""
         return sum(choice.accepted_draft_tokens for choice in self._choices)
+
+    def token_count(self, index: int) -> int:
+        """Tokens of a choice so far."""
+        return self._choices[index].token_count
+
+    def weight_spans(self, index: int) -> tuple[WeightSpan, ...]:
+        """Which weights computed which tokens of a choice so far."""
+        return self._choices[index].weight_spans
 
     def choice(self, index: int) -> ChoiceAnswer:
         """One finished choice. Raises ValueError while it runs."""

@@ -177,6 +177,11 @@ class Tokenizer:
         self._refuse_too_long([checked(text)], most, field)
         return ids_of(self._backend, text, add_special_tokens)
 
+    def encode_pair(self, text: str, other: str) -> list[int]:
+        """Ids of two texts, as the post-processor joins them. Raises RequestError as `encode`."""
+        pair = self._backend.encode(checked(text), checked(other), add_special_tokens=True)
+        return [*pair.ids]
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -186,17 +191,19 @@ class Tokenizer:
         *,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """Ids of a conversation; special-token text inside messages stays plain text.
 
         continue_final_message: end with the last message's content, for the answer to go on with
-        it. chat_template_kwargs: JSON values of the template's variables, by name.
+        it. chat_template_kwargs: JSON values of the template's variables, by name. tools:
+        declarations of tools that the template shows (`ToolUse.declared`).
 
         Raises RequestError without a template, for messages that it refuses, for lone surrogates,
         and, without encoding it, for text that must have more than `most` tokens.
         """
         segments = self._render(
-            messages, add_generation_prompt, continue_final_message, chat_template_kwargs
+            messages, add_generation_prompt, continue_final_message, chat_template_kwargs, tools
         )
         self._refuse_too_long((checked(s.text) for s in segments if not s.special), most)
         return self._encode_segments(segments, add_special_tokens)
@@ -208,10 +215,11 @@ class Tokenizer:
         *,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """A conversation as text; arguments and RequestError as of `apply_chat_template`."""
         segments = self._render(
-            messages, add_generation_prompt, continue_final_message, chat_template_kwargs
+            messages, add_generation_prompt, continue_final_message, chat_template_kwargs, tools
         )
         return "".join(segment.text for segment in segments)
 
@@ -279,6 +287,7 @@ class Tokenizer:
         add_generation_prompt: bool,
         continue_final_message: bool,
         variables: Mapping[str, Any] | None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Segment]:
         if self.chat_template is None:
             raise RequestError(
@@ -286,7 +295,7 @@ class Tokenizer:
                 "messages",
             )
         return self.chat_template.render(
-            messages, add_generation_prompt, continue_final_message, variables
+            messages, add_generation_prompt, continue_final_message, variables, tools
         )
 
     def _refuse_too_long(

@@ -8,17 +8,26 @@ FOUND = {
     "AsyncEngineArgs": "tpdet.vllm_names.engine_args:AsyncEngineArgs",
     "AsyncLLM": "tpdet.llm:AsyncLLM",
     "AsyncLLMEngine": "tpdet.llm:AsyncLLM",
+    "ClassificationOutput": "tpdet.llm.pooling:ClassificationOutput",
+    "ClassificationRequestOutput": "tpdet.llm.pooling:ClassificationRequestOutput",
     "CompletionOutput": "tpdet.llm:CompletionOutput",
+    "EmbeddingOutput": "tpdet.llm.pooling:EmbeddingOutput",
+    "EmbeddingRequestOutput": "tpdet.llm.pooling:EmbeddingRequestOutput",
     "EngineArgs": "tpdet.vllm_names.engine_args:EngineArgs",
     "FlexibleArgumentParser": "tpdet.vllm_names.argument_parser:FlexibleArgumentParser",
     "GuidedDecodingParams": "tpdet.requests.structured_outputs:StructuredOutputsParams",
     "LLM": "tpdet.llm:LLM",
     "LLMEngine": "tpdet.llm:LLMEngine",
     "Logprob": "tpdet.llm:Logprob",
+    "PoolingOutput": "tpdet.llm.pooling:PoolingOutput",
+    "PoolingParams": "tpdet.requests.pooling_params:PoolingParams",
+    "PoolingRequestOutput": "tpdet.llm.pooling:PoolingRequestOutput",
     "PromptType": "tpdet.llm.prompts:Prompt",
     "RequestOutput": "tpdet.llm:RequestOutput",
     "RequestOutputKind": "tpdet.requests.output_kind:RequestOutputKind",
     "SamplingParams": "tpdet.requests.sampling_params:SamplingParams",
+    "ScoringOutput": "tpdet.llm.pooling:ScoringOutput",
+    "ScoringRequestOutput": "tpdet.llm.pooling:ScoringRequestOutput",
     "StructuredOutputsParams": "tpdet.requests.structured_outputs:StructuredOutputsParams",
     "TextPrompt": "tpdet.llm.prompts:TextPrompt",
     "TokensPrompt": "tpdet.llm.prompts:TokensPrompt",
@@ -26,29 +35,22 @@ FOUND = {
 }  # fmt: skip
 
 TOP = (
-    "AsyncEngineArgs", "AsyncLLM", "AsyncLLMEngine", "CompletionOutput", "EngineArgs", "LLM",
-    "LLMEngine", "Logprob", "PromptType", "RequestOutput", "RequestOutputKind", "SamplingParams",
-    "StructuredOutputsParams", "TextPrompt", "TokensPrompt",
+    "AsyncEngineArgs", "AsyncLLM", "AsyncLLMEngine", "ClassificationOutput",
+    "ClassificationRequestOutput", "CompletionOutput", "EmbeddingOutput",
+    "EmbeddingRequestOutput", "EngineArgs", "LLM", "LLMEngine", "Logprob", "PoolingOutput",
+    "PoolingParams", "PoolingRequestOutput", "PromptType", "RequestOutput", "RequestOutputKind",
+    "SamplingParams", "ScoringOutput", "ScoringRequestOutput", "StructuredOutputsParams",
+    "TextPrompt", "TokensPrompt",
 )  # fmt: skip
 """The names of `tpdet` itself; all others are in modules."""
 
-_POOLING = "tpdet generates text: it has no embeddings, scores, classes or rewards"
 _ADAPTERS = "adapters are not supported: merge them into the checkpoint"
 _CLOSE = "LLM.close(), or the end of `with LLM(...)`, ends all of a model"
 REPLACED = {
     "BeamSearchParams": "there is no beam search: raise n of SamplingParams",
-    "ClassificationOutput": _POOLING,
-    "ClassificationRequestOutput": _POOLING,
-    "EmbeddingOutput": _POOLING,
-    "EmbeddingRequestOutput": _POOLING,
     "LoRARequest": _ADAPTERS,
     "ModelRegistry": "models are those of docs/checkpoints.md: there are no plugins",
-    "PoolingOutput": _POOLING,
-    "PoolingParams": _POOLING,
-    "PoolingRequestOutput": _POOLING,
     "PromptAdapterRequest": _ADAPTERS,
-    "ScoringOutput": _POOLING,
-    "ScoringRequestOutput": _POOLING,
     "SequenceGroup": "the engine's requests are its own: read RequestOutput",
     "destroy_distributed_environment": _CLOSE,
     "destroy_model_parallel": _CLOSE,

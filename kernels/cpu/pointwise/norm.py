@@ -12,11 +12,9 @@ sum * 2^(e - 40) / n, and the sum of int64: round(x * 2^(40 - e)).
 
 import torch
 
+from tpdet.kernels.exact.fixed_point import exponent_of, power_of_two
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import MASS_BITS
-
-_FP64_BIAS = 1023
-_FP64_FRACTION = 52
 
 
 def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
@@ -35,10 +33,10 @@ def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
 def row_mean(x: torch.Tensor) -> torch.Tensor:
     """The mean [..., 1] in fp32 of rows x [..., N] in fp32, by an int64 sum; 0 if not finite."""
     largest = x.abs().amax(-1, keepdim=True)
-    exponent = _exponent(largest)
+    exponent = exponent_of(largest)
     wide = torch.where(torch.isfinite(largest), x, 0.0).double()
-    total = torch.round(wide * _power_of_two(MASS_BITS - exponent)).long().sum(-1, keepdim=True)
-    return (total.double() * _power_of_two(exponent - MASS_BITS) / x.shape[-1]).float()
+    total = torch.round(wide * power_of_two(MASS_BITS - exponent)).long().sum(-1, keepdim=True)
+    return (total.double() * power_of_two(exponent - MASS_BITS) / x.shape[-1]).float()
 
 
 def normalize(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -75,22 +73,12 @@ def _reciprocal_root(x: torch.Tensor, eps: float) -> torch.Tensor:
 def _mass(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
     """The sum of squares [..., 1] in int64 fixed point, by the exponent of largest [..., 1]."""
     wide = torch.where(torch.isfinite(largest), x, 0.0).double()
-    scaled = (wide * wide) * _power_of_two(MASS_BITS - 2 * _exponent(largest))
+    scaled = (wide * wide) * power_of_two(MASS_BITS - 2 * exponent_of(largest))
     return torch.round(scaled).long().sum(-1, keepdim=True)
 
 
 def _root_of(total: torch.Tensor, largest: torch.Tensor, count: int, eps: float) -> torch.Tensor:
     """r [..., 1] in fp32 of rows of `count` values."""
-    mean = total.double() * _power_of_two(2 * _exponent(largest) - MASS_BITS) / count
+    mean = total.double() * power_of_two(2 * exponent_of(largest) - MASS_BITS) / count
     root = (1.0 / torch.sqrt(mean + eps)).float()
     return torch.where(torch.isfinite(largest), root, torch.nan)
-
-
-def _exponent(largest: torch.Tensor) -> torch.Tensor:
-    exponent = torch.frexp(torch.where(torch.isfinite(largest), largest, 1.0)).exponent.long() - 1
-    return torch.where(largest == 0, 0, exponent)
-
-
-def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
-    """2^exponent in fp64, exactly, for int64 exponents of normal numbers."""
-    return ((exponent + _FP64_BIAS) << _FP64_FRACTION).view(torch.float64)

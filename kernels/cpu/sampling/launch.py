@@ -27,14 +27,24 @@ def sample_rows(logits: torch.Tensor, params: Sequence[RowParams], shard: Shard)
 def sample_answers(logits: torch.Tensor, params: Sequence[RowParams], shard: Shard) -> RowAnswers:
     """`sample_rows` before the last subtraction."""
     logits, maximum, fit = _prepare(shard.whole(logits))
-    tokens = torch.argmax(logits, dim=-1)  # the first of equal maxima
-    others = {
-        row: how for row, how in enumerate(params) if how.temperature != 0.0 or how.changes_logits
-    }
-    if others:
-        chosen = choose_tokens(logits, others)
-        tokens[list(chosen)] = torch.tensor(list(chosen.values()))
-    return _answers(logits, maximum, fit, tokens)
+    return _answers(logits, maximum, fit, _choose(logits, params))
+
+
+def sample_processed(
+    logits: torch.Tensor, params: Sequence[RowParams], shard: Shard
+) -> tuple[RowAnswers, torch.Tensor]:
+    """`sample_answers` with log-probabilities of the rows as they are before the noise.
+
+    Also these rows, fp32 [R, W], in which an id that a filter or a mask removed has -inf.
+    """
+    rows, _, fit = _prepare(shard.whole(logits))
+    processed = rows.clone()
+    tokens = _choose(rows, params, processed)
+    processed, maximum, _ = _prepare(processed)  # a row without ids has no answer: zeros will do
+    answers = _answers(processed, maximum, fit, tokens)
+    own, width = torch.zeros_like(logits), shard.width(logits.shape[1])
+    own[:, :width] = processed[:, shard.first_id : shard.first_id + width]
+    return answers, own
 
 
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> SampledRows:
@@ -89,6 +99,20 @@ def sample_written(
 def move_on(numbers: torch.Tensor, by: torch.Tensor) -> None:
     """Add int64 [R] to the positions of written rows."""
     numbers.view(-1, WORDS)[:, FIELDS].add_(by)
+
+
+def _choose(
+    logits: torch.Tensor, params: Sequence[RowParams], processed: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A token int64 for each whole row that `_prepare` made fit; processed: of `choose_tokens`."""
+    tokens = torch.argmax(logits, dim=-1)  # the first of equal maxima
+    others = {
+        row: how for row, how in enumerate(params) if how.temperature != 0.0 or how.changes_logits
+    }
+    if others:
+        chosen = choose_tokens(logits, others, processed)
+        tokens[list(chosen)] = torch.tensor(list(chosen.values()))
+    return tokens
 
 
 def _prepare(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

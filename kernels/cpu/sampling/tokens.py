@@ -16,6 +16,7 @@ their own; temperature and the filters are here:
                  the smallest prefix by sort key whose q sum to >= threshold
     min-p        x_i >= max + fp32(ln(min_p))                     fp32 addition; ln rounded once
 
+What is left before the noise is the processed row; an id that is not left has -inf there.
 Every filter keeps the largest. A threshold is a number of the whole vocabulary, found with integer
 sums and maxima only, so a vocabulary split over shards finds the same one.
 """
@@ -34,8 +35,8 @@ from tpdet.kernels.cpu.sampling.ranks import select_prefix
 from tpdet.kernels.cpu.threads import run_pieces
 from tpdet.kernels.exact.thresholds import (
     KEEP_ALL,
-    hold_finite,
     min_p_distance,
+    scale_by_temperature,
     top_p_numerator,
     top_p_threshold,
 )
@@ -46,29 +47,40 @@ NO_TOKEN = -1
 _COSTLY = 1 << 16  # logits; below that, threads cost more than they save
 
 
-def choose_tokens(logits: torch.Tensor, params: dict[int, RowParams]) -> dict[int, int]:
-    """Tokens of some rows: fp32 [R, V] and params by row -> tokens by row, side by side."""
+def choose_tokens(
+    logits: torch.Tensor, params: dict[int, RowParams], processed: torch.Tensor | None = None
+) -> dict[int, int]:
+    """Tokens of some rows: fp32 [R, V] and params by row -> tokens by row, side by side.
+
+    processed: fp32 [R, V], where these rows are written as they are before the noise.
+    """
     rows = list(params)
     tokens = dict.fromkeys(rows, NO_TOKEN)
 
     def choose(piece: int) -> None:
         row = rows[piece]
-        tokens[row] = choose_token(logits[row], params[row])
+        into = None if processed is None else processed[row]
+        tokens[row] = choose_token(logits[row], params[row], into)
 
     run_pieces(len(rows), choose, costly=len(rows) * logits.shape[1] >= _COSTLY)
     return tokens
 
 
-def choose_token(logits: torch.Tensor, how: RowParams) -> int:
+def choose_token(
+    logits: torch.Tensor, how: RowParams, processed: torch.Tensor | None = None
+) -> int:
     """The token of one row: fp32 [V] with a finite maximum -> vocabulary id.
 
     NO_TOKEN (-1) when bias, forbidden and allowed ids allow no id. `logits` are not changed.
+    processed: fp32 [V], where the row is written as it is before the noise.
     """
     logits = logits + 0.0
     if how.changes_logits:
         _penalise(logits, how)
-        if logits.amax() == -torch.inf:
-            return NO_TOKEN
+    if processed is not None:
+        processed.copy_(logits)
+    if how.changes_logits and logits.amax() == -torch.inf:
+        return NO_TOKEN
     if how.temperature == 0.0:
         return int(torch.argmax(logits))
     values = scale_by_temperature(logits, how.temperature)
@@ -80,14 +92,9 @@ def choose_token(logits: torch.Tensor, how: RowParams) -> int:
         values, ids = _keep(keep_top_p(values, numerator), values, ids)
     if how.min_p > 0.0:
         values, ids = _keep(keep_min_p(values, how.min_p), values, ids)
+    if processed is not None:
+        processed.fill_(-torch.inf)[ids] = values
     return gumbel_max(values, ids, seed=how.seed, position=how.position, choice=how.choice)
-
-
-def scale_by_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Logits over a temperature > 0: fp32 [N] -> fp32 [N]."""
-    # A tensor, not a number: torch may multiply by the reciprocal of a number.
-    divisor = torch.tensor([temperature], dtype=torch.float32)
-    return hold_finite(logits / divisor, logits).add_(0.0)
 
 
 def keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:

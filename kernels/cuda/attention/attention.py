@@ -10,9 +10,9 @@ import torch
 
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.attention.decode_launch import launch_decode
+from tpdet.kernels.cuda.attention.operands import attention_call
 from tpdet.kernels.cuda.attention.prefill_launch import launch_prefill
 from tpdet.kernels.cuda.attention.variants import AttentionVariant, decode_variant, prefill_variant
-from tpdet.kernels.cuda.launch.sizes import next_power_of_2
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import PAGE_TOKENS
 
@@ -57,21 +57,10 @@ def attend(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if named < q.shape[0]:
         out[named:].zero_()
-    shape = _shape(q, k_pages, window) | {"SINKS": sinks is not None}
-    launch_prefill(q, k_pages, v_pages, batch, window, prefill, shape, cap, sinks, out)
-    launch_decode(q, k_pages, v_pages, batch, window, decode, shape, cap, sinks, out)
+    call = attention_call(q, k_pages, v_pages, out, window, cap, sinks)
+    launch_prefill(call, batch, prefill)
+    launch_decode(call, batch, decode)
     return out
-
-
-def _shape(q: torch.Tensor, k_pages: torch.Tensor, window: int | None) -> dict[str, int]:
-    """What the kernels are compiled for."""
-    return {
-        "KEY_HEADS": k_pages.shape[1],
-        "GROUP": q.shape[1] // k_pages.shape[1],
-        "HEAD": q.shape[2],
-        "LANES": next_power_of_2(q.shape[2]),
-        "WINDOW": window is not None,
-    }
 
 
 def _check(

@@ -4,17 +4,18 @@
     Hq, Hkv  query and key heads; GROUP = Hq / Hkv query heads share a key head
     D        lanes of a head (HEAD), LANES with the pad to a power of two
     R        rows of a program (ROWS): a token and a query head of the group each
-    q, out [M, Hq, D], k_pages, v_pages [P, Hkv, 256, D]: bf16, fp16 or fp32; sums are fp32
+    q, out, k_pages, v_pages, sinks: `AttentionOperands`; sums are fp32
     rows [B, 3] (first row, tokens, first position), tables [B, widest] (pages): int32
     splits [N, 2] (sequence, split): int32; a split is 256 keys, a tile 64
-    sinks [Hq] fp32, read if SINKS
 
-The workspace holds, for each listed split, key head and row, the split's largest score, mass and
-weighted values in fp32. FUSED, the last program of a sequence and key head to finish merges all
-splits of it, in ascending order as always; else the launch of `merge_splits` follows, whose
-programs are spread wider.
+The workspace holds `SplitStates` for each listed split, key head and row. FUSED, the last program
+of a sequence and key head to finish merges all splits of it, in ascending order as always; else the
+launch of `merge_splits` follows, whose programs are spread wider.
 """
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 
@@ -34,6 +35,28 @@ from tpdet.kernels.cuda.attention.split import (
 from tpdet.kernels.cuda.launch.dependent import await_earlier
 
 
+class SplitStates(NamedTuple):
+    """States of splits: largest scores and masses [N * Hkv * row_count], total [.., D]; fp32."""
+
+    largest: torch.Tensor
+    mass: torch.Tensor
+    total: torch.Tensor
+
+
+class DecodeForm(NamedTuple):
+    """What `attend_splits` is compiled for: rows of a program, stages, and as the variant says.
+
+    Of FUSED: MERGED rows of a part may hold tokens; UNROLL splits are loaded ahead of their merge.
+    """
+
+    ROWS: int
+    STAGES: int
+    SWAPPED: bool
+    FUSED: bool
+    MERGED: int
+    UNROLL: int
+
+
 @triton.jit
 def _walk_split(
     query,
@@ -45,18 +68,17 @@ def _walk_split(
     end,
     window,
     scale,
-    HEAD: tl.constexpr,
-    LANES: tl.constexpr,
-    WINDOW: tl.constexpr,
-    ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
-    SWAPPED: tl.constexpr,
+    SHAPE: tl.constexpr,
+    FORM: tl.constexpr,
     CAP: tl.constexpr,
 ):
     """The state of a split for rows [ROWS] at `position`: the least is `low`, the most `end - 1`.
 
     Tiles without a key that a row sees are skipped: they would leave the state as it is.
     """
+    HEAD: tl.constexpr = SHAPE.HEAD
+    LANES: tl.constexpr = SHAPE.LANES
+    WINDOW: tl.constexpr = SHAPE.WINDOW
     lane = tl.arange(0, LANES)
     inside = tl.arange(0, TILE)
     first_key = split * PAGE
@@ -64,10 +86,10 @@ def _walk_split(
     if WINDOW:
         first_tile = tl.maximum(low - window + 1 - first_key, 0) // TILE
     end_tile = tl.minimum((end - first_key + (TILE - 1)) // TILE, TILES)
-    m, w, o = fresh_state(ROWS, LANES)
-    if SWAPPED:
+    m, w, o = fresh_state(FORM.ROWS, LANES)
+    if FORM.SWAPPED:
         query, w, o = tl.trans(query), tl.trans(w), tl.trans(o)
-    for tile in tl.range(first_tile, end_tile, num_stages=STAGES):
+    for tile in tl.range(first_tile, end_tile, num_stages=FORM.STAGES):
         # 1. keys of the tile, and whether they are stored
         offset = tile * TILE + inside
         key = first_key + offset
@@ -75,7 +97,7 @@ def _walk_split(
         if WINDOW:
             stored = stored & (key > low - window)
         # 2. load K and V, and add the tile to the state
-        if SWAPPED:
+        if FORM.SWAPPED:
             row_at = offset[:, None] * HEAD + lane[None, :]
             mask = stored[:, None] & (lane < HEAD)[None, :]
             k = tl.load(k_page + row_at, mask=mask, other=0.0)
@@ -89,63 +111,49 @@ def _walk_split(
             v = tl.load(v_at, mask=stored[:, None] & (lane < HEAD)[None, :], other=0.0)
             seen = sees(key[None, :], position[:, None], window, WINDOW)
             m, w, o = add_tile(query, k, v, seen, m, w, o, scale, True, CAP)
-    if SWAPPED:
+    if FORM.SWAPPED:
         w, o = tl.trans(w), tl.trans(o)
     return m, w, o
 
 
 @triton.jit
-def _store_state(split_largest, split_mass, split_total, at, m, w, o, live, HEAD: tl.constexpr):
+def _store_state(states, at, m, w, o, live, HEAD: tl.constexpr):
     """Store a split's state at index `at` [R] of the workspace; `live` rows alone."""
     lane = tl.arange(0, o.shape[1])
-    tl.store(split_largest + at, m, mask=live)
-    tl.store(split_mass + at, row_mass(w), mask=live)
+    tl.store(states.largest + at, m, mask=live)
+    tl.store(states.mass + at, row_mass(w), mask=live)
     mask = live[:, None] & (lane < HEAD)[None, :]
-    tl.store(split_total + at[:, None] * HEAD + lane[None, :], o, mask=mask)
+    tl.store(states.total + at[:, None] * HEAD + lane[None, :], o, mask=mask)
 
 
 @triton.jit(do_not_specialize=["widest", "window", "row_count"])
 def attend_splits(
-    q,
-    k_pages,
-    v_pages,
-    out,
-    split_largest,
-    split_mass,
-    split_total,
+    operands,
+    states,
     arrivals,
-    sinks,
     splits,
     rows,
     tables,
-    q_stride,
     widest,
     window,
     row_count,
     row_parts,
-    scale,
-    KEY_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD: tl.constexpr,
-    LANES: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
-    ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
-    SWAPPED: tl.constexpr,
-    FUSED: tl.constexpr,
-    MERGED: tl.constexpr,
-    UNROLL: tl.constexpr,
+    SHAPE: tl.constexpr,
+    FORM: tl.constexpr,
     CAP: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid: splits [N, 2] x row parts x key heads; workspaces [N, Hkv, row_count (, D)] fp32.
+    """Grid: splits [N, 2] x row parts x key heads.
 
     A split that no row of its sequence sees is left unwritten, and no merge reads it. FUSED:
     `arrivals` [B * row parts * Hkv] int32 is zero before and after; a sequence's splits are listed
-    one after another from split 0; MERGED rows of a part may hold tokens. CAP: of scores, or None.
+    one after another from split 0. CAP: of scores, or None.
     """
     await_earlier(DEPENDENT)
+    KEY_HEADS: tl.constexpr = SHAPE.KEY_HEADS
+    GROUP: tl.constexpr = SHAPE.GROUP
+    HEAD: tl.constexpr = SHAPE.HEAD
+    ROWS: tl.constexpr = FORM.ROWS
     # 1. this program's key head, part of the rows, and split of a sequence
     head = tl.program_id(0) % KEY_HEADS
     work = tl.program_id(0) // KEY_HEADS
@@ -163,72 +171,56 @@ def attend_splits(
     low = part * ROWS // GROUP
     high = tl.minimum((part * ROWS + ROWS - 1) // GROUP, count - 1)
     begin = 0
-    if WINDOW:
+    if SHAPE.WINDOW:
         begin = tl.maximum(start + low - window + 1, 0) // PAGE
     last = (start + high) // PAGE
     if (low < count) & (begin <= split) & (split <= last):
         # 3. load q
-        lane = tl.arange(0, LANES)
+        lane = tl.arange(0, SHAPE.LANES)
         live = token < count
         column = (head * GROUP + row % GROUP) * HEAD
         mask = live[:, None] & (lane < HEAD)[None, :]
         to = (first_row + token).to(tl.int64)
-        q_at = q + to[:, None] * q_stride + column[:, None] + lane[None, :]
+        q_at = operands.q + to[:, None] * operands.q_stride + column[:, None] + lane[None, :]
         query = tl.load(q_at, mask=mask, other=0.0)
         # 4. the state of the split
         page = (number.to(tl.int64) * KEY_HEADS + head) * (PAGE * HEAD)
         m, w, o = _walk_split(
             query,
-            k_pages + page,
-            v_pages + page,
+            operands.k_pages + page,
+            operands.v_pages + page,
             split,
             start + token,
             start + low,
             start + high + 1,
             window,
-            scale,
-            HEAD,
-            LANES,
-            WINDOW,
-            ROWS,
-            STAGES,
-            SWAPPED,
+            operands.scale,
+            SHAPE,
+            FORM,
             CAP,
         )
         at = (pair * KEY_HEADS + head).to(tl.int64) * row_count + row
-        if FUSED:
+        if FORM.FUSED:
             # 5. the only split: its state is the result
             if begin == last:
                 query_head = head * GROUP + row % GROUP
-                before, first_mass, nothing = row_state(sinks, query_head, ROWS, LANES, SINKS)
-                _, mass, total = merge(before, first_mass, nothing, live, m, row_mass(w), o)
-                store_rows(
-                    out,
-                    mass,
-                    total,
-                    first_row,
-                    part,
-                    head,
-                    count,
-                    KEY_HEADS,
-                    GROUP,
-                    HEAD,
-                    ROWS,
+                before, first_mass, nothing = row_state(
+                    operands.sinks, query_head, ROWS, SHAPE.LANES, SHAPE.SINKS
                 )
+                _, mass, total = merge(before, first_mass, nothing, live, m, row_mass(w), o)
+                store_rows(operands.out, mass, total, first_row, part, head, count, SHAPE, ROWS)
             else:
                 # 6. store the state and arrive
-                _store_state(split_largest, split_mass, split_total, at, m, w, o, live, HEAD)
+                _store_state(states, at, m, w, o, live, HEAD)
                 tl.debug_barrier()  # all of this program's stores come before its arrival
                 arrival = arrivals + (sequence * row_parts + part) * KEY_HEADS + head
                 if tl.atomic_add(arrival, 1, sem="acq_rel") == last - begin:
                     # 7. the last program to arrive merges all splits
                     tl.store(arrival, 0)
                     first = ((pair - split) * KEY_HEADS + head).to(tl.int64) * row_count
-                    w_all, o_all = merge_in_order(
-                        split_largest,
-                        split_mass,
-                        split_total,
-                        sinks,
+                    mass, total = merge_in_order(
+                        states,
+                        operands.sinks,
                         first + part * ROWS,
                         begin,
                         last + 1,
@@ -238,28 +230,9 @@ def attend_splits(
                         start,
                         window,
                         row_count,
-                        KEY_HEADS,
-                        GROUP,
-                        HEAD,
-                        LANES,
-                        WINDOW,
-                        SINKS,
-                        ROWS,
-                        MERGED,
-                        UNROLL,
+                        SHAPE,
+                        FORM,
                     )
-                    store_rows(
-                        out,
-                        w_all,
-                        o_all,
-                        first_row,
-                        part,
-                        head,
-                        count,
-                        KEY_HEADS,
-                        GROUP,
-                        HEAD,
-                        ROWS,
-                    )
+                    store_rows(operands.out, mass, total, first_row, part, head, count, SHAPE, ROWS)
         else:
-            _store_state(split_largest, split_mass, split_total, at, m, w, o, live, HEAD)
+            _store_state(states, at, m, w, o, live, HEAD)

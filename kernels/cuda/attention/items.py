@@ -19,9 +19,7 @@ def item_of(
     blocks,
     rows,
     window,
-    KEY_HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    WINDOW: gl.constexpr,
+    SHAPE: gl.constexpr,
     BLOCK: gl.constexpr,
 ):
     """The item that a program takes in a turn: 128 rows of a key head, on tiles [begin, end).
@@ -30,13 +28,14 @@ def item_of(
     programs get about the same work. Where `end` is 0 no item remains. All rows see all keys before
     tile `whole`, and splits before tile `rest` are whole.
     """
+    GROUP: gl.constexpr = SHAPE.GROUP
     PARTS: gl.constexpr = BLOCK * GROUP // (2 * CONSUMER_ROWS)
     across = gl.num_programs(0)
     program = gl.program_id(0)
     item = turn * across + program + turn % 2 * (across - 1 - 2 * program)
     within = gl.minimum(item, items - 1)
-    head = within % KEY_HEADS
-    work = within // KEY_HEADS
+    head = within % SHAPE.KEY_HEADS
+    work = within // SHAPE.KEY_HEADS
     part = PARTS - 1 - work % PARTS
     sequence = gl.load(blocks + work // PARTS * 2)
     first = gl.load(blocks + work // PARTS * 2 + 1)
@@ -50,7 +49,7 @@ def item_of(
     begin = 0
     whole = (start + low + 1) // TILE
     rest = gl.minimum(whole, end - 1) // TILES * TILES
-    if WINDOW:
+    if SHAPE.WINDOW:
         begin = gl.maximum(start + low - window + 1, 0) // TILE
         whole = begin
         rest = begin

@@ -17,9 +17,7 @@ from tpdet.kernels.cuda.attention.split import (
 
 @triton.jit
 def merge_in_order(
-    split_largest,
-    split_mass,
-    split_total,
+    states,
     sinks,
     first,
     begin,
@@ -30,37 +28,34 @@ def merge_in_order(
     start,
     window,
     row_count,
-    KEY_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD: tl.constexpr,
-    LANES: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
-    ROWS: tl.constexpr,
-    MERGED: tl.constexpr,
-    UNROLL: tl.constexpr,
+    SHAPE: tl.constexpr,
+    FORM: tl.constexpr,
 ):
     """Mass [MERGED] and weighted values [MERGED, LANES] over splits [begin, end), ascending.
 
     `first` is the index of split 0 and row 0 of the part. Loads pass by the first-level cache, as
     other programs wrote the states. UNROLL splits are loaded ahead of the chain of merges.
     """
-    lane = tl.arange(0, LANES)
+    GROUP: tl.constexpr = SHAPE.GROUP
+    HEAD: tl.constexpr = SHAPE.HEAD
+    MERGED: tl.constexpr = FORM.MERGED
+    UNROLL: tl.constexpr = FORM.UNROLL
+    lane = tl.arange(0, SHAPE.LANES)
     row = tl.arange(0, MERGED)
-    token = (part * ROWS + row) // GROUP
+    token = (part * FORM.ROWS + row) // GROUP
     live = token < count
-    query_head = head * GROUP + (part * ROWS + row) % GROUP
-    largest, mass, total = row_state(sinks, query_head, MERGED, LANES, SINKS)
+    query_head = head * GROUP + (part * FORM.ROWS + row) % GROUP
+    largest, mass, total = row_state(sinks, query_head, MERGED, SHAPE.LANES, SHAPE.SINKS)
     for group in range(begin, end, UNROLL):
         for i in tl.static_range(UNROLL):
             split = group + i + tl.zeros((MERGED,), tl.int32)
             inside = live & (split < end)
-            visible = inside & sees_split(split, start + token, window, WINDOW)
-            at = first + split.to(tl.int64) * (KEY_HEADS * row_count) + row
-            o_at = split_total + at[:, None] * HEAD + lane[None, :]
+            visible = inside & sees_split(split, start + token, window, SHAPE.WINDOW)
+            at = first + split.to(tl.int64) * (SHAPE.KEY_HEADS * row_count) + row
+            o_at = states.total + at[:, None] * HEAD + lane[None, :]
             o_mask = inside[:, None] & (lane < HEAD)[None, :]
-            m = tl.load(split_largest + at, mask=inside, other=UNSEEN, cache_modifier=".cg")
-            w = tl.load(split_mass + at, mask=inside, other=0.0, cache_modifier=".cg")
+            m = tl.load(states.largest + at, mask=inside, other=UNSEEN, cache_modifier=".cg")
+            w = tl.load(states.mass + at, mask=inside, other=0.0, cache_modifier=".cg")
             o = tl.load(o_at, mask=o_mask, other=0.0, cache_modifier=".cg")
             largest, mass, total = merge(largest, mass, total, visible, m, w, o)
     return mass, total
@@ -75,17 +70,17 @@ def store_rows(
     part,
     head,
     count,
-    KEY_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD: tl.constexpr,
+    SHAPE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """The results of a part's first rows, as many as `total` [R, LANES] has."""
+    GROUP: tl.constexpr = SHAPE.GROUP
+    HEAD: tl.constexpr = SHAPE.HEAD
     lane = tl.arange(0, total.shape[1])
     row = part * ROWS + tl.arange(0, total.shape[0])
     token = row // GROUP
     live = token < count
-    to = (first_row + token).to(tl.int64) * (KEY_HEADS * GROUP) + head * GROUP + row % GROUP
+    to = (first_row + token).to(tl.int64) * (SHAPE.KEY_HEADS * GROUP) + head * GROUP + row % GROUP
     result = row_result(mass, total, live).to(out.dtype.element_ty)
     mask = live[:, None] & (lane < HEAD)[None, :]
     tl.store(out + to[:, None] * HEAD + lane[None, :], result, mask=mask)

@@ -10,7 +10,7 @@ split, on values that wait in shared memory.
     S        listed sequences: short [S, 2] int32 (sequence, the first of its listed splits)
     D, LANES lanes of a head, and with the pad to a power of two
     m, a, b  [CHUNK] fp32 by split; o [CHUNK, LANES] fp32
-    split_largest, split_mass [N * Hkv * row_count], split_total [.., D]: the workspace, fp32
+    states   the workspace, `SplitStates`
     sinks [Hq] fp32, read if SINKS
     out [M, Hq, D]: bf16, fp16 or fp32
 """
@@ -34,8 +34,7 @@ def _larger(a, b):
 
 @gluon.jit
 def _factors(
-    split_largest,
-    split_mass,
+    states,
     at,
     stride,
     chunk,
@@ -48,9 +47,9 @@ def _factors(
     index = gl.arange(0, CHUNK, layout=LAYOUT)
     live = chunk + index < end
     state = (chunk + index).to(gl.int64) * stride + at
-    own = gl.load(split_largest + state, mask=live, other=UNSEEN)
-    mass = gl.load(split_mass + state, mask=live, other=0.0)
-    before = gl.load(split_largest + (state - stride), mask=live & (index > 0), other=UNSEEN)
+    own = gl.load(states.largest + state, mask=live, other=UNSEEN)
+    mass = gl.load(states.mass + state, mask=live, other=0.0)
+    before = gl.load(states.largest + (state - stride), mask=live & (index > 0), other=UNSEEN)
     before = gl.maximum(gl.associative_scan(before, 0, _larger), largest)
     raised, a, b = merge_factors(before, own)
     return a, b, mass * b, gl.max(raised, 0)
@@ -59,21 +58,14 @@ def _factors(
 @gluon.jit(do_not_specialize=["window", "row_count", "short_rows"])
 def merge_splits(
     out,
-    split_largest,
-    split_mass,
-    split_total,
+    states,
     sinks,
     short,
     rows,
     window,
     row_count,
     short_rows,
-    KEY_HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    HEAD: gl.constexpr,
-    LANES: gl.constexpr,
-    WINDOW: gl.constexpr,
-    SINKS: gl.constexpr,
+    SHAPE: gl.constexpr,
     CHUNK: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):
@@ -82,6 +74,10 @@ def merge_splits(
     CHUNK splits, at least 8, are loaded together.
     """
     await_earlier(DEPENDENT)
+    KEY_HEADS: gl.constexpr = SHAPE.KEY_HEADS
+    GROUP: gl.constexpr = SHAPE.GROUP
+    HEAD: gl.constexpr = SHAPE.HEAD
+    LANES: gl.constexpr = SHAPE.LANES
     # 1. layouts and shared memory of a chunk
     QUADS: gl.constexpr = LANES // 4 if LANES < 128 else 32
     ACROSS: gl.constexpr = gl.BlockedLayout([1, 4], [32 // QUADS, QUADS], [4, 1], [1, 0])
@@ -111,11 +107,11 @@ def merge_splits(
         at = (first_pair * KEY_HEADS + query_head // GROUP) * row_count + row
         end = position // PAGE + 1  # the row sees every split from the first to here
         begin = 0 * end
-        if WINDOW:
+        if SHAPE.WINDOW:
             begin = gl.maximum(position - window + 1, 0) // PAGE
         largest = gl.full((), UNSEEN, gl.float32)
         mass = gl.zeros((1,), gl.float32, layout=BY_LANE)
-        if SINKS:
+        if SHAPE.SINKS:
             one = gl.zeros((1,), gl.int32, layout=BY_LANE)
             largest = gl.max(gl.load(sinks + (query_head + one)) * LOG2_E, 0)
             mass = gl.full((1,), 1.0, gl.float32, layout=BY_LANE)
@@ -126,9 +122,9 @@ def merge_splits(
             lane = gl.arange(0, LANES, layout=gl.SliceLayout(0, ACROSS))
             state = (split.to(gl.int64) * stride + at)[:, None] * HEAD + lane[None, :]
             there = (split < end)[:, None] & (lane < HEAD)[None, :]
-            value = gl.load(split_total + state, mask=there, other=0.0)
+            value = gl.load(states.total + state, mask=there, other=0.0)
             a, b, weighed, largest = _factors(
-                split_largest, split_mass, at, stride, chunk, end, largest, CHUNK, BY_LANE
+                states, at, stride, chunk, end, largest, CHUNK, BY_LANE
             )
             tl.debug_barrier()
             values.store(value * gl.convert_layout(b, BY_SPLIT)[:, None])

@@ -1,6 +1,6 @@
 """Warp-specialised prefill attention: one producer warp, two consumer warpgroups.
 
-    q, out    [M, Hq, D]: rows of the step, query heads, lanes of a head; 2-byte values
+    q, out    [M, Hq, D] of `AttentionOperands`, 2-byte values
     k_tiles, v_tiles    the pages [P * Hkv * 256, D] in blocks of [64, D]
     blocks [T, 2], rows [B, 3], tables [B, widest]    int32, as in `items.py`; pages of a sequence
     GROUP     query heads that share a key head: Hq / Hkv
@@ -81,22 +81,21 @@ def _produce(
     items,
     widest,
     window,
-    KEY_HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    WINDOW: gl.constexpr,
+    SHAPE: gl.constexpr,
     BLOCK: gl.constexpr,
 ):
     """The producer warp: every item's tiles of K and V, one after another."""
     step = 0
     for turn in range(gl.cdiv(items, gl.num_programs(0))):
         sequence, head, _row, _first, _at, _count, _start, begin, _rest, _whole, end = item_of(
-            turn, items, blocks, rows, window, KEY_HEADS, GROUP, WINDOW, BLOCK
+            turn, items, blocks, rows, window, SHAPE, BLOCK
         )
         table = tables + sequence * widest
         for tile in range(begin, end):
             slot = slot_of(pipeline.free, step)
             split = tile // TILES
-            at = (gl.load(table + split) * KEY_HEADS + head) * PAGE + (tile - split * TILES) * TILE
+            page = gl.load(table + split) * SHAPE.KEY_HEADS + head
+            at = page * PAGE + (tile - split * TILES) * TILE
             wait_free(pipeline.free, step)
             expect(pipeline.k_full, slot, k_tiles.block_type.nbytes)
             copy_tile(k_tiles, [at, 0], pipeline.k_full.index(slot), pipeline.k.index(slot))
@@ -116,18 +115,18 @@ def _mask(score, tile, whole, position, window, WINDOW: gl.constexpr, BY_KEY: gl
 
 
 @gluon.jit
-def _load_rows(
-    q, q_rows, row, first, first_row, count, head, q_stride, GROUP: gl.constexpr, HEAD: gl.constexpr
-):
+def _load_rows(operands, q_rows, row, first, first_row, count, head, SHAPE: gl.constexpr):
     """The consumer's query rows from `row` on, to shared memory; those past `count` are zeros."""
+    GROUP: gl.constexpr = SHAPE.GROUP
+    HEAD: gl.constexpr = SHAPE.HEAD
     FLAT: gl.constexpr = _load_layout()
     row_F = row + gl.arange(0, CONSUMER_ROWS, layout=gl.SliceLayout(1, FLAT))
     token = first + row_F // GROUP
     column = (head * GROUP + row_F % GROUP) * HEAD
-    at = (first_row + token).to(gl.int64) * q_stride + column
+    at = (first_row + token).to(gl.int64) * operands.q_stride + column
     lane = gl.arange(0, HEAD, layout=gl.SliceLayout(0, FLAT))
     live = (token < count)[:, None]
-    q_rows.store(gl.load(q + at[:, None] + lane[None, :], mask=live, other=0.0))
+    q_rows.store(gl.load(operands.q + at[:, None] + lane[None, :], mask=live, other=0.0))
     fence_async_shared()
     tl.debug_barrier()
 
@@ -239,34 +238,30 @@ def _consume(
     consumer,
     pipeline,
     q_rows,
-    q,
+    operands,
     ones,
-    out,
     blocks,
     rows,
     items,
-    q_stride,
     window,
-    scale,
-    KEY_HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    HEAD: gl.constexpr,
-    WINDOW: gl.constexpr,
+    SHAPE: gl.constexpr,
     BLOCK: gl.constexpr,
 ):
     """A consumer warpgroup, 0 or 1: 64 rows of every item; writes their results."""
+    GROUP: gl.constexpr = SHAPE.GROUP
+    HEAD: gl.constexpr = SHAPE.HEAD
     BY_KEY: gl.constexpr = accumulator_layout(TILE)
     WIDE: gl.constexpr = accumulator_layout(HEAD)
     BY_LANE: gl.constexpr = gl.SliceLayout(1, WIDE)
     taken = 0
     for turn in range(gl.cdiv(items, gl.num_programs(0))):
         _, head, row, first, first_row, count, start, begin, rest, whole, end = item_of(
-            turn, items, blocks, rows, window, KEY_HEADS, GROUP, WINDOW, BLOCK
+            turn, items, blocks, rows, window, SHAPE, BLOCK
         )
         if end > 0:
             # 1. query rows to shared memory
             row += consumer * CONSUMER_ROWS
-            _load_rows(q, q_rows, row, first, first_row, count, head, q_stride, GROUP, HEAD)
+            _load_rows(operands, q_rows, row, first, first_row, count, head, SHAPE)
             row_S = row + gl.arange(0, CONSUMER_ROWS, layout=gl.SliceLayout(1, BY_KEY))
             position = start + first + row_S // GROUP
             # 2. all tiles of the item
@@ -283,9 +278,9 @@ def _consume(
                 whole,
                 end,
                 window,
-                scale,
+                operands.scale,
                 HEAD,
-                WINDOW,
+                SHAPE.WINDOW,
             )
             taken += end - begin
             # 3. results of the rows that hold a token
@@ -293,31 +288,25 @@ def _consume(
             token = first + row_L // GROUP
             live = token < count
             result = row_result(mass, total, live)
-            to = (first_row + token).to(gl.int64) * (KEY_HEADS * GROUP * HEAD)
+            to = (first_row + token).to(gl.int64) * (SHAPE.KEY_HEADS * GROUP * HEAD)
             column = (head * GROUP + row_L % GROUP) * HEAD
             lane = gl.arange(0, HEAD, layout=gl.SliceLayout(0, WIDE))
-            out_at = out + (to + column)[:, None] + lane[None, :]
-            gl.store(out_at, result.to(out.dtype.element_ty), mask=live[:, None])
+            out_at = operands.out + (to + column)[:, None] + lane[None, :]
+            gl.store(out_at, result.to(operands.out.dtype.element_ty), mask=live[:, None])
 
 
 @gluon.jit(do_not_specialize=["items", "widest", "window"])
 def attend_warp_specialised(
-    q,
+    operands,
     k_tiles,
     v_tiles,
-    out,
     blocks,
     rows,
     tables,
     items,
-    q_stride,
     widest,
     window,
-    scale,
-    KEY_HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    HEAD: gl.constexpr,
-    WINDOW: gl.constexpr,
+    SHAPE: gl.constexpr,
     BLOCK: gl.constexpr,
     STAGES: gl.constexpr,
 ):
@@ -326,8 +315,9 @@ def attend_warp_specialised(
     items: 128-row parts of blocks times key heads, dealt out to any number of programs.
     """
     # 1. shared memory: rows of both consumers, the stages, ones that sum the weights
+    HEAD: gl.constexpr = SHAPE.HEAD
     LAYOUT: gl.constexpr = k_tiles.layout
-    dtype: gl.constexpr = q.dtype.element_ty
+    dtype: gl.constexpr = operands.q.dtype.element_ty
     q_rows = gl.allocate_shared_memory(dtype, [CONSUMERS, CONSUMER_ROWS, HEAD], LAYOUT)
     k = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD], LAYOUT)
     v = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD], LAYOUT)
@@ -347,38 +337,9 @@ def attend_warp_specialised(
         _consume,
         pipeline,
         q_rows,
-        (
-            q,
-            ones_t,
-            out,
-            blocks,
-            rows,
-            items,
-            q_stride,
-            window,
-            scale,
-            KEY_HEADS,
-            GROUP,
-            HEAD,
-            WINDOW,
-            BLOCK,
-        ),
+        (operands, ones_t, blocks, rows, items, window, SHAPE, BLOCK),
         CONSUMER_REGISTERS,
         _produce,
-        (
-            k_tiles,
-            v_tiles,
-            pipeline,
-            blocks,
-            rows,
-            tables,
-            items,
-            widest,
-            window,
-            KEY_HEADS,
-            GROUP,
-            WINDOW,
-            BLOCK,
-        ),
+        (k_tiles, v_tiles, pipeline, blocks, rows, tables, items, widest, window, SHAPE, BLOCK),
         PRODUCER_REGISTERS,
     )

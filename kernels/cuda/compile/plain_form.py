@@ -49,8 +49,8 @@ class TargetDriver:
         return self._target
 
     def get_current_device(self) -> int:
-        """The only one."""
-        return 0
+        """One for each target: Triton keeps what it compiled by device."""
+        return int(self._target.arch)
 
     def get_current_stream(self, device: int | None = None) -> int:
         """Nothing is launched on it."""

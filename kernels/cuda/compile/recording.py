@@ -11,7 +11,8 @@ launched either: one that waits for its peers would wait for ever.
 
 Triton has no interface for this; `run` and `_do_compile` of its JITFunction (3.6 to 3.9) are
 replaced while a recording lasts, and `recording` refuses a Triton in which they look different. So
-is, for good, what makes a kernel's key depend on which other kernels were asked for before it.
+are, for good, what makes a kernel's key depend on which other kernels were asked for before it, and
+what gives threads each other's launchers (`launchers.py`).
 """
 
 import hashlib
@@ -25,11 +26,14 @@ from typing import Any
 
 import torch
 import triton
+from triton.runtime import build
 from triton.runtime.jit import DependenciesFinder, JITFunction
+
+from tpdet.kernels.cuda.compile.launchers import keep_launchers_apart
 
 _RUN = ("self", "args", "grid", "warmup", "kwargs")
 _COMPILE = ("self", "key", "signature", "device", "constexprs", "options", "attrs", "warmup")
-_HASH = ("self", "func")
+_HASH, _LOAD = ("self", "func"), ("name", "path")
 _MAKERS = ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty"))
 _turn = threading.Lock()
 
@@ -124,6 +128,7 @@ def recording() -> Iterator[Recorded]:
     with _turn:  # what another thread's recording replaced is back
         check_triton()
         hash_callees_first()
+        keep_launchers_apart()
         run, compile_now = JITFunction.run, JITFunction._do_compile
         stand_ins: list[tuple[dict[str, Any], str, _StandIn]] = []
 
@@ -178,8 +183,13 @@ def hash_callees_first() -> None:
 
 def check_triton() -> None:
     """Raise RuntimeError unless Triton's private methods take what is expected of them."""
-    expected_members = (JITFunction, "run", _RUN), (JITFunction, "_do_compile", _COMPILE)
-    for owner, method, expected in (*expected_members, (DependenciesFinder, "_update_hash", _HASH)):
+    expected_members: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
+        (JITFunction, "run", _RUN),
+        (JITFunction, "_do_compile", _COMPILE),
+        (DependenciesFinder, "_update_hash", _HASH),
+        (build, "_load_module_from_path", _LOAD),
+    )
+    for owner, method, expected in expected_members:
         member = getattr(owner, method, None)
         names = tuple(inspect.signature(member).parameters) if callable(member) else ()
         if names != expected:

@@ -10,6 +10,8 @@ Shapes: M rows, Hq query heads, Hkv key heads, D values of a head, P pages of 25
 """
 
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -34,6 +36,7 @@ class HeadShare:
 FEW_ROWS = HeadShare(2, 1)
 MANY_ROWS = HeadShare(8, 2)  # 16 bytes a thread of each half of a head of 128
 _FEW = 32
+_PAGE = tl.constexpr(PAGE_TOKENS)
 
 
 def share(rows: int) -> HeadShare:
@@ -41,42 +44,55 @@ def share(rows: int) -> HeadShare:
     return FEW_ROWS if rows <= _FEW else MANY_ROWS
 
 
+class RotationForm(NamedTuple):
+    """What `rotate_and_store_heads` is compiled for: heads, D / 2, and that to a power of two.
+
+    NORM: whether there are norms, with eps as fp64 bits. BLOCK: heads of a program.
+    """
+
+    QUERY_HEADS: int
+    KEY_HEADS: int
+    HALF: int
+    LANES: int
+    NORM: bool
+    EPS_BITS: int
+    BLOCK: int
+
+
 @triton.jit
 def rotate_and_store_heads(
     q,
     k,
     v,
-    cos,
-    sin,
-    query_norm,
-    key_norm,
+    tables,
+    norms,
     positions,
     slots,
     out,
-    k_pages,
-    v_pages,
-    q_stride,
-    k_stride,
-    v_stride,
-    QUERY_HEADS: tl.constexpr,
-    KEY_HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    LANES: tl.constexpr,
-    NORM: tl.constexpr,
-    EPS_BITS: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    pages,
+    strides,
+    FORM: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Grid: rows x parts (of queries, then of keys, then of values), BLOCK heads each.
 
-    q, k, v [M, heads, D] with row strides; out [M, Hq, D] contiguous; pages [P, Hkv, 256, D].
+    Of tuples: tables cos and sin; norms of queries and of keys; pages of keys and of values;
+    strides of rows of q, k and v. out [M, Hq, D] is contiguous.
     """
     # 1. Wait for earlier kernels; choose this program's row and heads.
     await_earlier(DEPENDENT)
+    BLOCK: tl.constexpr = FORM.BLOCK
+    HALF: tl.constexpr = FORM.HALF
+    LANES: tl.constexpr = FORM.LANES
+    QUERY_HEADS: tl.constexpr = FORM.QUERY_HEADS
+    KEY_HEADS: tl.constexpr = FORM.KEY_HEADS
     QUERY_PARTS: tl.constexpr = (QUERY_HEADS + BLOCK - 1) // BLOCK
     KEY_PARTS: tl.constexpr = (KEY_HEADS + BLOCK - 1) // BLOCK
     HEAD: tl.constexpr = 2 * HALF
+    cos, sin = tables
+    query_norm, key_norm = norms
+    k_pages, v_pages = pages
+    q_stride, k_stride, v_stride = strides
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     lane = tl.arange(0, LANES)
@@ -90,7 +106,9 @@ def rotate_and_store_heads(
             at = head[:, None] * HEAD + lane[None, :]
             mask = (head < QUERY_HEADS)[:, None] & (lane < HALF)[None, :]
             x = q + row * q_stride + at
-            first, second = rotated_halves(x, query_norm, c, s, lane, mask, HALF, NORM, EPS_BITS)
+            first, second = rotated_halves(
+                x, query_norm, c, s, lane, mask, HALF, FORM.NORM, FORM.EPS_BITS
+            )
             to = out + row * (QUERY_HEADS * HEAD) + at
             tl.store(to, first.to(out.dtype.element_ty), mask=mask)
             tl.store(to + HALF, second.to(out.dtype.element_ty), mask=mask)
@@ -100,9 +118,11 @@ def rotate_and_store_heads(
             head = (part - QUERY_PARTS) * BLOCK + tl.arange(0, BLOCK)
             mask = (head < KEY_HEADS)[:, None] & (lane < HALF)[None, :]
             x = k + row * k_stride + head[:, None] * HEAD + lane[None, :]
-            first, second = rotated_halves(x, key_norm, c, s, lane, mask, HALF, NORM, EPS_BITS)
-            page = (slot // PAGE) * (KEY_HEADS * PAGE * HEAD) + (slot % PAGE) * HEAD
-            to = k_pages + page + head[:, None] * (PAGE * HEAD) + lane[None, :]
+            first, second = rotated_halves(
+                x, key_norm, c, s, lane, mask, HALF, FORM.NORM, FORM.EPS_BITS
+            )
+            page = (slot // _PAGE) * (KEY_HEADS * _PAGE * HEAD) + (slot % _PAGE) * HEAD
+            to = k_pages + page + head[:, None] * (_PAGE * HEAD) + lane[None, :]
             tl.store(to, first.to(k_pages.dtype.element_ty), mask=mask)
             tl.store(to + HALF, second.to(k_pages.dtype.element_ty), mask=mask)
     # 4. Store values in their page.
@@ -112,9 +132,9 @@ def rotate_and_store_heads(
         head = (part - QUERY_PARTS - KEY_PARTS) * BLOCK + tl.arange(0, BLOCK)
         present = (head < KEY_HEADS)[:, None] & (whole < HEAD)[None, :]
         value = tl.load(v + row * v_stride + head[:, None] * HEAD + whole[None, :], mask=present)
-        page = (slot // PAGE) * (KEY_HEADS * PAGE * HEAD) + (slot % PAGE) * HEAD
+        page = (slot // _PAGE) * (KEY_HEADS * _PAGE * HEAD) + (slot % _PAGE) * HEAD
         tl.store(
-            v_pages + page + head[:, None] * (PAGE * HEAD) + whole[None, :], value, mask=present
+            v_pages + page + head[:, None] * (_PAGE * HEAD) + whole[None, :], value, mask=present
         )
 
 
@@ -154,35 +174,35 @@ def rotate_and_store_as(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not rows:
         return out
-    block = min(share.heads, next_power_of_2(query_heads))
-    parts = cdiv(query_heads, block) + 2 * cdiv(key_heads, block)
-    weights = tuple(q if norm is None else norm for norm in norms)
+    form = _form(query_heads, key_heads, head, norms[0] is not None, eps, share.heads)
+    parts = cdiv(query_heads, form.BLOCK) + 2 * cdiv(key_heads, form.BLOCK)
     rotate_and_store_heads[(rows, parts)](
         q,
         k,
         v,
-        *tables,
-        *weights,
+        tuple(tables),
+        tuple(q if norm is None else norm for norm in norms),
         batch.positions,
         batch.slots,
         out,
-        *pages,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        QUERY_HEADS=query_heads,
-        KEY_HEADS=key_heads,
-        HALF=head // 2,
-        LANES=next_power_of_2(head // 2),
-        NORM=norms[0] is not None,
-        EPS_BITS=eps_bits(eps),
-        PAGE=PAGE_TOKENS,
-        BLOCK=block,
+        tuple(pages),
+        (q.stride(0), k.stride(0), v.stride(0)),
+        form,
         num_warps=share.warps,
         enable_fp_fusion=False,
         **dependent_launch(q.device),
     )
     return out
+
+
+@cache
+def _form(
+    query_heads: int, key_heads: int, head: int, normed: bool, eps: float, block: int
+) -> RotationForm:
+    """The form of programs of `block` heads at most."""
+    half, heads = head // 2, min(block, next_power_of_2(query_heads))
+    lanes, bits = next_power_of_2(half), eps_bits(eps)
+    return RotationForm(query_heads, key_heads, half, lanes, normed, bits, heads)
 
 
 def _check(

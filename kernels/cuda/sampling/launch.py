@@ -3,6 +3,8 @@
     table (one copy from the host)  ->  copies of rows with bias or penalties  ->  `scan_peaks`
       ->  bounds of filtered rows  ->  `sum_rows`  ->  torch.log  ->  `pack_rows`
 
+Where log-probabilities are of what is sampled from, `write_processed` and a second `sum_rows` stand
+before the last one.
 Greedy and random rows take four launches, top-k and top-p six more, however many rows.
 Over a sharded vocabulary the peaks, scores and masses of all ranks are gathered, a few integers a
 row; rows with top-k or top-p are gathered whole, and every rank finds their bounds.
@@ -20,6 +22,7 @@ import numpy as np
 import torch
 
 from tpdet.kernels.cuda.sampling.answers import PACKED_BLOCK, PACKED_FIELDS, answers_of, pack_rows
+from tpdet.kernels.cuda.sampling.candidates import Bounds
 from tpdet.kernels.cuda.sampling.peaks import (
     LogitRows,
     gathered_rows,
@@ -28,6 +31,7 @@ from tpdet.kernels.cuda.sampling.peaks import (
     scan_rows,
 )
 from tpdet.kernels.cuda.sampling.penalties import penalise, to_device
+from tpdet.kernels.cuda.sampling.processed import processed_rows
 from tpdet.kernels.cuda.sampling.ranks import ids_of_keys, top_keys, values_of_keys
 from tpdet.kernels.cuda.sampling.search import find_bounds
 from tpdet.kernels.cuda.sampling.table import (
@@ -50,6 +54,29 @@ def sample_rows(logits: torch.Tensor, params: Sequence[RowParams], shard: Shard)
 
 def sample_answers(logits: torch.Tensor, params: Sequence[RowParams], shard: Shard) -> RowAnswers:
     """`sample_rows` before the last subtraction. Raises as it does."""
+    rows, bounds, random = _scan(logits, params, shard)
+    return answers_of(rows, bounds, shard, random)
+
+
+def sample_processed(
+    logits: torch.Tensor, params: Sequence[RowParams], shard: Shard
+) -> tuple[RowAnswers, torch.Tensor]:
+    """`sample_answers` with log-probabilities of the rows as they are before the noise.
+
+    Also these rows, fp32 [R, W], in which an id that a filter or a mask removed has -inf.
+    """
+    rows, bounds, random = _scan(logits, params, shard)
+    sampled = answers_of(rows, bounds, shard, random)
+    processed = processed_rows(rows, bounds, sampled, shard)
+    scored = answers_of(processed, None, shard, False)
+    scored.answers[:2] = sampled.answers[:2]  # fit and token: those of the logits as they are
+    return scored, processed.logits
+
+
+def _scan(
+    logits: torch.Tensor, params: Sequence[RowParams], shard: Shard
+) -> tuple[LogitRows, Bounds | None, bool]:
+    """The rows with their maxima, what filters say of them, and whether any row draws noise."""
     logits = _fit(logits, shard)
     changed: list[int] = []
     filtered, random = np.empty(0, np.int64), False
@@ -79,7 +106,7 @@ def sample_answers(logits: torch.Tensor, params: Sequence[RowParams], shard: Sha
             own = _filtered_rows(rows, changed, filtered)
             filtered_rows = gathered_rows(rows, shard.whole(own))
         bounds = find_bounds(filtered_rows, shard.vocab_size, not whole)
-    return answers_of(rows, bounds, shard, random)
+    return rows, bounds, random
 
 
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> SampledRows:

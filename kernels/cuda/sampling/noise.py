@@ -58,7 +58,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 MASS_UNIT = tl.constexpr(2.0**-MASS_BITS)
 ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to an integer, ties even
 ROUNDER_BITS = tl.constexpr(0x4338000000000000)  # the bits of the same number
-BLOCK = tl.constexpr(1024)
+NOISE_BLOCK = tl.constexpr(1024)
 """Columns whose scores a program computes at a time, at most."""
 _MASSES_OF_ONE = tl.constexpr(2.0**MASS_BITS)
 _MULTIPLIER_0 = tl.constexpr(philox.MULTIPLIER_0)
@@ -152,7 +152,7 @@ def kept_values(start, at, width, first_id, temperature, bound, last_id, least):
 def best_score(start, width, first_id, fields, temperature, top, bound, SPAN: tl.constexpr):
     """The largest sort key of the scores of the program's SPAN columns; BELOW_ALL: none is kept."""
     part = tl.program_id(1)
-    LANES: tl.constexpr = min(SPAN, BLOCK)
+    LANES: tl.constexpr = min(SPAN, NOISE_BLOCK)
     # 1. the generator's counter and key, and the smallest value that may win
     counter = counter_of(fields)
     least = top + load_float(fields + MIN_P)

@@ -58,9 +58,8 @@ METHODS = ("list", "window", "digits")
 DIGITS = tl.constexpr(2048)
 _DIGIT_BITS = tl.constexpr(11)
 _FIRST_SHIFT = tl.constexpr(22)  # of the highest of three digits
-BLOCK = tl.constexpr(
-    2048
-)  # columns read at a time: with twice as many `bound_fallbacks` would spill registers
+# Columns read at a time: with twice as many `bound_fallbacks` would spill registers.
+SEARCH_BLOCK = tl.constexpr(2048)
 
 
 @triton.jit
@@ -71,8 +70,8 @@ def rank_of_value(value_key):
 
 @triton.jit
 def keys_at(start, first, width, temperature):
-    """Scaled values of BLOCK columns from `first` on, their sort keys, and which are in the row."""
-    at = first + tl.arange(0, BLOCK)
+    """Scaled values of SEARCH_BLOCK columns from `first`, their sort keys, which are in the row."""
+    at = first + tl.arange(0, SEARCH_BLOCK)
     x = scaled(tl.load(start + at, mask=at < width, other=-float("inf")), temperature)
     return x, sort_key(x, at), at < width
 
@@ -88,9 +87,9 @@ def sum_digits(row, floor, width, digits, before, shift, BY_MASS: tl.constexpr):
     tl.debug_barrier()  # what stood there has been read
     tl.store(digits + digit, tl.zeros((DIGITS,), tl.int64))
     tl.debug_barrier()
-    for first in range(0, width, BLOCK):
+    for first in range(0, width, SEARCH_BLOCK):
         x, key, there = keys_at(start, first, width, temperature)
-        weight = tl.full((BLOCK,), 1, tl.int64)
+        weight = tl.full((SEARCH_BLOCK,), 1, tl.int64)
         if BY_MASS:
             weight = fixed_point(x, top)
         rank = rank_of_value(value_key_of(key))
@@ -115,7 +114,7 @@ def last_of_value(start, width, temperature, floor, value_key, kept):
             last = equal & (tl.cumsum(equal.to(tl.int32), axis=0) == kept - seen)
             bound = tl.max(tl.where(last, key, KEEPS_ALL), axis=0)
         seen += count
-        first += BLOCK
+        first += SEARCH_BLOCK
     return bound
 
 
@@ -209,16 +208,14 @@ def find_bounds(
     """
     device, filtered, groups = rows.logits.device, len(rows.slots), rows.groups.shape[1]
     peak_parts, height = rows.peaks.shape[:2]
-    parts = -(-vocabulary // window.BLOCK.value)
+    parts = -(-vocabulary // window.WINDOW_BLOCK.value)
     numbers = partial(numbers_beside, rows.logits, filtered)
     # 1. the candidates
     bounds = Bounds(numbers(BOUND_FIELDS.value), numbers(LIST_FIELDS.value))
     counts = numbers(candidates.BUCKETS.value, dtype=torch.int32)
     lists = numbers(candidates.CAPACITY.value)
-    shape, group_lanes = (
-        RowShape(vocabulary, rows.logits.stride(0), groups),
-        next_power_of_2(groups),
-    )
+    shape = RowShape(vocabulary, rows.logits.stride(0), groups)
+    group_lanes = next_power_of_2(groups)
     common = rows, bounds, shape
     lanes = next_power_of_2(peak_parts), whole, group_lanes
     candidates.choose_floor[filtered,](

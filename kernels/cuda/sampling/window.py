@@ -74,7 +74,7 @@ from tpdet.kernels.cuda.sampling.table import (
 )
 
 CAPACITY = tl.constexpr(8192)
-BLOCK = tl.constexpr(4096)
+WINDOW_BLOCK = tl.constexpr(4096)
 """Columns of a row that a program collects from."""
 COUNT_BLOCK = tl.constexpr(8192)
 """Columns of a row that a program counts."""
@@ -323,7 +323,7 @@ def count_buckets(
 def collect_window(rows, filters, shape, room, WHOLE: tl.constexpr, DEPENDENT: tl.constexpr):
     """Lists the window's sort keys, or counts its runs; adds the mass above; program (slot, part).
 
-    room.run_parts[slot, run, part]: ids of each run in BLOCK.
+    room.run_parts[slot, run, part]: ids of each run in WINDOW_BLOCK.
     """
     await_earlier(DEPENDENT)
     slot, part = tl.program_id(0), tl.program_id(1)
@@ -333,7 +333,7 @@ def collect_window(rows, filters, shape, room, WHOLE: tl.constexpr, DEPENDENT: t
         middle = tl.load(window + MIDDLE)
         start, temperature, top, _, numerator = filtered_row(rows, filters.states, shape, WHOLE)
         # 1. which of these columns are in the window
-        at = part * BLOCK + tl.arange(0, BLOCK)
+        at = part * WINDOW_BLOCK + tl.arange(0, WINDOW_BLOCK)
         x = scaled(tl.load(start + at, mask=at < shape.width, other=-float("inf")), temperature)
         unit = unit_of(tl.load(filters.states + slot * LIST_FIELDS + SPREAD))
         position = position_of(x, top, unit)
@@ -421,7 +421,7 @@ def key_in_run(
     part = tl.sum(((upto < kept) & (at < parts)).to(tl.int32), axis=0)
     nth = kept - tl.sum(tl.where(at < part, count, 0), axis=0)
     # 2. the id
-    ids = part * BLOCK + tl.arange(0, BLOCK)
+    ids = part * WINDOW_BLOCK + tl.arange(0, WINDOW_BLOCK)
     x = scaled(tl.load(start + ids, mask=ids < width, other=-float("inf")), temperature)
     key = sort_key(x, ids)
     equal = (value_key_of(key) == value_key) & (ids < width)

@@ -34,7 +34,7 @@ def digest(model, shapes, rules=None):
     source = WeightSource(checkpoint, torch.float32, 0, False)
     for name in checkpoint.names:
         source.read(name, shapes[name], Pieces.whole())
-    return merge_digests(SoloWorld(), source.finish())
+    return merge_digests(SoloWorld(), source.finish()).whole
 
 
 def shapes_of(model):

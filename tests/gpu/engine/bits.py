@@ -159,6 +159,24 @@ def check_sizes(model, dtype, order):
         assert_same_run(whole, run_threads(size, run, timeout=240.0)[0], f"TP {size}")
 
 
+def check_processed(model):
+    """Processed log-probabilities: alone, in a crowd, preempted, without graphs, at TP 2 and 4."""
+    mode = {"logprobs_mode": "processed_logprobs"}
+    session = Session(model, SoloWorld(), dtype="bfloat16", **mode)
+    whole, mixed = alone(session), [*crowd(9), *probes()]
+    assert_same_run(whole, session.run(mixed), "processed, in a crowd")
+    assert_same_run(whole, session.run(mixed, preempt_every=3), "processed, preempted")
+    settings = {"dtype": "bfloat16", "enforce_eager": True, **mode}
+    assert_same_run(whole, Session(model, SoloWorld(), **settings).run(mixed), "without graphs")
+    for size in (2, 4):
+        run = lambda world: Session(model, world, **settings).run(mixed)
+        assert_same_run(whole, run_threads(size, run, timeout=240.0)[0], f"processed, TP {size}")
+    raw = session.run(probes(), logprobs_mode="raw_logprobs")
+    assert raw.prompt("long") == whole.prompt("long") and raw.answer("long") == whole.answer("long")
+    for name in ("short", "middle"):
+        assert raw.tokens(name) == whole.tokens(name) and raw.answer(name) != whole.answer(name)
+
+
 def check_accuracy(folder, family, dtype):
     """Logits against transformers in fp32 with the same weights, beside its own error."""
     import transformers
@@ -234,5 +252,6 @@ def engine_checks(folder):
         for dtype in DTYPES:
             name = f"accuracy {family} {dtype}"
             checks.append(Check(name, check_accuracy, (folder, family, dtype)))
+    checks.append(Check("processed log-probabilities", check_processed, (models["qwen3"],)))
     checks.append(Check("chain of a draft model", check_chain, (folder / "qwen3",)))
     return [*checks, Check("sampler", check_sampler), Check("rotary tables", check_tables)]

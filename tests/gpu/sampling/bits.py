@@ -12,16 +12,20 @@ from tests.gpu.lib.suite import Check
 from tests.lib.kernels.masses import masses_are_rounded_conversions
 from tests.lib.kernels.sampling_oracle import (
     answers,
+    masses_by,
+    masses_of,
     over_shards,
     prepare,
     reference,
     same_answers,
     tops,
 )
+from tpdet.kernels.cpu.sampling import launch as cpu_launch
 from tpdet.kernels.cuda.sampling import launch, noise
-from tpdet.kernels.inputs.row_params import RowParams
+from tpdet.kernels.inputs.row_params import PlainParams, RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.token_ranks import token_ranks
+from tpdet.sampling.sampler import prompt_logprobs, sample
 
 VOCABULARIES = (151_936, 151_937, 32_003, 777)
 KINDS = ("random", "peaked", "heavy", "flat", "tied", "zeros", "holes", "poisoned")
@@ -111,6 +115,42 @@ def check_shards():
                 assert torch.equal(found.packed, expected), (vocabulary, ranks)
 
 
+def check_processed(kind):
+    """Processed rows and what is said of them are the CPU's, also over shards, and raw at T = 1."""
+    for vocabulary in VOCABULARIES:
+        x, how = rows(kind, 36, vocabulary), params(36)
+        found, left = launch.sample_processed(x, how, Shard(0, vocabulary))
+        with masses_by(x.device):
+            expected, drawn = cpu_launch.sample_processed(x.cpu(), how, Shard(0, vocabulary))
+        fit = expected.answers[0] != 0.0
+        chosen = fit & (expected.answers[1] >= 0)
+        same(left.cpu()[chosen], drawn[chosen], f"{kind} {vocabulary}: rows")
+        assert torch.equal(found.answers[0].cpu(), expected.answers[0]), "fit"
+        assert torch.equal(found.answers[1].cpu()[fit], expected.answers[1][fit]), "tokens"
+        shares = masses_of(left[chosen], left[chosen].amax(-1)).sum(-1).double() * 2.0**-40
+        assert torch.equal(found.answers[3][chosen], torch.log(shares)), "masses"
+        raw = launch.sample_answers(x, how, Shard(0, vocabulary))
+        plain = [row for row, way in enumerate(how) if _is_plain(way) and chosen[row]]
+        assert plain or kind == "poisoned"
+        assert torch.equal(found.answers[:, plain], raw.answers[:, plain]), "plain rows"
+        changed = [row for row, way in enumerate(how) if not _is_plain(way) and chosen[row]]
+        assert not torch.equal(found.answers[3][changed], raw.answers[3][changed]), "control"
+        if vocabulary == 32_003:
+            for ranks in (2, 4, 8):
+                width = -(-vocabulary // (16 * ranks)) * 16 + 16
+                for answers_, _ in over_shards(x, ranks, width, partial(process_shard, how)):
+                    assert torch.equal(answers_.answers[:, chosen], found.answers[:, chosen]), ranks
+
+
+def _is_plain(way):
+    """Whether a row is sampled from as it is."""
+    return not way.changes_logits and not PlainParams.of(way).changes_row
+
+
+def process_shard(how, piece, shard):
+    return launch.sample_processed(piece, how, shard)
+
+
 def check_ranks(kind):
     """Ranks are places in the row sorted, also over shards, and nothing waits for them."""
     for vocabulary in VOCABULARIES:
@@ -183,13 +223,33 @@ def check_no_wait():
 
     x, how = rows("random", 36, VOCABULARY), params(36)
     launch.sample_rows(x, how, Shard(0, VOCABULARY))
+    launch.sample_processed(x, how, Shard(0, VOCABULARY))
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         launch.sample_rows(x, how, Shard(0, VOCABULARY))
+        launch.sample_processed(x, how, Shard(0, VOCABULARY))
         launch.top_of_rows(x, [0, 5], 20, Shard(0, VOCABULARY))
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def check_named_ids(kind):
+    """Ids that are named, and a hundred of the likeliest, have the bits of scored tokens."""
+    for vocabulary in (151_937, 777):
+        logits = rows(kind, 5, vocabulary)
+        ids = (vocabulary - 1, 0, 17, 5)
+        beside = [ids, 100, None, ids[:2], 100]
+        tokens = sample(logits, params(5, [{"temperature": 1.0}]), beside)
+        for row in (0, 1, 3, 4):
+            top = tokens[row].top
+            names = [candidate.token_id for candidate in top]
+            assert len(names) == 100 if beside[row] == 100 else names == [*beside[row]]
+            scored = prompt_logprobs(logits[row].expand(len(names), -1), names, 0)
+            ours = [candidate.logprob for candidate in top]
+            assert ours == [token.logprob for token in scored], (kind, vocabulary, row)
+        prompt = prompt_logprobs(logits[:1], [3], ids)
+        assert prompt[0].top == tokens[0].top, (kind, vocabulary)
 
 
 def sampler_checks():
@@ -205,4 +265,6 @@ def sampler_checks():
         if kind != "poisoned":
             found.append(Check(f"every way to a bound, {kind}", check_methods, (kind,)))
             found.append(Check(f"ranks, {kind}", check_ranks, (kind,)))
+            found.append(Check(f"named ids, {kind}", check_named_ids, (kind,)))
+        found.append(Check(f"processed, {kind}", check_processed, (kind,)))
     return found

@@ -41,8 +41,9 @@ def columns_of(whole, world):
     return whole.chunk(world.size, dim=1)[world.rank].contiguous()
 
 
-def shared(logits, how, counts, exchange, world):
-    return sampler.sample_shared(logits, how, counts, exchange, world.rank, world.size, VOCABULARY)
+def shared(logits, how, counts, exchange, world, processed=False):
+    of = how, counts, exchange, world.rank, world.size, VOCABULARY
+    return sampler.sample_shared(logits, *of, processed)
 
 
 def check_bits(world, sums, peer):
@@ -73,6 +74,9 @@ def check_bits(world, sums, peer):
                     same &= torch.equal(sampled.tokens[sampled.fit], expected.tokens[sampled.fit])
                     if not same or repr(sampler.finish(sampled)) != repr(alone):
                         wrong.append((kind, count, name))
+                    found = sampler.finish(work(processed=True))
+                    if repr(found) != repr(sampler.sample(whole, how, counts, processed=True)):
+                        wrong.append((kind, count, name, "processed"))
     check_carrier(sums.carrier)
     assert not wrong, wrong
 

@@ -10,7 +10,9 @@ pytest.importorskip("triton")
 import torch
 
 from tests.kernels.compiled.test_gemm import compile_for_hopper
-from tpdet.kernels.cuda.attention.prefill import attend_blocks
+from tests.lib.some_slow import some_slow
+from tpdet.kernels.cuda.attention.operands import AttentionOperands, AttentionShape
+from tpdet.kernels.cuda.attention.prefill import PrefillForm, attend_blocks
 from tpdet.kernels.cuda.attention.split import score_cap
 from tpdet.kernels.cuda.attention.variants import AttentionVariant, prefill_variant
 from tpdet.kernels.cuda.hardware import H200
@@ -20,22 +22,28 @@ from tpdet.kernels.cuda.pointwise.soft_cap import cap_values
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 # Bytes a thread: dots of fp32 hold a whole depth in registers, and run where speed is no aim.
 SPILL_ALLOWANCE = {"fp32": 4096, "bf16": 160, "fp16": 160}
-INTEGERS = ("q_stride", "widest", "window", "row_count", "row_parts", "short_rows")
 
 
-def compiled(kernel, dtype, head, group, window, variant, extra):
+def operand_types(dtype):
+    """Triton's types of `AttentionOperands`; sinks are read as fp32."""
+    values = f"*{NAMES[dtype]}"
+    return AttentionOperands(values, values, values, values, "*fp32", "i32", "fp32")
+
+
+def compiled(dtype, head, group, window, variant, cap=None, sinks=False):
+    """`attend_blocks` of 8 key heads."""
     lanes = 1 << (head - 1).bit_length()
     name = NAMES[dtype]
-    types = {"scale": "fp32"} | dict.fromkeys(("q", "k_pages", "v_pages", "out"), f"*{name}")
-    types |= dict.fromkeys(("blocks", "rows", "tables", "splits", "short"), "*i32")
-    types |= dict.fromkeys(("split_largest", "split_mass", "split_total", "sinks"), "*fp32")
-    types |= dict.fromkeys(INTEGERS, "i32")
+    types = {"operands": operand_types(dtype)} | dict.fromkeys(("widest", "window"), "i32")
+    types |= dict.fromkeys(("blocks", "rows", "tables"), "*i32")
     tiles = f"tensordesc<{name}[64,{lanes}]>" if variant.descriptors else f"*{name}"
     types |= dict.fromkeys(("k_tiles", "v_tiles"), tiles)
-    types = {key: value for key, value in types.items() if key in kernel.arg_names}
-    constants = {"KEY_HEADS": 8, "GROUP": group, "HEAD": head, "LANES": lanes, "WINDOW": window}
-    constants |= {"CAP": None, "SINKS": False}
-    return compile_for_hopper(kernel, types, constants | extra, variant.warps, variant.stages)
+    constants = {
+        "SHAPE": AttentionShape(8, group, head, lanes, window, sinks),
+        "FORM": PrefillForm(variant.descriptors, 128, variant.rows, variant.stages),
+        "CAP": cap,
+    }
+    return compile_for_hopper(attend_blocks, types, constants, variant.warps, variant.stages)
 
 
 def fuses_exponents_alone(ptx):
@@ -65,13 +73,16 @@ PREFILL_CASES = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "head", "group", "window", "variant"), PREFILL_CASES)
+QUICK = [PREFILL_CASES[i] for i in (0, 1, 4, 7)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head", "group", "window", "variant"), some_slow(QUICK, PREFILL_CASES)
+)
 def test_prefill_compiles_without_serialised_matrix_instructions(
     dtype, head, group, window, variant
 ):
-    extra = {"DESCRIPTORS": variant.descriptors, "BLOCK": 128, "ROWS": variant.rows}
-    extra["STAGES"] = variant.stages
-    ptx, log = compiled(attend_blocks, dtype, head, group, window, variant, extra)
+    ptx, log = compiled(dtype, head, group, window, variant)
     wide = dtype == torch.float32
     allowance = 0 if variant.descriptors else SPILL_ALLOWANCE[NAMES[dtype]]
     check(ptx, log, allowance, fused_allowed=wide)
@@ -81,16 +92,15 @@ def test_prefill_compiles_without_serialised_matrix_instructions(
     assert re.search(r"add(\.rn)?\.f32\s+%\w+, %\w+, 0f00000000", ptx), "`+ 0.0` is gone"
 
 
-@pytest.mark.parametrize("head", [128, 256])
+@pytest.mark.parametrize("head", some_slow([256], [128, 256]))
 def test_capped_scores_compile_without_fusion(head):
     variant = prefill_variant(torch.bfloat16, head, H200, plain=False)
     assert not variant.warp_specialised and variant.descriptors
-    extra = {"DESCRIPTORS": True, "BLOCK": 128, "ROWS": variant.rows, "STAGES": variant.stages}
-    extra["CAP"] = score_cap(head, 50.0)
-    ptx, log = compiled(attend_blocks, torch.bfloat16, head, 2, False, variant, extra)
+    cap = score_cap(head, 50.0)
+    ptx, log = compiled(torch.bfloat16, head, 2, False, variant, cap)
     check(ptx, log, 64 if head == 256 else 0)
     assert "wgmma.mma_async" in ptx and "div.full.f32" in ptx
-    types, constants = {"x": "*fp32", "count": "i32"}, {"CAP": extra["CAP"], "BLOCK": 1024}
+    types, constants = {"x": "*fp32", "count": "i32"}, {"CAP": cap, "BLOCK": 1024}
     ptx, log = compile_for_hopper(cap_values, types, constants, 4, 3, ("count",))
     check(ptx, log, 0)
     assert "div.full.f32" in ptx and "ld.global.v4" in ptx
@@ -98,10 +108,9 @@ def test_capped_scores_compile_without_fusion(head):
 
 def test_sinks_compile_without_fusion():
     variant = prefill_variant(torch.bfloat16, 64, H200, plain=False)
-    extra = {"DESCRIPTORS": True, "BLOCK": 128, "ROWS": variant.rows, "STAGES": variant.stages}
+    assert variant.descriptors
     for window in (False, True):
-        parts = torch.bfloat16, 64, 8, window, variant, extra | {"SINKS": True}
-        ptx, log = compiled(attend_blocks, *parts)
+        ptx, log = compiled(torch.bfloat16, 64, 8, window, variant, sinks=True)
         check(ptx, log, 0)
         assert "wgmma.mma_async" in ptx
 

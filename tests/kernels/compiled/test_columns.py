@@ -14,6 +14,7 @@ from tests.kernels.compiled.test_gemm import (
     form,
     pointer_types,
 )
+from tests.lib.some_slow import some_slow
 from tpdet.kernels.cuda.gemm.choice.candidates import column_candidates
 from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS
 from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
@@ -65,17 +66,21 @@ def check_gates(ptx, variant, warps=None):
     assert "ex2.approx" in ptx and not re.search(r"div\.(rn|approx)\.f", ptx)
 
 
-def test_swapped_descriptor_tiles_compile_to_wgmma_fed_by_the_copy_engine():
-    for variant in of_most_stages(candidates("column", (1, 16, 32, 64))):
+@pytest.mark.parametrize("rows", some_slow([16], [1, 16, 32, 64]))
+def test_swapped_descriptor_tiles_compile_to_wgmma_fed_by_the_copy_engine(rows):
+    for variant in of_most_stages(candidates("column", (rows,))):
         if variant.variant.endswith("swapped") and variant_of(variant).descriptors:
             ptx, _ = compile_candidate(variant, "column")
             assert "cp.async.bulk.tensor" in ptx and "wgmma.mma_async" in ptx
             assert f"m64n{variant.rows}k16" in ptx
 
 
-def test_narrow_tiles_compile_without_spills():
-    narrow = set(column_candidates(1, 1536, 4096, "column", H200))
-    for variant in of_most_stages({v for v in narrow if not variant_of(v).descriptors}):
+@pytest.mark.parametrize("depth", some_slow([512], [64, 128, 256, 512]))
+def test_narrow_tiles_compile_without_spills(depth):
+    tiles = column_candidates(1, 1536, 4096, "column", H200)
+    narrow = {v for v in tiles if not variant_of(v).descriptors and v.depth == depth}
+    assert narrow
+    for variant in of_most_stages(narrow):
         compile_candidate(variant, "column")
 
 

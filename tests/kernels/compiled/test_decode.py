@@ -9,43 +9,45 @@ pytest.importorskip("triton")
 import torch
 import triton
 
-from tests.kernels.compiled.test_attention import fuses_exponents_alone
+from tests.kernels.compiled.test_attention import NAMES, fuses_exponents_alone, operand_types
 from tests.lib.kernels.hopper_kernels import hopper_kernel
-from tpdet.kernels.cuda.attention.decode import attend_splits
-from tpdet.kernels.cuda.attention.decode_launch import decode_constants, merge_chunk
+from tests.lib.some_slow import some_slow
+from tpdet.kernels.cuda.attention.decode import SplitStates, attend_splits
+from tpdet.kernels.cuda.attention.decode_launch import decode_form, merge_chunk
 from tpdet.kernels.cuda.attention.merge_splits import merge_splits
+from tpdet.kernels.cuda.attention.operands import AttentionShape
 from tpdet.kernels.cuda.attention.split import score_cap
 from tpdet.kernels.cuda.attention.variants import AttentionVariant, decode_variant
 from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.cuda.pointwise.rotate_and_store import (
     FEW_ROWS,
     MANY_ROWS,
+    RotationForm,
     rotate_and_store_heads,
 )
 
-NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 # Bytes a thread: dots of fp32 hold a whole depth in registers, and run where speed is no aim.
 # Heads of 256 with a window spill 16 bytes under Triton 3.9 and none under 3.6.
 SPILL_ALLOWANCE = {True: 4096, False: 16}
-STRIDES = ("q_stride", "k_stride", "v_stride")
+STATES = SplitStates("*fp32", "*fp32", "*fp32")
 
 
 def compiled(kernel, types, constants, warps, stages):
     """PTX, log of ptxas -v and shared bytes for compute capability 9.0; row strides of 16."""
     types = {name: kind for name, kind in types.items() if name in kernel.arg_names}
-    aligned = [n for n, kind in types.items() if kind.startswith("*") or n in STRIDES]
+    aligned = [n for n, kind in types.items() if kind[0].startswith("*") or n == "strides"]
     options = {"num_warps": warps, "num_stages": stages}
     done = hopper_kernel(kernel, types, constants, aligned, options)
     return done.ptx, done.log, done.shared
 
 
 def attention_types(dtype):
-    name = NAMES[dtype]
-    types = {"scale": "fp32"} | dict.fromkeys(("q", "k_pages", "v_pages", "out"), f"*{name}")
+    types = {"operands": operand_types(dtype), "states": STATES, "out": f"*{NAMES[dtype]}"}
     types |= dict.fromkeys(("rows", "tables", "splits", "short", "arrivals"), "*i32")
-    types |= dict.fromkeys(("split_largest", "split_mass", "split_total", "sinks"), "*fp32")
-    integers = ("q_stride", "widest", "window", "row_count", "row_parts", "short_rows")
-    return types | dict.fromkeys(integers, "i32")
+    types["sinks"] = "*fp32"
+    return types | dict.fromkeys(
+        ("widest", "window", "row_count", "row_parts", "short_rows"), "i32"
+    )
 
 
 def check(ptx, log, wide=False, counts=False):
@@ -72,13 +74,14 @@ CASES = [  # dtype, head, group, window, rows of a sequence, splits of 4 sequenc
 ]
 
 
+PLAIN = [(*case, 0.0, False) for case in CASES]
+CAPPED, SINKS = (*CASES[5], 50.0, False), (torch.bfloat16, 64, 8, True, 1, 4, 0.0, True)
+
+
 @pytest.mark.parametrize(
     ("dtype", "head", "group", "window", "tokens", "splits", "cap", "sinks"),
-    [
-        *((*case, 0.0, False) for case in CASES), (*CASES[5], 50.0, False),
-        (torch.bfloat16, 64, 8, True, 1, 4, 0.0, True),
-    ],
-)  # fmt: skip
+    some_slow([*(PLAIN[i] for i in (0, 4, 6, 9)), CAPPED, SINKS], [*PLAIN, CAPPED, SINKS]),
+)
 def test_splits_compile_to_matrix_instructions(
     dtype, head, group, window, tokens, splits, cap, sinks
 ):
@@ -86,9 +89,11 @@ def test_splits_compile_to_matrix_instructions(
     assert variant.fused == (splits <= 128 and head * tokens <= 2048)
     assert variant.swapped == (dtype != torch.float32)
     lanes = triton.next_power_of_2(head)
-    shape = {"KEY_HEADS": 8, "GROUP": group, "HEAD": head, "LANES": lanes, "WINDOW": window}
-    constants = shape | decode_constants(variant, tokens * group, lanes)
-    constants |= {"CAP": score_cap(head, cap), "SINKS": sinks}
+    constants = {
+        "SHAPE": AttentionShape(8, group, head, lanes, window, sinks),
+        "FORM": decode_form(variant, tokens * group, lanes),
+        "CAP": score_cap(head, cap),
+    }
     types = attention_types(dtype)
     if tokens * group <= variant.rows:
         del types["row_parts"]
@@ -105,7 +110,7 @@ def test_splits_compile_to_matrix_instructions(
         assert "bar.sync" in ptx[ptx.rindex("st.global", 0, added) : added], "no barrier"
 
 
-@pytest.mark.parametrize("window", [False, True])
+@pytest.mark.parametrize("window", some_slow([False], [False, True]))
 @pytest.mark.parametrize(
     ("head", "splits", "sinks"),
     [*((128, n, False) for n in (500, 1)), (96, 60, False), (256, 500, False), (64, 500, True)],
@@ -113,10 +118,8 @@ def test_splits_compile_to_matrix_instructions(
 def test_the_merge_loads_a_chunk_at_once_and_fuses_nothing(head, splits, sinks, window):
     lanes = triton.next_power_of_2(head)
     chunk = merge_chunk(splits, lanes)
-    shape = {"KEY_HEADS": 8, "GROUP": 4, "HEAD": head, "LANES": lanes, "WINDOW": window}
-    shape["SINKS"] = sinks
-    types = attention_types(torch.bfloat16)
-    ptx, log, _ = compiled(merge_splits, types, shape | {"CHUNK": chunk}, 4, 3)
+    constants = {"SHAPE": AttentionShape(8, 4, head, lanes, window, sinks), "CHUNK": chunk}
+    ptx, log, _ = compiled(merge_splits, attention_types(torch.bfloat16), constants, 4, 3)
     check(ptx, log)
     assert "div.rn.f32" in ptx
     assert re.search(r"add(\.rn)?\.f32\s+%\w+, %\w+, 0f00000000", ptx), "`+ 0.0` is gone"
@@ -127,15 +130,15 @@ def test_the_merge_loads_a_chunk_at_once_and_fuses_nothing(head, splits, sinks, 
 
 
 @pytest.mark.parametrize("head", [128, 96])
-@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("normed", some_slow([True], [True, False]))
 @pytest.mark.parametrize("share", [FEW_ROWS, MANY_ROWS])
 def test_the_rotation_loads_wide_and_fuses_nothing(share, normed, head):
-    names = ("q", "k", "v", "query_norm", "key_norm", "out", "k_pages", "v_pages")
-    types = dict.fromkeys(names, "*bf16") | dict.fromkeys(STRIDES, "i32")
-    types |= {"cos": "*fp32", "sin": "*fp32", "positions": "*i64", "slots": "*i64"}
-    constants = {"QUERY_HEADS": 32, "KEY_HEADS": 8, "HALF": head // 2, "LANES": 64, "NORM": normed}
-    constants |= {"EPS_BITS": norm.eps_bits(1e-6), "PAGE": 256, "BLOCK": share.heads}
-    ptx, log, _ = compiled(rotate_and_store_heads, types, constants, share.warps, 3)
+    types = dict.fromkeys(("q", "k", "v", "out"), "*bf16")
+    types |= dict.fromkeys(("norms", "pages"), ("*bf16", "*bf16"))
+    types |= {"tables": ("*fp32", "*fp32"), "positions": "*i64", "slots": "*i64"}
+    types["strides"] = ("i32", "i32", "i32")
+    form = RotationForm(32, 8, head // 2, 64, normed, norm.eps_bits(1e-6), share.heads)
+    ptx, log, _ = compiled(rotate_and_store_heads, types, {"FORM": form}, share.warps, 3)
     check(ptx, log)
     assert ("sqrt.rn.f64" in ptx) == normed and ("div.rn.f64" in ptx) == normed
     if share is MANY_ROWS and head == 128:

@@ -83,19 +83,22 @@ def written(logits, top_p):
     launch.move_on(table, torch.ones(len(logits), dtype=torch.int64))
 
 
-def test_every_kind_at_every_number_of_rows_is_foreseen(monkeypatch, tmp_path):
+@pytest.mark.parametrize("processed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_kind_at_every_number_of_rows_is_foreseen(monkeypatch, tmp_path, processed):
     compile_for_hopper(monkeypatch, tmp_path)
     take_gpu_kernels(monkeypatch)
     logits = torch.zeros(MOST, VOCABULARY)
-    mixed = asked(lambda: [sample_in_one_step(logits[:rows]) for rows in sizes(MOST)])
-    alone = asked(lambda: [sample_every_kind_alone(logits[:rows]) for rows in sizes(MOST)])
+    parts = [logits[:rows] for rows in sizes(MOST)]
+    mixed = asked(lambda: [sample_in_one_step(x, processed=processed) for x in parts])
+    alone = asked(lambda: [sample_every_kind_alone(x, processed) for x in parts])
+    assert ("write_processed" in {*mixed.values()}) == processed
     foreseen = mixed | alone
     late = {}
     for rows in (1, 7, 13, 14, 24, 28, 48, 55, 56, 64):
         part = logits[:rows]
         works = {
             name: lambda part=part, params=params, rows=rows: sample_columns(
-                part, *rows_of(params, rows), Shard(0, VOCABULARY)
+                part, *rows_of(params, rows), Shard(0, VOCABULARY), processed
             )
             for name, params in KINDS.items()
         }
@@ -122,14 +125,15 @@ class Exchange:
         return torch.stack([x, torch.zeros_like(x)])
 
 
-def test_every_kind_that_ranks_draw_together_is_foreseen(monkeypatch, tmp_path):
+@pytest.mark.parametrize("processed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_kind_that_ranks_draw_together_is_foreseen(monkeypatch, tmp_path, processed):
     compile_for_hopper(monkeypatch, tmp_path)
     take_gpu_kernels(monkeypatch)
     exchange, world = Exchange(), SimpleNamespace(rank=0, size=2)
     shard = Shard(0, VOCABULARY, exchange.all_gather)
     sharing = RowSharing.__new__(RowSharing)
     sharing._rows, sharing._world, sharing._shard = exchange, world, shard
-    sharing._columns, sharing._most = VOCABULARY // 2, 128
+    sharing._columns, sharing._most, sharing._processed = VOCABULARY // 2, 128, processed
     foreseen = asked(lambda: sharing.warm_up(torch.device("cpu")))
     logits = torch.zeros(128, VOCABULARY // 2)
     kinds = {
@@ -144,9 +148,9 @@ def test_every_kind_that_ranks_draw_together_is_foreseen(monkeypatch, tmp_path):
         part, counts = logits[:rows], [0] * rows
         for name, params in kinds.items():
             given = [RowParams(seed=1, position=2, **params[i % len(params)]) for i in range(rows)]
-            works = [lambda *of: sample_shared(*of, exchange, 0, 2, VOCABULARY)]
+            works = [lambda *of: sample_shared(*of, exchange, 0, 2, VOCABULARY, processed)]
             if name in ("greedy", "plain"):
-                works.append(lambda *of: sample_columns(*of, shard))
+                works.append(lambda *of: sample_columns(*of, shard, processed))
             for way, work in zip(("shares", "columns"), works, strict=False):
                 found = asked(lambda work=work, of=(part, given, counts): work(*of))
                 if new := {kernel for at, kernel in found.items() if at not in foreseen}:

@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 import torch
 
 from tests.lib.kernels.hopper_kernels import hopper_kernel
+from tests.lib.some_slow import some_slow
 from tpdet.kernels.cuda.cost.static import static_tiles
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants import descriptor as gemm_descriptor
@@ -63,7 +64,7 @@ def pointer_types(dtype, out=None):
     return types | dict.fromkeys(("m", "n", "k", "stride_x"), "i32")
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("dtype", some_slow(["bf16", "fp32"], ["bf16", "fp16", "fp32"]))
 def test_pointer_kernels_compile_to_matrix_instructions(dtype):
     float32 = dtype == "fp32"
     for tile in static_tiles(float32=float32, wide_out=False, descriptors=False):
@@ -75,7 +76,7 @@ def test_pointer_kernels_compile_to_matrix_instructions(dtype):
         check(ptx, log, "pointer_chain", wanted, fused_allowed=float32)
 
 
-@pytest.mark.parametrize("out", ["bf16", "fp32"])
+@pytest.mark.parametrize("out", some_slow(["bf16"], ["bf16", "fp32"]))
 def test_descriptor_kernels_compile_without_serialised_matrix_instructions(out):
     wide = out == "fp32"
     for tile in static_tiles(float32=False, wide_out=wide, descriptors=True):

@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 from tests.kernels.compiled.test_columns import check_gates
 from tests.kernels.compiled.test_gemm import check
 from tests.lib.kernels.hopper_kernels import hopper_kernel
+from tests.lib.some_slow import some_slow
 from tpdet.kernels.cuda.gemm.variants.root_form import (
     RootForm,
 )
@@ -63,8 +64,11 @@ def compiled(form, even=True, stages=None, sent=True, columns=None):
 
 @pytest.mark.parametrize(
     ("form", "even", "sent"),
-    [(form, True, True) for form in FORMS]
-    + [(form, even, False) for form in FORMS if form not in COLUMNS for even in (True, False)],
+    some_slow(
+        [(form, True, True) for form in FORMS] + [("tree", False, False)],
+        [(form, True, True) for form in FORMS]
+        + [(form, even, False) for form in FORMS if form not in COLUMNS for even in (True, False)],
+    ),
 )
 def test_every_sum_stays_in_registers(form, even, sent):
     ptx, log, held = compiled(form, even, sent=sent)

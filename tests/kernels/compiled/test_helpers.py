@@ -27,6 +27,20 @@ from tpdet.launch.host.processes import children_of
 
 PROGRAM = FoldProgram((0, 1), (0, 1), (0, 1), (-1, 0))
 BLOCKS = 32, 64, 128, 256
+BEFORE = set()
+"""Children that an earlier test left to this process, such as multiprocessing's tracker."""
+
+
+@pytest.fixture(autouse=True)
+def _children_before():
+    BEFORE.clear()
+    BEFORE.update(child.pid for child in children_of(os.getpid()))
+
+
+def started_since():
+    return [child for child in children_of(os.getpid()) if child.pid not in BEFORE]
+
+
 READY = "echo '[0, \"\"]'"
 
 
@@ -97,7 +111,7 @@ def test_helpers_write_the_files_that_one_process_writes(kernels, tmp_path, monk
     assert compiled_files(tmp_path / "helped") == alone
     assert {path.stat().st_uid for path in (tmp_path / "helped").rglob("*")} == {os.geteuid()}
     crew.close()
-    assert not children_of(os.getpid())
+    assert not started_since()
 
 
 def test_a_helper_compiles_no_other_kernel_and_ends_with_its_input(kernels, tmp_path):
@@ -144,7 +158,7 @@ def test_a_helper_that_fails_costs_time_only(kernels, python, monkeypatch, scrip
     assert keys(kernels) == [None] * 4 and count.count(1) == 4
     assert started.read_text() == "x\n"
     crew.close()
-    assert not children_of(os.getpid())
+    assert not started_since()
 
 
 def test_no_process_can_be_started(kernels, monkeypatch):
@@ -158,10 +172,10 @@ def test_helpers_that_nobody_closes_end_where_a_start_is_given_up(python):
     python("exec cat > /dev/null")
     crew = Helpers(2, 1)
     crew.start()
-    assert len(children_of(os.getpid())) == 2
+    assert len(started_since()) == 2
     del crew
     gc.collect()
-    assert not children_of(os.getpid())
+    assert not started_since()
 
 
 def test_nobody_is_started_for_few_kernels_or_for_those_on_disk(kernels, python, monkeypatch):

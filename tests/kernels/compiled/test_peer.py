@@ -10,6 +10,7 @@ import torch
 
 from tests.kernels.compiled.test_gemm import compile_for_hopper, finish_of
 from tests.lib.kernels.hopper_kernels import hopper_kernel
+from tests.lib.some_slow import some_slow
 from tpdet.kernels import order
 from tpdet.kernels.cuda.exchange import direct as peer_direct
 from tpdet.kernels.cuda.exchange import gather as peer_gather
@@ -69,12 +70,21 @@ def check(ptx, log, name, floats=True):
     return max(spilled)
 
 
+QUICK = (
+    ("pairs", 2, 1, 4096, "bf16", "fp32", True),
+    ("tree", 8, 7, 1024, "fp32", "fp32", False),
+)
+OTHERS = (
+    ("pairs", 4, 1, 4096, "bf16", "bf16", False),
+    ("sequential", 2, 1, 8192, "bf16", "bf16", False),
+    ("pairs", 2, 1, 4096, "bf16", "fp32", False),
+)
+
+
 @pytest.mark.parametrize(
     ("name", "ranks", "rank", "n", "dtype", "factor", "behind"),
-    [("pairs", 4, 1, 4096, "bf16", "bf16", False), ("pairs", 2, 1, 4096, "bf16", "fp32", True),
-     ("sequential", 2, 1, 8192, "bf16", "bf16", False), ("tree", 8, 7, 1024, "fp32", "fp32", False),
-     ("pairs", 2, 1, 4096, "bf16", "fp32", False)],
-)  # fmt: skip
+    some_slow(QUICK, [*QUICK, *OTHERS]),
+)
 def test_exchange_kernels_compile(name, ranks, rank, n, dtype, factor, behind):
     types = {"links": LINKS, "sums": OwnSums("*fp32", "i32"), "m": "i32"}
     types["stream"] = StreamRows("*fp32", "i32", f"*{factor}", f"*{factor}", "*fp32")

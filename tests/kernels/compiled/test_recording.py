@@ -1,6 +1,8 @@
 """A recording lists what would be launched, and launches, compiles and believes nothing."""
 
 import functools
+import importlib
+import pkgutil
 import threading
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ import triton.language as tl
 from triton.runtime import cache as triton_cache
 from triton.runtime.jit import JITFunction
 
+import tpdet.kernels.cuda
 from tests.lib.kernels.driverless import Driver, compile_for_hopper
 from tpdet.kernels.cuda.compile import recording as module
 from tpdet.kernels.cuda.compile.pool import compile_all, watching_compilations
@@ -22,6 +25,7 @@ from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Operands
 from tpdet.kernels.cuda.gemm.variants.warp_specialised_launch import run_gluon_fold
+from tpdet.kernels.cuda.sampling.noise import fixed_point
 
 
 @triton.jit
@@ -46,6 +50,14 @@ def numbered(value):
 @triton.jit
 def add_it(x):
     tl.store(x, numbered(tl.load(x)))
+
+
+LOG2_E = tl.constexpr(3)  # not the constant of this name that `fixed_point` reads
+
+
+@triton.jit
+def reads_two_of_one_name(x):
+    tl.store(x, fixed_point(tl.load(x), LOG2_E))
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +95,34 @@ def test_a_kernel_has_one_key_whichever_was_asked_for_first():
             function.hash, function.used_global_vals = None, {}
         keys.append(first.cache_key and add_it.cache_key)
     assert keys[0] == keys[1]
+
+
+def values_of_one_name(function):
+    """Names of constants that have several values in a function and in what it calls.
+
+    Triton orders such constants by addresses, so that the function's key differs by process.
+    """
+    _ = function.cache_key
+    values = {}
+    for (name, _), (value, _) in function.used_global_vals.items():
+        if isinstance(value, tl.constexpr):
+            values.setdefault(name, set()).add(repr(value))
+    return sorted(name for name, of_name in values.items() if len(of_name) > 1)
+
+
+def test_every_process_gives_a_kernel_the_same_key():
+    functions = {}
+    for module_info in pkgutil.walk_packages(tpdet.kernels.cuda.__path__, "tpdet.kernels.cuda."):
+        for value in vars(importlib.import_module(module_info.name)).values():
+            if isinstance(value, JITFunction):
+                functions[f"{value.module}.{value.__name__}"] = value
+    assert len(functions) > 150
+    ambiguous = {name: values_of_one_name(each) for name, each in functions.items()}
+    assert not {name: names for name, names in ambiguous.items() if names}
+
+
+def test_one_name_of_two_constants_is_noticed():
+    assert values_of_one_name(reads_two_of_one_name) == ["LOG2_E"]
 
 
 def test_what_was_asked_for_is_compiled_once_and_found_afterwards():

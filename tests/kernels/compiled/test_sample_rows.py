@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("triton")
 
 from tests.lib.kernels.hopper_kernels import hopper_kernel
-from tpdet.kernels.cuda.sampling import answers, candidates, peaks, search, window
+from tpdet.kernels.cuda.sampling import answers, candidates, peaks, processed, search, window
 from tpdet.kernels.cuda.sampling.candidates import Bounds
 from tpdet.kernels.cuda.sampling.peaks import LogitRows, RowShape
 from tpdet.kernels.cuda.sampling.window import WindowRoom
@@ -42,6 +42,11 @@ KERNELS = {
         SUMMED | {"RANDOM_ROWS": True, "WHOLE": True, "LISTED": True}, 4,
     ),
     "answers": (answers.answer_rows, TYPES, {"RANKS": 8}, 1),
+    "processed": (
+        processed.write_processed,
+        TYPES | {"bounds": "*i64", "answers": "*fp64", "into": TYPES["rows"]},
+        {"SPAN": 4096, "PARTS": 128}, 4,
+    ),
     "packed": (answers.pack_rows, PACKED, {"PLACED": True}, 4),
     "groups": (peaks.scan_groups, TYPES, SCANNED, 4),
     "floor": (candidates.choose_floor, TYPES, FILTERED | {"GROUPS": 4096}, 8),

@@ -8,6 +8,7 @@ import torch
 from tests.lib.engine_harness import ask, run
 from tests.lib.thread_world import run_threads
 from tpdet.comm.exchange.rows import GatherRows, first_rows, row_places, share_of
+from tpdet.config import EngineConfig
 from tpdet.control.plan import ByShares
 from tpdet.errors import IntegrityError
 from tpdet.kernels.inputs.row_params import RowParams
@@ -140,7 +141,7 @@ def test_where_there_is_peer_memory_ranks_draw_together():
     def opened(setting, memory):
         carrier = SimpleNamespace(memory=memory, world=Partition.world, all_gather=None)
         exchange = SimpleNamespace(carrier=carrier)
-        config = SimpleNamespace(share_draws=setting, max_running=4)
+        config = EngineConfig(model="m", share_draws=setting, max_num_seqs=4)
         return shared_rows.open_sharing(config, exchange, Partition, 256).open
 
     found = [opened(s, m) for s in ("auto", "on", "off") for m in (None, "memory")]
@@ -170,9 +171,10 @@ def test_shares_cover_every_row_and_nobody_is_without(ranks):
         assert [everyone[place] for place in places] == list(range(rows))
 
 
+@pytest.mark.parametrize("processed", [False, True])
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("rows", [1, 3, 8])
-def test_draws_together_have_the_bits_of_whole_rows(ranks, rows):
+def test_draws_together_have_the_bits_of_whole_rows(ranks, rows, processed):
     """Padding columns are poisoned; a row that fails, fails alone and everywhere."""
     vocabulary, width = 997, 320 if ranks == 4 else 512
     generator = torch.Generator().manual_seed(rows)
@@ -186,10 +188,11 @@ def test_draws_together_have_the_bits_of_whole_rows(ranks, rows):
         mine = padded[:, world.rank * width : (world.rank + 1) * width].contiguous()
         exchange = GatherRows(world, rows)
         shard = Shard(world.rank * width, vocabulary, world.all_gather)
-        shares = sample_shared(mine, params, counts, exchange, world.rank, ranks, vocabulary)
-        return finish(shares), finish(sample_columns(mine, params, counts, shard))
+        of = params, counts, exchange, world.rank, ranks, vocabulary, processed
+        columns = sample_columns(mine, params, counts, shard, processed)
+        return finish(sample_shared(mine, *of)), finish(columns)
 
-    expected = sample(logits, params, counts)
+    expected = sample(logits, params, counts, processed)
     for shares, columns in run_threads(ranks, one_rank):
         assert repr(shares) == repr(expected)
         assert repr(columns) == repr(expected)

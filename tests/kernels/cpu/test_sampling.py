@@ -20,9 +20,8 @@ from tpdet.kernels.cpu.sampling.tokens import (
     NO_TOKEN,
     choose_token,
     keep_min_p,
-    scale_by_temperature,
 )
-from tpdet.kernels.exact.thresholds import top_p_numerator
+from tpdet.kernels.exact.thresholds import scale_by_temperature, top_p_numerator
 from tpdet.kernels.inputs.row_params import RowParams
 
 

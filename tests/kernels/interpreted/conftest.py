@@ -3,9 +3,9 @@
 Triton decides when it is imported whether it interprets kernels or compiles them, so these tests
 are a run apart from the others. Here a product's sums have one exact order, bf16 is rounded to
 nearest even (the interpreter cuts it off, and loses subnormals), and Gluon's kernels, which the
-interpreter does not know, run in emulations. Half of the interpreter's time changes no value and is
-left out: it prepared the language again at every call inside a kernel, and computed integers twice
-for a check of overflow that asserts only while debugging.
+interpreter does not know, run in emulations. Most of the interpreter's time changes no value and is
+left out: it prepared the language again at every call inside a kernel, computed integers twice for
+a check of overflow that asserts only while debugging, and made types anew (`kept_types.py`).
 """
 
 import os
@@ -38,9 +38,11 @@ def _exact_interpreter():
     )
 
     from tests.kernels.interpreted.emulated_merge import EmulatedLaunch
+    from tests.kernels.interpreted.kept_types import keep_types
     from tpdet.kernels.cuda.attention import decode_launch
 
     with pytest.MonkeyPatch.context() as patch:
+        keep_types(patch)
         patch.setattr(InterpretedFunction, "__call__", prepared_once(InterpretedFunction.__call__))
         patch.setattr(interpreter_builder, "options", InterpreterOptions(sanitize_overflow=False))
         patch.setattr(InterpreterBuilder, "create_dot", grouped_dot)

@@ -40,13 +40,20 @@ def emulated(function, names, spaces=None):
     return FunctionType(function.fn.__code__, spaces[id(own)])
 
 
+def pointed(value):
+    """An argument with a `Pointer` for each tensor, in a record too."""
+    if isinstance(value, tuple):
+        return value._make(map(pointed, value))
+    return Pointer(value) if isinstance(value, torch.Tensor) else value
+
+
 class EmulatedLaunch:
     """`merge_splits[grid](...)`, program after program."""
 
     def __getitem__(self, grid):
         def launch(*arguments, num_warps, enable_fp_fusion, **constants):
             assert num_warps == 4 and not enable_fp_fusion
-            pointers = [Pointer(x) if isinstance(x, torch.Tensor) else x for x in arguments]
+            pointers = [pointed(x) for x in arguments]
             for program in range(grid[0]):
                 emulated(attention_merge_splits.merge_splits, names_of(program))(
                     *pointers, **constants

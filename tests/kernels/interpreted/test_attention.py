@@ -155,7 +155,7 @@ def test_heads_of_a_rank_keep_their_bits():
 
 def test_an_online_softmax_without_splits_is_another_function():
     """Negative control: splits that began elsewhere would give other bits."""
-    q, k, v = sequence_of(400, torch.float32)
+    q, k, v = sequence_of(400, torch.float32, query_heads=2, key_heads=1)
     whole = attend(q[-1:], pages_of(k, v, 400), 399, LONG, PREFILL[0])
     moved = attend(q[-1:], pages_of(k[100:], v[100:], 300), 299, LONG, PREFILL[0])
     swapped = attend(q[-1:], pages_of(k.flip(0), v.flip(0), 400), 399, LONG, PREFILL[0])

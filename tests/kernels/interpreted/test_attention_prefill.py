@@ -20,6 +20,7 @@ from tpdet.kernels.cuda.attention import items as attention_items
 from tpdet.kernels.cuda.attention import prefill_warp_specialised as attention_prefill_warps
 from tpdet.kernels.cuda.attention import split as attention_split
 from tpdet.kernels.cuda.attention import whole_split as attention_whole_split
+from tpdet.kernels.cuda.attention.operands import attention_call
 from tpdet.kernels.cuda.attention.variants import WARP_SPECIALISED_HEAD, AttentionVariant
 from tpdet.kernels.cuda.launch import warp_pipeline
 from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedSequence, make_batch
@@ -47,31 +48,27 @@ def warp_specialised(q, pages, first, window, stages):
     """Every program of `attend_warp_specialised`, in turn, emulated."""
     sequence = PagedSequence(0, q.shape[0], first, PAGES)
     batch = make_batch((sequence,), short_tokens=0)
-    group, out = q.shape[1], torch.full_like(q, torch.nan)
+    out = torch.full_like(q, torch.nan)
     tile = SimpleNamespace(nbytes=TILE_TOKENS * WARP_SPECIALISED_HEAD * q.element_size())
     tiles = [
         SimpleNamespace(tensor=x.view(-1, WARP_SPECIALISED_HEAD), layout=None, block_type=tile)
         for x in pages
     ]
+    call = attention_call(q, *pages, out, window, 0.0, None)
+    pointers = call.operands._replace(q=Pointer(q), out=Pointer(out))
     arguments = {
-        "q": Pointer(q),
+        "operands": pointers,
         "k_tiles": tiles[0],
         "v_tiles": tiles[1],
-        "out": Pointer(out),
         "blocks": Pointer(batch.blocks),
         "rows": Pointer(batch.rows),
         "tables": Pointer(batch.tables),
-        "q_stride": q.stride(0),
+        "items": batch.blocks.shape[0] * BLOCK_TOKENS * q.shape[1] // 128,
         "widest": batch.tables.shape[1],
-        "window": window or 0,
-        "scale": attention_split.score_scale(WARP_SPECIALISED_HEAD),
-        "KEY_HEADS": 1,
-        "GROUP": group,
-        "HEAD": WARP_SPECIALISED_HEAD,
-        "WINDOW": window is not None,
+        "window": call.window,
+        "SHAPE": call.shape,
         "BLOCK": BLOCK_TOKENS,
         "STAGES": stages,
-        "items": batch.blocks.shape[0] * BLOCK_TOKENS * group // 128,
     }
     others = (attention_whole_split, attention_items, warp_pipeline)
     for program in range(PROGRAMS):

@@ -5,6 +5,7 @@ import torch
 
 from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.kernels.product_inputs import chain, draw
+from tests.lib.some_slow import some_slow
 from tpdet.kernels import order
 from tpdet.kernels.cpu.gemm import gated as cpu_gated
 from tpdet.kernels.cpu.pointwise import finish as cpu_finish
@@ -264,18 +265,23 @@ def gated(x, w, tile, number=1):
     return y[0]
 
 
-def test_gated_tiles_are_the_activation_of_the_unrounded_product():
+@pytest.mark.parametrize(
+    ("n", "k", "m"),
+    some_slow(
+        [(96, 64, 21), (144, 48, 3)], [(96, 64, 21), (144, 48, 3), (2368, 32, 5), (2880, 16, 2)]
+    ),
+)
+def test_gated_tiles_are_the_activation_of_the_unrounded_product(n, k, m):
     """Every variant, by shards whose columns its tiles do not divide."""
-    for n, k, m in ((96, 64, 21), (144, 48, 3), (2368, 32, 5), (2880, 16, 2)):
-        for dtype in (torch.bfloat16, torch.float32)[: 2 if n < 1000 else 1]:
-            x, w = draw(m, k, dtype=dtype), draw(n, k, dtype=dtype, seed=1, spread=True)
-            wide = chain(x, w[None], REFERENCE)[0]
-            wanted = activation.activate_and_multiply(wide, dtype)
-            for tile in GATED if n < 1000 else GATED[::2]:
-                if dtype != torch.float32 or not variant_of(tile).descriptors:
-                    assert_same_bits(gated(x, w, tile), wanted, f"{n} {k} {m} {dtype} {tile}")
-            rounded = activation.activate_and_multiply(wide.to(dtype), dtype)
-            assert dtype == torch.float32 or not same_bits(rounded, wanted), "gates were rounded"
+    for dtype in (torch.bfloat16, torch.float32)[: 2 if n < 1000 else 1]:
+        x, w = draw(m, k, dtype=dtype), draw(n, k, dtype=dtype, seed=1, spread=True)
+        wide = chain(x, w[None], REFERENCE)[0]
+        wanted = activation.activate_and_multiply(wide, dtype)
+        for tile in GATED if n < 1000 else GATED[::2]:
+            if dtype != torch.float32 or not variant_of(tile).descriptors:
+                assert_same_bits(gated(x, w, tile), wanted, f"{n} {k} {m} {dtype} {tile}")
+        rounded = activation.activate_and_multiply(wide.to(dtype), dtype)
+        assert dtype == torch.float32 or not same_bits(rounded, wanted), "gates were rounded"
 
 
 def test_geglu_is_one_expression_wherever_it_is_computed():
@@ -295,15 +301,18 @@ def test_geglu_is_one_expression_wherever_it_is_computed():
     assert_same_bits(gated_gemm.gated_gemm(x, w, GATED[0], activation="gelu_tanh"), wanted)
 
 
-def test_a_gated_product_has_the_values_of_the_cpu():
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    some_slow([(1, 96, 64), (21, 144, 48)], [(1, 96, 64), (21, 144, 48), (5, 2368, 32)]),
+)
+def test_a_gated_product_has_the_values_of_the_cpu(m, n, k):
     """Not its bytes: fp32 sums have another order here, exp2 of -g * log2 e is not torch's exp."""
-    for m, n, k in ((1, 96, 64), (21, 144, 48), (5, 2368, 32)):
-        x, w = draw(m, k), draw(n, k, seed=1)
-        wanted = cpu_gated.gated_gemm(x, w)
-        for tile in GATED[:4]:
-            got = gated(x, w, tile)
-            assert got.shape == wanted.shape and got.dtype == wanted.dtype
-            assert (got - wanted).abs().amax() <= 1e-6 * wanted.abs().amax(), tile
+    x, w = draw(m, k), draw(n, k, seed=1)
+    wanted = cpu_gated.gated_gemm(x, w)
+    for tile in GATED[:4]:
+        got = gated(x, w, tile)
+        assert got.shape == wanted.shape and got.dtype == wanted.dtype
+        assert (got - wanted).abs().amax() <= 1e-6 * wanted.abs().amax(), tile
 
 
 def test_rows_and_shards_of_a_gated_product_keep_their_bits(monkeypatch):

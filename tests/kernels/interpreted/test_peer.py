@@ -22,6 +22,7 @@ from tests.lib.kernels.peer_host import (
     inputs,
     only,
 )
+from tests.lib.some_slow import some_slow
 from tpdet.comm.exchange import peer_carrier
 from tpdet.comm.exchange.peer import PeerExchange
 from tpdet.comm.exchange.peer_carrier import PeerCarrier
@@ -37,26 +38,37 @@ from tpdet.kernels.cuda.exchange.two_shot import run_two_shot
 from tpdet.kernels.inputs.norm import Finish, Norm
 
 in_every_order = pytest.mark.parametrize("name", order.FOLD_ORDERS)
+in_every_order_and_size = pytest.mark.parametrize(
+    ("name", "ranks"),
+    some_slow(
+        [("sequential", 2), ("pairs", 2), ("tree", 4)],
+        [(name, ranks) for name in order.FOLD_ORDERS for ranks in (2, 4)],
+    ),
+)
 
 
-@in_every_order
-def test_one_shot_has_the_bits_of_the_whole_fold(name):
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    some_slow(
+        [("sequential", 4), ("pairs", 8), ("tree", 2)],
+        [(name, ranks) for name in order.FOLD_ORDERS for ranks in (2, 4, 8)],
+    ),
+)
+def test_one_shot_has_the_bits_of_the_whole_fold(name, ranks):
     """Exchanges of other sizes follow each other through both buffers."""
-    for ranks in (2, 4, 8):
-        dtype = {2: torch.float32, 4: torch.bfloat16, 8: torch.float16}[ranks]
-        host = Host(name, ranks, 48, dtype)
-        for turn, rows in enumerate((1, 5, 4)):
-            kind = ("tiny", "heavy", "cancelling")[turn]
-            check(host, rows, turn, False, kind, folded=turn % 2 == 1)
+    dtype = {2: torch.float32, 4: torch.bfloat16, 8: torch.float16}[ranks]
+    host = Host(name, ranks, 48, dtype)
+    for turn, rows in enumerate((1, 5, 4)):
+        kind = ("tiny", "heavy", "cancelling")[turn]
+        check(host, rows, turn, False, kind, folded=turn % 2 == 1)
 
 
-@in_every_order
-def test_two_shot_has_the_bits_of_the_whole_fold(name):
-    for ranks in (2, 4):
-        dtype = torch.float16 if ranks == 2 else torch.float32
-        host = Host(name, ranks, 64, dtype, programs=2, tile=ranks // 2)
-        for turn, rows in enumerate((13, 8)):
-            check(host, rows, turn, True, ("heavy", "cancelling")[turn], turn == 1)
+@in_every_order_and_size
+def test_two_shot_has_the_bits_of_the_whole_fold(name, ranks):
+    dtype = torch.float16 if ranks == 2 else torch.float32
+    host = Host(name, ranks, 64, dtype, programs=2, tile=ranks // 2)
+    for turn, rows in enumerate((13, 8)):
+        check(host, rows, turn, True, ("heavy", "cancelling")[turn], turn == 1)
 
 
 @in_every_order
@@ -81,28 +93,26 @@ def test_rows_may_be_taken_together():
             check(host, rows - turn, turn, kind)
 
 
-@in_every_order
-def test_a_program_may_have_a_row(name):
-    for ranks in (2, 4):
-        host = Host(name, ranks, 64, torch.float16 if ranks == 2 else torch.float32)
-        for turn, (rows, kind) in enumerate(((7, "heavy"), (4, "tiny"), (4, "cancelling"))):
-            check(host, rows, turn, "spread", kind, turn == 1)
-            check(host, rows + 3 + turn % 2, turn, True, kind)
+@in_every_order_and_size
+def test_a_program_may_have_a_row(name, ranks):
+    host = Host(name, ranks, 64, torch.float16 if ranks == 2 else torch.float32)
+    for turn, (rows, kind) in enumerate(((7, "heavy"), (4, "tiny"), (4, "cancelling"))):
+        check(host, rows, turn, "spread", kind, turn == 1)
+        check(host, rows + 3 + turn % 2, turn, True, kind)
 
 
-@in_every_order
-def test_finished_rows_land_where_they_are_read(name):
-    for ranks in (2, 4):
-        host = Host(name, ranks, 64, torch.bfloat16 if ranks == 2 else torch.float32)
-        for turn, rows in enumerate((7, 4, 13)):
-            check(host, rows, turn, "direct", ("heavy", "cancelling", "tiny")[turn], turn == 1)
-        check(host, 7, 6, "spread")
-        check(host, 8, 5, True)  # the other kind shares root slots and counter
-        for rank in range(ranks):
-            raised = host.flags(rank)[[r for r in range(ranks) if r != rank]]
-            assert (raised[:, 0] == 3).all() and (raised[:, 3:] == 0).all(), raised
-        check(host, 7, 7, "direct")  # numbered on the device, among all two-shots
-        assert host.flags(0)[1, 0] == 6 and host.peers[1][0].counter.tolist() == [6, 0]
+@in_every_order_and_size
+def test_finished_rows_land_where_they_are_read(name, ranks):
+    host = Host(name, ranks, 64, torch.bfloat16 if ranks == 2 else torch.float32)
+    for turn, rows in enumerate((7, 4, 13)):
+        check(host, rows, turn, "direct", ("heavy", "cancelling", "tiny")[turn], turn == 1)
+    check(host, 7, 6, "spread")
+    check(host, 8, 5, True)  # the other kind shares root slots and counter
+    for rank in range(ranks):
+        raised = host.flags(rank)[[r for r in range(ranks) if r != rank]]
+        assert (raised[:, 0] == 3).all() and (raised[:, 3:] == 0).all(), raised
+    check(host, 7, 7, "direct")  # numbered on the device, among all two-shots
+    assert host.flags(0)[1, 0] == 6 and host.peers[1][0].counter.tolist() == [6, 0]
 
 
 def test_one_exchange_leaves_the_last_ones_rows():
@@ -117,14 +127,14 @@ def test_one_exchange_leaves_the_last_ones_rows():
     assert not same_bits(first[0][1], kept)
 
 
-def test_a_step_may_begin_with_either_y():
+@pytest.mark.parametrize("ranks", some_slow([2], [2, 4]))
+def test_a_step_may_begin_with_either_y(ranks):
     """A replayed graph always begins with the y it was captured with, whatever ran before."""
-    for ranks in (2, 4):
-        host = Host("pairs", ranks, 32, torch.float16)
-        for turn, begins in enumerate((0, 0, 1, 1, 0, 1)):  # steps of one exchange and of two
-            for half in range(1 + turn % 2):
-                host.epoch = begins + half
-                check(host, 7 + turn + turn // 2, 2 * turn + half, "direct")
+    host = Host("pairs", ranks, 32, torch.float16)
+    for turn, begins in enumerate((0, 0, 1, 1, 0, 1)):  # steps of one exchange and of two
+        for half in range(1 + turn % 2):
+            host.epoch = begins + half
+            check(host, 7 + turn + turn // 2, 2 * turn + half, "direct")
 
 
 def test_both_kinds_may_alternate():

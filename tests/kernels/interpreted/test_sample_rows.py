@@ -42,7 +42,7 @@ def test_greedy_and_plain_samples_are_the_cpus(kind):
 @pytest.mark.parametrize("tried", [range(5), slow(range(5, 12))])
 def test_a_row_alone_is_as_in_a_crowd(tried):
     x, how = rows("random"), params(12)
-    together = whole(x, how)
+    together = whole(x[: tried.stop], how[: tried.stop])
     for i in tried:
         way = how[i]
         alone = whole(x[i : i + 1], [way])
@@ -84,24 +84,25 @@ def test_scores_given_tokens():
 
 
 @pytest.mark.parametrize(
-    ("kind", "first", "ranks", "width"),
+    ("kind", "first", "count", "ranks", "width"),
     [
-        slow("random", 0, 1, 9001),
-        slow("random", 0, 2, 4512),
-        slow("random", 0, 8, 1136),
-        ("tied", 4, 4, 2256),
-        slow("holes", 8, 4, 3072),  # the last rank holds padding alone
+        slow("random", 0, 6, 1, 9001),
+        slow("random", 0, 6, 2, 4512),
+        slow("random", 0, 6, 8, 1136),
+        ("tied", 3, 3, 2, 4512),
+        slow("tied", 4, 6, 4, 2256),
+        slow("holes", 8, 6, 4, 3072),  # the last rank holds padding alone
     ],
 )
-def test_every_cut_of_the_vocabulary_answers_alike(kind, first, ranks, width):
-    x, how = rows(kind, 6), params(6, first)
-    tokens = [i * 701 % V for i in range(6)]
+def test_every_cut_of_the_vocabulary_answers_alike(kind, first, count, ranks, width):
+    x, how = rows(kind, count), params(count, first)
+    tokens = [i * 701 % V for i in range(count)]
 
     def work(piece, shard):
         return (
             launch.sample_rows(piece, how, shard).packed,
             launch.score_tokens(piece, tokens, shard).packed,
-            *launch.top_of_rows(piece, [1, 4], 20, shard),
+            *launch.top_of_rows(piece, [0, count - 2], 20, shard),
         )
 
     expected = work(x, Shard(0, V))
@@ -127,7 +128,7 @@ def test_near_ties_of_rough_scores_are_settled_by_exact_ones():
         assert found == int(torch.argmax(scores)), delta
 
 
-@pytest.mark.parametrize("ways", [(1, 0, 3, 10), slow((2, 0, 6, 7)), slow((1, 0))])
+@pytest.mark.parametrize("ways", [(1, 0, 3), slow((1, 0, 3, 10)), slow((2, 0, 6, 7)), slow((1, 0))])
 def test_written_rows_are_sampled_as_rows_are(ways):
     """From step to step at their next position, beside rows that are pads and stay."""
     x, count = rows("random", len(ways) + 2), len(ways)
@@ -142,6 +143,6 @@ def test_written_rows_are_sampled_as_rows_are(ways):
         found = launch.sample_written(x, written, filtered, shard)
         alone = whole(x[:count], moved).packed
         assert torch.equal(found.packed[:count], alone)
-        assert torch.equal(whole(x[:count], PlainRows.of(moved)).packed, alone)
         assert found.tokens[count:].tolist() == x[count:].argmax(-1).tolist()
         launch.move_on(written, torch.tensor([1] * count + [0, 0]))
+    assert torch.equal(whole(x[:count], PlainRows.of(moved)).packed, alone)

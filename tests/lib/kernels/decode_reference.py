@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.attention.decode import SplitStates
+from tpdet.kernels.cuda.attention.operands import attention_call
 from tpdet.kernels.cuda.attention.split import (
     PAGE,
     TILE,
@@ -17,7 +19,6 @@ from tpdet.kernels.cuda.attention.split import (
     fresh_state,
     merge_factors,
     row_mass,
-    score_scale,
     sees,
     sees_split,
 )
@@ -25,26 +26,16 @@ from tpdet.kernels.cuda.attention.split import (
 
 @triton.jit(do_not_specialize=["widest", "window", "row_count", "row_parts"])
 def attend_splits(
-    q,
-    k_pages,
-    v_pages,
-    split_largest,
-    split_mass,
-    split_total,
+    operands,
+    states,
     splits,
     rows,
     tables,
-    q_stride,
     widest,
     window,
     row_count,
     row_parts,
-    scale,
-    KEY_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD: tl.constexpr,
-    LANES: tl.constexpr,
-    WINDOW: tl.constexpr,
+    SHAPE: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -52,6 +43,11 @@ def attend_splits(
 
     A split that no row of its sequence sees is left unwritten, and no merge reads it.
     """
+    KEY_HEADS: tl.constexpr = SHAPE.KEY_HEADS
+    GROUP: tl.constexpr = SHAPE.GROUP
+    HEAD: tl.constexpr = SHAPE.HEAD
+    LANES: tl.constexpr = SHAPE.LANES
+    WINDOW: tl.constexpr = SHAPE.WINDOW
     head = tl.program_id(0) % KEY_HEADS
     work = tl.program_id(0) // KEY_HEADS
     part = work % row_parts
@@ -75,13 +71,13 @@ def attend_splits(
         to = (first_row + token).to(tl.int64)
         column = (head * GROUP + row % GROUP) * HEAD
         mask = live[:, None] & (lane < HEAD)[None, :]
-        q_at = q + to[:, None] * q_stride + column[:, None] + lane[None, :]
+        q_at = operands.q + to[:, None] * operands.q_stride + column[:, None] + lane[None, :]
         query = tl.load(q_at, mask=mask, other=0.0)
         position = start + token
         end = start + high + 1
         page = tl.load(tables + sequence * widest + split).to(tl.int64) * (KEY_HEADS * PAGE * HEAD)
-        k_page = k_pages + page + head * PAGE * HEAD
-        v_page = v_pages + page + head * PAGE * HEAD
+        k_page = operands.k_pages + page + head * PAGE * HEAD
+        v_page = operands.v_pages + page + head * PAGE * HEAD
         m, w, o = fresh_state(ROWS, LANES)
         for tile in tl.range(0, TILES, num_stages=STAGES):
             place = tile * TILE + inside
@@ -94,35 +90,34 @@ def attend_splits(
             k = tl.load(k_at, mask=stored[None, :] & (lane < HEAD)[:, None], other=0.0)
             v = tl.load(v_at, mask=stored[:, None] & (lane < HEAD)[None, :], other=0.0)
             seen = sees(key[None, :], position[:, None], window, WINDOW)
-            m, w, o = add_tile(query, k, v, seen, m, w, o, scale, True)
+            m, w, o = add_tile(query, k, v, seen, m, w, o, operands.scale, True)
         at = (pair * KEY_HEADS + head).to(tl.int64) * row_count + row
-        tl.store(split_largest + at, m, mask=live)
-        tl.store(split_mass + at, row_mass(w), mask=live)
-        tl.store(split_total + at[:, None] * HEAD + lane[None, :], o, mask=mask)
+        tl.store(states.largest + at, m, mask=live)
+        tl.store(states.mass + at, row_mass(w), mask=live)
+        tl.store(states.total + at[:, None] * HEAD + lane[None, :], o, mask=mask)
 
 
 @triton.jit(do_not_specialize=["window", "row_count", "short_rows"])
 def merge_splits(
     out,
-    split_largest,
-    split_mass,
-    split_total,
+    states,
     short,
     rows,
     window,
     row_count,
     short_rows,
-    KEY_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD: tl.constexpr,
-    LANES: tl.constexpr,
-    WINDOW: tl.constexpr,
+    SHAPE: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
     """Grid: short [S, 2] x tokens x query heads: one row's splits in ascending order.
 
     UNROLL splits are loaded ahead of the chain of merges: their loads overlap.
     """
+    KEY_HEADS: tl.constexpr = SHAPE.KEY_HEADS
+    GROUP: tl.constexpr = SHAPE.GROUP
+    HEAD: tl.constexpr = SHAPE.HEAD
+    LANES: tl.constexpr = SHAPE.LANES
+    WINDOW: tl.constexpr = SHAPE.WINDOW
     query_head = tl.program_id(0) % (KEY_HEADS * GROUP)
     work = tl.program_id(0) // (KEY_HEADS * GROUP)
     token = work % short_rows
@@ -149,9 +144,9 @@ def merge_splits(
                 inside = split < end
                 visible = inside & sees_split(split, position, window, WINDOW)
                 where = at + split.to(tl.int64) * (KEY_HEADS * row_count)
-                m = tl.load(split_largest + where, mask=inside, other=UNSEEN)
-                w = tl.load(split_mass + where, mask=inside, other=0.0)
-                o_at = split_total + where * HEAD + lane
+                m = tl.load(states.largest + where, mask=inside, other=UNSEEN)
+                w = tl.load(states.mass + where, mask=inside, other=0.0)
+                o_at = states.total + where * HEAD + lane
                 o = tl.load(o_at, mask=inside & (lane < HEAD), other=0.0)
                 raised, a, b = merge_factors(largest, m)
                 mass = tl.where(visible, mass * a + w * b, mass)
@@ -164,34 +159,24 @@ def merge_splits(
 
 def attend_reference(q, k_pages, v_pages, batch, window, rows=16, warps=4, stages=2):
     """Rows of short sequences [M, Hq, D]; every other row is zero."""
-    group, head, out = q.shape[1] // k_pages.shape[1], q.shape[2], torch.zeros_like(q)
-    shape = {
-        "KEY_HEADS": k_pages.shape[1],
-        "GROUP": group,
-        "HEAD": head,
-        "LANES": triton.next_power_of_2(head),
-        "WINDOW": window is not None,
-    }
-    count, splits = batch.short_rows * group, batch.splits.shape[0]
-    parts, states = triton.cdiv(count, rows), splits * k_pages.shape[1] * count
-    largest, mass = (torch.empty(states, dtype=torch.float32, device=q.device) for _ in "lm")
-    total = torch.empty(states, head, dtype=torch.float32, device=q.device)
-    state, span = (largest, mass, total), window or 0
-    attend_splits[(splits * parts * k_pages.shape[1],)](
-        q,
-        k_pages,
-        v_pages,
-        *state,
+    out = torch.zeros_like(q)
+    operands, shape, span, _ = attention_call(q, k_pages, v_pages, out, window, 0.0, None)
+    count, splits = batch.short_rows * shape.GROUP, batch.splits.shape[0]
+    parts, numbers = triton.cdiv(count, rows), splits * shape.KEY_HEADS * count
+    largest, mass = (torch.empty(numbers, dtype=torch.float32, device=q.device) for _ in "lm")
+    total = torch.empty(numbers, shape.HEAD, dtype=torch.float32, device=q.device)
+    states = SplitStates(largest, mass, total)
+    attend_splits[(splits * parts * shape.KEY_HEADS,)](
+        operands,
+        states,
         batch.splits,
         batch.rows,
         batch.tables,
-        q.stride(0),
         batch.tables.shape[1],
         span,
         count,
         parts,
-        score_scale(head),
-        **shape,
+        SHAPE=shape,
         ROWS=rows,
         STAGES=stages,
         num_warps=warps,
@@ -200,15 +185,15 @@ def attend_reference(q, k_pages, v_pages, batch, window, rows=16, warps=4, stage
     )
     merge_splits[(batch.short.shape[0] * batch.short_rows * q.shape[1],)](
         out,
-        *state,
+        states,
         batch.short,
         batch.rows,
         span,
         count,
         batch.short_rows,
-        **shape,
+        SHAPE=shape,
         UNROLL=16,
-        num_warps=max(1, shape["LANES"] // 128),
+        num_warps=max(1, shape.LANES // 128),
         enable_fp_fusion=False,
     )
     return out

@@ -29,7 +29,7 @@ def hopper_kernel(kernel, signature, constants, attributes, options):
     """A `HopperKernel`; a kernel that takes DEPENDENT gets it, and is checked.
 
     signature: name -> type of what is no constant, a tuple of types for a tuple; attributes: names
-    that are multiples of 16, with every member of a tuple.
+    that are multiples of 16, with every member of a tuple that is no float.
     """
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -86,7 +86,10 @@ def _paths(names, signature, attributes):
     """Where the arguments of these names stand, member by member."""
     for name in attributes:
         kind, index = signature[name], names.index(name)
-        yield from [(index,)] if isinstance(kind, str) else [(index, i) for i in range(len(kind))]
+        if isinstance(kind, str):
+            yield (index,)
+        else:
+            yield from ((index, i) for i, each in enumerate(kind) if each != "fp32")
 
 
 def check_waits_first(ptx):

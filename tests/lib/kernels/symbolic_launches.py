@@ -12,8 +12,8 @@ from triton.runtime.jit import JITFunction
 
 WRITTEN = {
     "finish_sums": {"stream.h", "y"},
-    "rotate_and_store_heads": {"out", "k_pages", "v_pages"},
-    "attend_splits": {"out", "split_largest", "split_mass", "split_total"},
+    "rotate_and_store_heads": {"out", "pages.0", "pages.1"},
+    "attend_splits": {"operands.out", "states.largest", "states.mass", "states.total"},
     "merge_splits": {"out"},
     "gate_rows": {"ids", "weights", "positions", "expert_ids"},
     "sort_few": {"counts", "first_blocks", "positions", "expert_ids"},
@@ -21,8 +21,8 @@ WRITTEN = {
     "copy_from_blocks": {"x"},
 }
 """Arguments that a kernel writes; of others those of these names."""
-RESULTS = {"y", "y_tiles", "out"}
-PARTLY = {"k_pages", "v_pages"}  # what was there before stands beside what is written
+RESULTS = {"y", "y_tiles", "out", "operands.out"}
+PARTLY = {"pages.0", "pages.1"}  # what was there before stands beside what is written
 
 
 class Memory:
@@ -84,8 +84,9 @@ class Memory:
 def _named(names, arguments):
     """Names and values of arguments; the fields of a tuple one by one."""
     for name, value in zip(names, arguments, strict=True):
-        if hasattr(value, "_fields"):
-            for field, each in zip(value._fields, value, strict=True):
+        if isinstance(value, tuple):
+            fields = getattr(value, "_fields", range(len(value)))
+            for field, each in zip(fields, value, strict=True):
                 yield f"{name}.{field}", each
         else:
             yield name, value

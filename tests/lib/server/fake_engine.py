@@ -3,8 +3,10 @@
 `cache_salt` is the test's channel to it: "slow=SECONDS" makes every step that long while the
 request runs, "nan=K" fails the request at its K-th token, "die" and "damage" end the engine, "hang"
 leaves the request waiting for ever, "tenant" gives each tenant tokens of its own, "approximate=K"
-makes the engine approximate from the request's K-th token on, "script=ID.ID.ID" gives choice 0
-these tokens, and choice i those behind the first i, before any others.
+makes the engine approximate from the request's K-th token on, "update=K" has other weights from the
+request's K-th token on, "torn=K" makes no step behind its K-th token, as torn weights do,
+"script=ID.ID.ID" gives choice 0 these tokens, and choice i those behind the first i, before any
+others, and so does "text=TEXT", of which U+E000 and those after it are the ids from 256 on.
 """
 
 import math
@@ -17,6 +19,7 @@ import msgspec
 
 from tpdet.errors import IntegrityError, OverloadedError, PeerLostError, ReloadError
 from tpdet.requests.request import (
+    ABORTED,
     Candidate,
     PromptOutput,
     Request,
@@ -24,6 +27,7 @@ from tpdet.requests.request import (
     TokenOutput,
     check_against_model,
 )
+from tpdet.requests.weight_versions import WeightVersions
 
 
 class FakeStatistics(msgspec.Struct, frozen=True):
@@ -43,29 +47,58 @@ def single(value: float) -> float:
     return struct.unpack("<f", struct.pack("<f", value))[0]
 
 
+class FakeWeights:
+    """What `EngineWeights` says of weights that are whole, or torn; no update is possible."""
+
+    state, missing = "whole", ()
+
+    def __init__(self, versions: WeightVersions) -> None:
+        self._versions = versions
+
+    @property
+    def usable(self) -> bool:
+        return self.state == "whole"
+
+    @property
+    def version(self) -> str:
+        return self._versions.version
+
+    @property
+    def digest(self) -> str:
+        return self._versions.digest
+
+
 class FakeEngine:
     damaged_after = 0  # integrity checks after which one fails; 0: never
     drift_after = 0  # answers to the canary after which all log-probabilities are wrong; 0: none
 
     def __init__(self, vocab_size: int, eos: int, max_model_len: int, max_queue: int, seats: int):
+        self.pooler = None
         self.model_config = SimpleNamespace(
-            vocab_size=vocab_size, eos_token_ids=(eos,), dtype="float32"
+            vocab_size=vocab_size, eos_token_ids=(eos,), dtype="float32", mixture=None
         )
         self.max_model_len, self.max_queue, self.seats = max_model_len, max_queue, seats
         self.system_fingerprint, self.arithmetic = "fp_fake", SimpleNamespace(contract="c0" * 32)
         self.runner = SimpleNamespace(
             contracts=SimpleNamespace(strict="c0" * 32),
             model_digest="d1" * 32,
+            tensor_digests={"lm_head.weight": "e2" * 32},
             fingerprint=lambda approximate: "fp_other",
             num_pages=8,
             device=SimpleNamespace(type="cpu"),
         )
+        self.versions = WeightVersions(self.runner.model_digest)
+        self.weights = FakeWeights(self.versions)
+        self.frozen = False
+        self.interventions = self
+        self.recomputed = 0
         self.approximate, self.gauges = False, {"approximate": 0.0}
         self.close = lambda: None
         self.heartbeats = 0
         self.canaries = 0
         self.checks = 0
-        self.config = SimpleNamespace(model="first")
+        modes = {"logprobs_mode": "raw_logprobs", "seed_policy": "random"}
+        self.config = SimpleNamespace(model="first", **modes)
         self._aborted = 0
         self._batches = self._batched_rows = 0
         self._seeds = 1000
@@ -77,12 +110,39 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self._running or any(r.cache_salt != "hang" for r in self._waiting.values()))
 
+    @property
+    def may_step(self) -> bool:
+        return self.has_work and not self.frozen and self.weights.usable
+
+    def freeze(self, frozen: bool, keep_keys: bool = False) -> None:
+        self.frozen = frozen
+
+    def settle(self) -> list:
+        return []
+
+    def request_ids(self) -> list[str]:
+        return [*self._running, *self._waiting]
+
+    def end(self, request_id: str) -> list:
+        choices = [*self._done.get(request_id, ())]
+        self.abort(request_id)
+        return [
+            TokenOutput(request_id, choice, -1, 0.0, finish_reason=ABORTED) for choice in choices
+        ]
+
+    def recompute(self, other_weights: bool = False) -> None:
+        self.recomputed += 1
+
+    def forget_prefixes(self) -> None:
+        pass
+
     def submit(self, request: Request) -> int:
         check_against_model(request, self.model_config.vocab_size, self.max_model_len)
         if len(self._waiting) >= self.max_queue:
             raise OverloadedError("full")
         seed = request.params.seed
-        if seed is None:
+        if seed is None:  # HTTP processes give one where requests give themselves theirs
+            assert self.config.seed_policy == "random"
             seed = self._seeds
             self._seeds += 1
             params = msgspec.structs.replace(request.params, seed=seed)
@@ -124,14 +184,19 @@ class FakeEngine:
 
     def reload(self, model: str, tick=lambda: None) -> None:
         """Each model has a fingerprint and a digest of its own; "slow" takes its time."""
-        assert not self.has_work
+        assert not self.has_work or not self.weights.usable
         if model.startswith("bad"):
             raise ReloadError("config.json: hidden_size is 2, the model that serves has 1")
         for _ in range(60 if model.startswith("slow") else 1):
             time.sleep(0.05)
             tick()
+        self._update(model)
+        self.weights.state = "whole"
+
+    def _update(self, model: str) -> None:
         self.system_fingerprint = f"fp_{model}"
         self.runner.model_digest = f"{zlib.crc32(model.encode()):08x}" * 8
+        self.versions.advance(self.runner.model_digest)
 
     def stop_workers(self) -> None:
         pass
@@ -167,7 +232,18 @@ class FakeEngine:
             output = token_output(request, choice, position, self.model_config)
             if salt.startswith("approximate=") and position >= int(salt[12:].split(",")[0]):
                 self.approximate, self.gauges = True, {"approximate": 1.0, "slowdown_ratio": 2.0}
-            output = msgspec.structs.replace(output, approximate=self.approximate)
+            output = msgspec.structs.replace(
+                output, approximate=self.approximate, weights=self.versions.number
+            )
+            if (
+                salt.startswith("update=")
+                and position == int(salt[7:].split(",")[0])
+                and not choice
+            ):
+                self._update(f"update-{self.versions.number + 1}")
+                output = msgspec.structs.replace(output, weights=self.versions.number)
+            if salt.startswith("torn=") and position == int(salt[5:]):
+                self.weights.state = "torn"
             if 0 < self.drift_after < self.canaries:
                 output = msgspec.structs.replace(output, logprob=output.logprob - 1.0)
             outputs.append(output)
@@ -197,6 +273,19 @@ def ranked(key: tuple, vocab_size: int, count: int) -> tuple[Candidate, ...]:
     return tuple(Candidate(t, single(-0.1 * (i + 1))) for i, t in enumerate(ids))
 
 
+def beside(key: tuple, params, vocab_size: int, count: int) -> tuple[Candidate, ...]:
+    named = params.logprob_token_ids
+    if not named:
+        return ranked(key, vocab_size, count)
+    return tuple(Candidate(t, single(-math.log1p(draw(key, t) % 1000))) for t in named)
+
+
+def ids_of(text: str) -> list[int]:
+    """Bytes, but for U+E000 and those after it: ids from 256 on."""
+    parts = ([256 + ord(c) - 0xE000] if "\ue000" <= c < "\ue100" else c.encode() for c in text)
+    return [token for part in parts for token in part]
+
+
 def token_output(request: Request, choice: int, position: int, model) -> TokenOutput:
     params = request.params
     if params.max_tokens == 0:
@@ -210,10 +299,13 @@ def token_output(request: Request, choice: int, position: int, model) -> TokenOu
     if request.cache_salt.startswith("script="):
         script = request.cache_salt.removeprefix("script=").split(".")[choice:]
         token = int(script[position]) if position < len(script) else token
+    if request.cache_salt.startswith("text="):
+        text = ids_of(request.cache_salt.removeprefix("text="))[choice:]
+        token = text[position] if position < len(text) else token
     if params.logit_bias:
         token = max(params.logit_bias, key=lambda i: params.logit_bias[i])
     logprob = single(-math.log1p(draw(key, "p") % 1000))
-    top = ranked(key, model.vocab_size, params.logprobs or 0)
+    top = beside(key, params, model.vocab_size, params.logprobs or 0)
     stop = None
     reason = None
     ends = () if params.ignore_eos else request.eos_token_ids
@@ -228,7 +320,9 @@ def prompt_output(request: Request, vocab_size: int) -> PromptOutput:
     ids, count = request.prompt_token_ids, request.params.prompt_logprobs or 0
     logprobs = [None, *(single(-0.25 * (i + 1)) for i in range(len(ids) - 1))]
     # A few kinds of positions: a long prompt must not hold the engine up.
-    kinds = [ranked((ids[:8], i), vocab_size, count) for i in range(64)]
+    kinds = [beside((ids[:8], i), request.params, vocab_size, count) for i in range(64)]
     top = [(), *(kinds[i % 64] for i in range(len(ids) - 1))]
-    ranks = (0, *range(30, 29 + len(ids)))
-    return PromptOutput(request.request_id, tuple(logprobs), tuple(top), ranks)
+    ranks = [0, *range(130, 129 + len(ids))]
+    for i in range(len(ids) - (request.params.prompt_logprobs_last_n or len(ids))):
+        logprobs[i], top[i], ranks[i] = None, (), 0
+    return PromptOutput(request.request_id, tuple(logprobs), tuple(top), tuple(ranks))

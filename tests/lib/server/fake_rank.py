@@ -25,6 +25,7 @@ def build(settings, environment) -> FakeEngine:
         max_queue=settings.engine.max_queue,
         seats=settings.engine.max_num_seqs,
     )
+    found.config.seed_policy = settings.engine.seed_policy
     found.damaged_after = OPTIONS.get("damaged_after", 0)
     found.drift_after = OPTIONS.get("drift_after", 0)
     return found

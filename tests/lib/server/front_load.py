@@ -178,7 +178,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     tallies = new_tallies(count)
     links = [_link(options, folder, listener.fileno(), tallies, i) for i in range(count)]
     bridge, engine = Bridge(links, 60.0), Engine()
-    facts = EngineFacts("fp", "c0" * 32, "d1" * 32, 1 << 16, 512, (258,), 1, "fp_other")
+    facts = EngineFacts("fp", "c0" * 32, "d1" * 32, 1 << 16, 512, (258,), 1, "fp_other", "float32")
     bridge.open(facts, lambda: listen(listener), lambda: None)
     prompt = [97 + i % 26 for i in range(options.prompt)]
     body = {"model": MODEL, "prompt": prompt, "max_tokens": options.steps, "ignore_eos": True}

@@ -79,9 +79,9 @@ class Server:
         **options: int,
     ):
         self.run = folder / "run"
-        model = folder / "model"
-        write_tokenizer(model, bos, marks)
-        command = [sys.executable, "-m", "tests.lib.server.fake_rank", "--model", str(model)]
+        self.model = folder / "model"
+        write_tokenizer(self.model, bos, marks)
+        command = [sys.executable, "-m", "tests.lib.server.fake_rank", "--model", str(self.model)]
         command += ["--run-dir", str(self.run), "--served-model-name", MODEL]
         command += ["--port", "0"] if "--port" not in flags else []
         self.log = folder / "log"
@@ -166,7 +166,7 @@ def request_bytes(path: str, body: bytes, *headers: str, method: str = "POST") -
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def eventually(condition, seconds: float = 5.0) -> None:
+def eventually(condition, seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"

@@ -19,7 +19,8 @@ def stream(server: Server, **fields) -> list[str]:
 
 
 def in_background(pool, server: Server, count: int, **fields) -> list:
-    """Futures of so many `stream`s, once all are running."""
+    """Futures of so many `stream`s, once they, and nothing that was asked before, are running."""
+    eventually(lambda: running(server) == 0)
     futures = [pool.submit(stream, server, **fields) for _ in range(count)]
     eventually(lambda: running(server) == count)
     return futures

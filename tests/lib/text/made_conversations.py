@@ -23,6 +23,11 @@ SPECIAL = (
 
 CHATML = """\
 {%- if tone is defined %}{{ '# ' ~ tone ~ '\\n' }}{% endif %}
+{%- if tools %}
+    {{- '<|im_start|>system\\n<tools>' }}
+    {%- for tool in tools %}{{ '\\n' }}{{ tool | tojson }}{% endfor %}
+    {{- '\\n</tools><|im_end|>\\n' }}
+{%- endif %}
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + (' ' + message.name if message.name is defined else '') }}
     {{- '\\n' }}
@@ -53,6 +58,13 @@ LLAMA_3_LIKE = """\
 {%- endif %}
 {{- '<|start_header_id|>system<|end_header_id|>\\n\\nToday Date: ' + date + '\\n\\n' }}
 {{- system + '<|eot_id|>' }}
+{%- for tool in tools or [] %}
+    {{- '// ' ~ (tool.function.description or 'undescribed') ~ '\\n' ~ tool.function.name ~ '(' }}
+    {%- for name, schema in tool.function.parameters.properties.items() %}
+        {{- name ~ ': ' ~ ('text' if schema.type == 'string' else schema.type) ~ ', ' }}
+    {%- endfor %}
+    {{- ')\\n' }}
+{%- endfor %}
 {%- for message in messages %}
     {%- if 'tool_calls' in message %}
         {%- if message.tool_calls | length != 1 %}
@@ -85,6 +97,9 @@ MISTRAL_LIKE = """\
 {{- bos_token }}
 {%- for message in loop_messages %}
     {%- if message['role'] == 'user' %}
+        {%- if tools and message == users[-1] %}
+            {{- '[AVAILABLE_TOOLS] ' ~ tools | tojson ~ '[/AVAILABLE_TOOLS]' }}
+        {%- endif %}
         {%- if message == users[-1] and system_message is defined %}
             {{- '[INST] ' + system_message + '\\n\\n' + message['content'] + ' [/INST]' }}
         {%- else %}
@@ -146,6 +161,29 @@ def conversation(seed):
 
 def text(draw):
     return "".join(draw.choice(SNIPPETS) for _ in range(draw.choice([1, 1, 2, 3])))
+
+
+def tools(seed):
+    """Declarations of one to three tools."""
+    draw = random.Random(seed)
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": text(draw),
+                "parameters": {
+                    "type": "object",
+                    "properties": {
+                        key: {"type": draw.choice(["string", "integer"]), "description": text(draw)}
+                        for key in draw.sample(["city", "größe", "q'"], draw.randint(0, 3))
+                    },
+                    "required": ["city"],
+                },
+            },
+        }
+        for name in draw.sample(["weather", "f_2", "search"], draw.randint(1, 3))
+    ]
 
 
 def call(draw, id_):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lib.headless import PROGRAM, Browser
 from tests.lib.server.harness import MODEL, Server, refused
-from tests.server.about.headless import PROGRAM, Browser
 from tpdet.requests.body.limits import all_limits
 from tpdet.server.about.operations import ELSEWHERE, OPERATIONS
 from tpdet.server.about.page import Page

@@ -21,7 +21,7 @@ from tpdet.server.front.large_bodies import LargeBodies
 from tpdet.server.front.middleware import ClientGone
 from tpdet.text.tokenizer import Tokenizer, read_files
 
-FACTS = EngineFacts("fp", "c0" * 32, "d1" * 32, 256, 512, (258,), 1, "fp2")
+FACTS = EngineFacts("fp", "c0" * 32, "d1" * 32, 256, 512, (258,), 1, "fp2", "float32")
 JOB = Job("completion", "r", MODEL, "salt", FACTS)
 
 

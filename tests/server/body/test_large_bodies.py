@@ -106,7 +106,7 @@ def test_a_large_body_gets_the_answer_of_a_small_one(server):
         ({"prompt": text(LARGE)}, "prompt", "tokens, over the model's context of 256"),
         ({"prompt": "x", "surprise": text(LARGE)}, "surprise", "unknown field"),
         ({"prompt": "x", "user": "u" * LARGE}, "user", "the limit is 256"),
-        ({"prompt": [[1]] * 200_000}, "prompt", "the limit is 64"),
+        ({"prompt": [[1]] * 200_000}, "prompt", "the limit is 1024"),
     ],
 )
 def test_a_large_body_is_refused_as_a_small_one(server, fields, param, says):

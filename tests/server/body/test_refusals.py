@@ -23,7 +23,7 @@ WRONG_FORMATS = (
     ("field", "inside", "outside"),
     [
         ("n", [1, 128], [0, 129, -1, 10**30, 1.0, "1", True]),
-        ("logprobs", [0, 20], [-1, 21, "1", True]),
+        ("logprobs", [0, 100], [-1, 101, "1", True]),
         ("temperature", [0, 0.0009, 0.001, 2, 1.5], [-0.001, 2.001, "1", True, 10**400]),
         ("top_p", [0.0001, 1], [0, 1.0001, -1, "1"]),
         ("top_k", [-1, 0, 2**31 - 1], [-2, 2**31, 1.5]),
@@ -72,12 +72,12 @@ WRONG_FORMATS = (
         ),
         (
             "prompt",
-            ["x", [1, 2], ["x"] * 64, [[1]] * 64, "y" * 252],
+            ["x", [1, 2], ["x"] * 1024, [[1]] * 1024, "y" * 252],
             [
                 "",
                 [],
                 [[]],
-                ["x"] * 65,
+                ["x"] * 1025,
                 [1, "x"],
                 ["x", 1],
                 [[1], "x"],
@@ -115,7 +115,7 @@ def test_each_field_at_its_limits_and_past_them(server, field, inside, outside):
         {"messages": [{"role": "user", "content": "x", "unknown": 1}]},
         {"messages": "x"},
         {"top_logprobs": 3},
-        {"logprobs": True, "top_logprobs": 21},
+        {"logprobs": True, "top_logprobs": 101},
         {"logprobs": 2},
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"messages": [{"role": "user", "content": None}]},

@@ -7,7 +7,10 @@ import pytest
 
 from tests.lib.server.harness import MODEL, refused
 from tpdet.errors import RequestError
-from tpdet.requests.body.cursor import read_cursor
+from tpdet.requests.body.cursor import cursor_head, read_cursor
+from tpdet.requests.body.problems import ApiError
+from tpdet.requests.body.resume import resumed_by_cursor
+from tpdet.requests.engine_facts import PROCESSED_LOGPROBS, RAW_LOGPROBS, AnswerOrigin, EngineFacts
 from tpdet.requests.request import Request, SamplingParams
 from tpdet.scheduler.limits import check_drafts
 
@@ -108,10 +111,11 @@ def test_a_wrong_cursor_is_refused_by_name(ask):
     for name, text in (
         ("contract", cursor.replace(contract, other)),
         ("weights", cursor.replace(weights, other)),
+        ("logprobs_mode", cursor.replace("1.", "1p.", 1)),
     ):
         error = refusal(409, text)
         assert error["code"] == "resume_mismatch" and name in error["message"]
-        assert other in error["message"]
+        assert (PROCESSED_LOGPROBS if name == "logprobs_mode" else other) in error["message"]
     for status, said, fields in (
         (400, "the seed of Last-Event-ID is 3, the body's 4", {"seed": 4}),
         (400, "is of 2 choices, the body of 3", {"n": 3}),
@@ -127,6 +131,22 @@ def test_a_wrong_cursor_is_refused_by_name(ask):
     assert "not those that the stream delivered" in refusal(409, damaged)["message"]
 
 
+@pytest.mark.parametrize("mode", [RAW_LOGPROBS, PROCESSED_LOGPROBS])
+def test_a_cursor_goes_on_where_log_probabilities_are_of_its_mode(mode):
+    """One of another mode could have the same bits so far: greedily they are equal in both."""
+    cursor = f"{cursor_head(AnswerOrigin(CONTRACT, WEIGHTS, mode), 3).decode()}.0000abcd.2"
+    assert read_cursor(cursor).origin == AnswerOrigin(CONTRACT[:12], WEIGHTS[:12], mode)
+    requests = (Request(request_id="a", prompt_token_ids=(1,), params=SamplingParams()),)
+    for here in (RAW_LOGPROBS, PROCESSED_LOGPROBS):
+        facts = EngineFacts("fp", CONTRACT, WEIGHTS, 9, 9, (), 1, "", "float32", logprobs_mode=here)
+        if here == mode:
+            assert resumed_by_cursor(requests, cursor, facts)[0][0].resumed == (2,)
+            continue
+        with pytest.raises(ApiError, match=f"resume is {mode}, and here is {here}: ask") as error:
+            resumed_by_cursor(requests, cursor, facts)
+        assert error.value.status == 409
+
+
 def resume(choices) -> dict:
     return {"contract": CONTRACT, "weights": WEIGHTS[:12], "seed": 3, "choices": choices}
 
@@ -139,6 +159,7 @@ def test_an_answer_goes_on_behind_its_token_ids(ask):
         "weights": WEIGHTS,
         "seed": 3,
         "max_tokens": ASKED["max_tokens"],
+        "logprobs_mode": RAW_LOGPROBS,
     }
     assert whole[0][1]["tpdet"] == origin and whole[-1][1]["tpdet"].keys() > origin.keys()
     (first, ids, _), (second, others, _) = joined(whole)
@@ -188,6 +209,8 @@ def test_a_resume_that_cannot_apply_is_refused_by_name(ask):
         (409, "the contract of the answer", {"contract": "0" * 64}, {}),
         (409, "the weights of the answer", {"weights": "0" * 12}, {}),
         (400, "seed 3 is not the seed of the answer to resume, 4", {"seed": 4}, {}),
+        (409, "the logprobs_mode of the answer", {"logprobs_mode": PROCESSED_LOGPROBS}, {}),
+        (400, "tpdet.resume.logprobs_mode", {"logprobs_mode": "processed"}, {}),
         (400, "tpdet.resume.contract", {"contract": "C0" * 32}, {}),
         (400, "tpdet.resume.contract", {"contract": CONTRACT[:13]}, {}),
         (400, "tpdet.resume.weights", {"weights": WEIGHTS[:63]}, {}),

@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.lib.receipts import new_audited
+from tpdet.audit.receipts.directory import AuditDirectory
+from tpdet.audit.receipts.keys import open_key
 from tpdet.launch.life.signals import STOP_SIGNALS
 from tpdet.launch.start.supervise import serve
+from tpdet.server.batches import store, upload
 from tpdet.server.commands import preflight, supervised
 from tpdet.server.commands.gpus import count_gpus, torch_build
 from tpdet.server.commands.preflight import check_device
@@ -57,6 +61,7 @@ def set_key(model, key, value):
         (["--tp", "3"], 2, "tensor-parallel size 3 does not fit"),
         (["--tp", "64"], 2, "use one of 1, 2"),
         (["--frobnicate"], 2, "--frobnicate"),
+        (["--weights-root", "w", "--admin-listen", "127.0.0.1:0"], 66, "--weights-root w is no"),
         (["--max-model-len", "999999"], 2, "over the model's context"),
         (["--chat-template", "nothere"], 66, "--chat-template nothere does not exist"),
         (["--api-key-file", "nothere"], 66, "--api-key-file nothere"),
@@ -68,6 +73,8 @@ def set_key(model, key, value):
         (["--tp", "2", "--transport", "peer"], 2, "needs GPUs"),
         (["--leaves", "3"], 2, "leaves"),
         (["--reasoning-parser", "qwen3"], 2, "think: this tokenizer has no added tokens <think>"),
+        (["--tool-call-parser", "openai"], 2, "--tool-call-parser harmony: this tokenizer has no"),
+        (["--tool-call-parser", "glm47", "--skip-tokenizer-init"], 2, "leave --skip-tokenizer"),
         (["--reasoning-parser", "think", "--skip-tokenizer-init"], 2, "leave --skip-tokenizer"),
     ],
 )
@@ -95,6 +102,39 @@ def test_files_that_cannot_be_served(refuse, model, damage, code, words):
     damage(model)
     found, message = refuse(model, "--port", 0)
     assert found == code and words in message, message
+
+
+def test_an_audit_directory_that_cannot_be_written_to_is_refused_first(refuse, model, tmp_path):
+    audited = new_audited(tmp_path)
+    flags = model, "--port", 0, "--audit-dir", audited.path
+    assert refuse(*flags)[0] == 2
+    assert refuse(*flags, "--audit-key", tmp_path / "absent")[0] == 66
+    log = AuditDirectory(audited.path).open_log(open_key(str(audited.key)))
+    code, message = refuse(*flags, "--audit-key", audited.key)
+    log.close()
+    assert code == 74 and "is in use by process" in message
+    (tmp_path / "file").touch()
+    flags = model, "--port", 0, "--audit-dir", tmp_path / "file", "--audit-key", audited.key
+    assert refuse(*flags)[0] == 74
+
+
+def test_a_directory_of_batches_that_cannot_be_used_is_refused(
+    refuse, model, tmp_path, monkeypatch
+):
+    flags = model, "--port", 0, "--batch-dir", tmp_path / "b"
+    code, message = refuse(*flags, "--http-processes", 2)
+    assert code == 2 and "--batch-dir" in message
+    monkeypatch.setattr(upload, "find_spec", lambda name: None)
+    code, message = refuse(*flags)
+    assert code == 2 and "pip install 'tpdet[batches]'" in message
+    assert not (tmp_path / "b").exists()
+    monkeypatch.setattr(upload, "find_spec", lambda name: name)
+    monkeypatch.setattr(store, "LOCK_SECONDS", 0.0)
+    first = store.BatchStore(tmp_path / "b")
+    assert refuse(*flags)[0] == 71
+    first.close()
+    (tmp_path / "file").touch()
+    assert refuse(model, "--port", 0, "--batch-dir", tmp_path / "file")[0] == 77
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -6,6 +6,7 @@ or stopped, and nothing may stay behind.
 
 import asyncio
 import functools
+import itertools
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import openai
 import pytest
 
 from tests.lib.server.served import STEP_TIMEOUT, Served, streams
+from tests.lib.some_slow import some_slow
 
 pytestmark = pytest.mark.long
 
@@ -191,12 +193,9 @@ def test_a_drained_server_ends_with_0(answers, tp):
 
 @pytest.mark.parametrize(
     ("rank", "number"),
-    [
-        (0, signal.SIGSTOP),
-        (1, signal.SIGKILL),
-        pytest.param(0, signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param(1, signal.SIGSTOP, marks=pytest.mark.slow),
-    ],
+    some_slow(  # ranks are killed by `test_faults`, too
+        [(0, signal.SIGSTOP)], itertools.product((0, 1), (signal.SIGSTOP, signal.SIGKILL))
+    ),
 )
 def test_a_lost_rank_ends_every_stream_and_the_server(tiny_model, tmp_path, rank, number):
     served = Served(tiny_model("qwen3", kv_heads=2), tmp_path, 2)

@@ -63,7 +63,8 @@ def test_mpirun_serves_the_bits_of_one_rank_and_drains(cluster_model, answers_al
         assert all_gone(everyone, 2.0)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_mpi_carries_the_bits_of_one_rank_and_a_drain_ends_it(
     cluster_model, answers_alone, tmp_path, ranks
 ):

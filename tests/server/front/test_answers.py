@@ -102,15 +102,18 @@ def test_an_absent_seed_is_drawn_and_replays_every_prompt_of_the_batch(server):
 
 def test_a_replay_digest_is_the_answers_and_in_a_streams_last_chunk(server):
     fields = {"prompt": ["a", "b"], "n": 2, "seed": 6, "stop": "q", "max_tokens": 20}
-    digest = server.complete(**fields).json()["tpdet"]["replay_digest"]
-    assert len(digest) == 64
+    shown = server.complete(**fields).json()["tpdet"]
+    request, digest = shown["request_digest"], shown["replay_digest"]
+    assert len(digest) == len(request) == 64 and digest != request
     for more in ({}, {"stream_options": {"include_usage": True}}, {"logprobs": 3}):
         events = server.complete(stream=True, user="u", **fields, **more).text.split("\n\n")
         chunks = [json.loads(event[6:])["tpdet"] for event in events[:-2]]
-        assert chunks[-1] == {"seed": 6, "replay_digest": digest, "replay_version": 2}
+        replay = {"replay_digest": digest, "replay_version": 2, "logprobs_mode": "raw_logprobs"}
+        assert chunks[-1] == {"seed": 6, "request_digest": request, **replay}
         assert all(chunk == {"seed": 6} for chunk in chunks[:-1])
     assert server.complete(**fields, logprobs=1).json()["tpdet"]["replay_digest"] == digest
-    assert server.complete(**fields | {"seed": 7}).json()["tpdet"]["replay_digest"] != digest
+    other = server.complete(**fields | {"seed": 7}).json()["tpdet"]
+    assert other["replay_digest"] != digest and other["request_digest"] != request
 
 
 def test_a_greedy_request_without_a_seed_has_one_digest(server):
@@ -242,9 +245,9 @@ def test_token_names_and_prompt_logprobs_by_id(server):
     assert found["logprobs"]["tokens"][0].startswith("token_id:")
     assert found["prompt_logprobs"][0] is None
     assert found["prompt_logprobs"][1]["101"]["logprob"] == -0.25
-    # The engine of these tests ranks the second token 30th, the third 31st.
+    # The engine of these tests ranks the second token 130th, the third 131st.
     ranks = [[one["rank"] for one in entry.values()] for entry in found["prompt_logprobs"][1:]]
-    assert ranks[0] == [1, 30] and ranks[1] == [1, 31]
+    assert ranks[0] == [1, 130] and ranks[1] == [1, 131]
 
 
 def test_truncation_keeps_the_last_tokens(server):

@@ -32,15 +32,18 @@ def test_an_answer_says_so_from_its_first_approximate_token_on(server):
     before = server.complete(**body).json()
     assert before["system_fingerprint"] == "fp_fake" and before["tpdet"].keys() == {
         "seed",
+        "request_digest",
         "replay_digest",
         "replay_version",
+        "logprobs_mode",
     }
     assert server.http.get("/version").json()["arithmetic"] == "strict"
     assert server.metric("tpdet_approximate") == 0.0
     found = chunks(server.complete(**body, stream=True, cache_salt="approximate=3,slow=0.05"))
     names = [chunk["system_fingerprint"] for chunk in found]
     assert names == sorted(names) and names[0] == "fp_fake" and names[-1] == "fp_other"
-    marked = {"seed": 1, "replay_digest": None, "approximate": True}
+    marked = {"seed": 1, "request_digest": None, "replay_digest": None, "approximate": True}
+    marked |= {"logprobs_mode": "raw_logprobs"}
     assert found[-1]["tpdet"] == marked
     after = server.complete(**body).json()
     assert after["system_fingerprint"] == "fp_other" and after["tpdet"] == marked

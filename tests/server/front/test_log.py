@@ -34,6 +34,11 @@ def test_an_exception_is_shown_without_its_message():
     assert text.endswith("KeyError") and "test_log.py" in text and "prompt" not in text
 
 
+def test_what_a_client_named_begins_no_line():
+    text = LineFormatter("http").format(record("weights a\nb\x1b[31m\u2028é in place"))
+    assert text.endswith(r"weights a\nb\x1b[31m\u2028é in place")
+
+
 def test_a_pipe_that_nobody_reads_holds_nobody_up():
     reader, writer = os.pipe()
     log = Log(writer, "http", lines=100)

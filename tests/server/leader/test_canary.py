@@ -244,11 +244,11 @@ def test_weights_that_overflow_are_refused_and_after_a_reload_good_ones_serve_ag
         engine.reload(str(bad))
         with pytest.raises(CheckpointError, match="the canary failed"):
             canary.renew()
-        quiet = SimpleNamespace(begun=False, sound=True)
+        quiet = SimpleNamespace(begun=False, sound=True, refuses=False)
         asked = SimpleNamespace(begun=True)
         assert canary.failed and not canary.healthy
-        assert state(quiet, canary, quiet, quiet) == "unusable"
-        assert state(quiet, canary, quiet, asked) == "reloading"  # the way out
+        assert state(quiet, canary, quiet, quiet, quiet) == "unusable"
+        assert state(quiet, canary, quiet, asked, quiet) == "reloading"  # the way out
         engine.reload(str(good))
         canary.renew()
-        assert canary.healthy and state(quiet, canary, quiet, quiet) == "accepting"
+        assert canary.healthy and state(quiet, canary, quiet, quiet, quiet) == "accepting"

@@ -160,7 +160,10 @@ def test_an_answer_goes_with_the_facts_of_the_moment_it_was_accepted():
     async def submitted():
         status = Status("accepting", 0, 0, {})
         client = EngineClient("ipc:///nonexistent/s", bytes(32), Metrics("m", lambda: status), 8)
-        starts = [EngineFacts(name, "c0" * 32, name * 32, 9, 9, (), 1, "") for name in ("d1", "d2")]
+        starts = [
+            EngineFacts(name, "c0" * 32, name * 32, 9, 9, (), 1, "", "float32")
+            for name in ("d1", "d2")
+        ]
         request = Request(request_id="r", prompt_token_ids=(1,), params=SamplingParams(seed=1))
         try:
             client._take(starts[0])

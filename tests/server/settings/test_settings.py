@@ -25,21 +25,23 @@ from tpdet.server.wire.protocol import socket_address
 
 # Frozen: operators' scripts and unit files hold these names.
 FLAGS = """
-    --allow-faults --api-key-file --approximate --batch-swing-alarm
-    --canary-interval --chat-template --chat-template-date --compile-ahead --config --device
-    --disable-log-stats
-    --disable-uvicorn-access-log --draft-model --drafts
-    --drain-timeout --dtype --enable-prefix-caching
-    --enable-return-routed-experts --enforce-eager --experts --fixed-batch --fold-order
-    --gpu-memory-utilization --help --host
-    --http-processes --kernel-cache --kv-pages --leaves --load-format --max-model-len
-    --max-num-batched-tokens --max-num-seqs --max-queue --max-slowdown --model --no-allow-faults
-    --no-approximate --no-compile-ahead --no-disable-log-stats --no-disable-uvicorn-access-log
+    --admin-insecure --admin-key-file --admin-listen --allow-faults --answer-cache
+    --answer-cache-bytes --api-key-file --approximate --audit-dir --audit-key --audit-policy
+    --batch-dir --batch-dir-bytes
+    --batch-swing-alarm --canary-interval --chat-template --chat-template-date --compile-ahead
+    --config --device --disable-log-stats --disable-uvicorn-access-log --draft-model --drafts
+    --drain-timeout --dtype --enable-prefix-caching --enable-return-routed-experts --enforce-eager
+    --experts --fixed-batch --fold-order --gpu-memory-utilization --help --host --http-processes
+    --kernel-cache --kv-pages --leaves --load-format --logprobs-mode --max-model-len
+    --max-num-batched-tokens --max-num-seqs --max-queue --max-slowdown --model --no-admin-insecure
+    --no-allow-faults --no-approximate --no-compile-ahead --no-disable-log-stats
+    --no-disable-uvicorn-access-log
     --no-enable-prefix-caching --no-enable-return-routed-experts --no-enforce-eager
-    --no-skip-tokenizer-init --on-slowdown --port
-    --print-limits --reasoning-parser --revision --row-layers --run-dir --run-secret-file --seed
-    --served-model-name --share-draws --skip-tokenizer-init --start-timeout --step-timeout
-    --tensor-parallel-size --tokenizer --tp --transport
+    --no-skip-tokenizer-init --on-slowdown --port --print-limits --reasoning-parser --revision
+    --row-layers --run-dir --run-secret-file --seed --seed-policy --served-model-name --share-draws
+    --skip-tokenizer-init --start-timeout --step-timeout --task --tensor-parallel-size --tokenizer
+    --tool-call-parser --tp
+    --transport --weights-peers --weights-root --weights-timeout
 """
 
 
@@ -158,9 +160,19 @@ def test_flag_wins_over_environment_over_file(tmp_path):
 def test_a_reasoning_parser_has_vllms_names_too():
     for name, own in (("qwen3", "think"), ("openai_gptoss", "harmony"), ("auto", "auto")):
         assert load("m", "--reasoning-parser", name).server.reasoning_parser == own
+        assert load("m", "--reasoning-parser", own).server.reasoning_parser == own
     assert load("m").server.reasoning_parser == "off"
     with pytest.raises(UsageError, match="'qwen9' is none of off, auto, think, harmony"):
         load("m", "--reasoning-parser", "qwen9")
+
+
+def test_a_parser_of_calls_has_both_engines_names():
+    names = "hermes", "qwen3_xml", "glm47", "openai", "gpt-oss", "llama3", "phi4_mini_json", "auto"
+    own = "hermes", "qwen3_coder", "glm", "harmony", "harmony", "llama3_json", "phi4_mini", "auto"
+    loaded = [load("m", "--tool-call-parser", name).server.tool_call_parser for name in names]
+    assert loaded == [*own]
+    with pytest.raises(UsageError, match="'kimi_k2' is none of off, auto, hermes"):
+        load("m", "--tool-call-parser", "kimi_k2")
 
 
 def test_tp_has_its_long_name_everywhere(tmp_path):
@@ -178,7 +190,7 @@ def test_tp_has_its_long_name_everywhere(tmp_path):
 
 def test_every_setting_has_its_variable():
     for name in SETTINGS:
-        if name not in ("nodes", "allow_faults"):
+        if name not in ("nodes", "allow_faults", "admin_insecure"):
             variable = f"TPDET_{name.upper()}"
             try:
                 found = load_settings(["--model=m"], "test", {variable: "1"})
@@ -479,6 +491,8 @@ def test_a_key_ring_accepts_its_keys_and_nothing_near_them():
     assert ring.tenant_salt(b"Bearer sk-1") == ring.tenant_salt(b"bearer  sk-1") is not None
     for wrong in (None, b"", b"sk-1", b"Bearer", b"Bearer sk-", b"Bearer sk-11", b"Basic sk-1"):
         assert ring.tenant_salt(wrong) is None
+    empty = KeyRing((hashlib.sha256(b"").hexdigest(),))
+    assert empty.tenant_salt(None) is empty.tenant_salt(b"Bearer ") is None
 
 
 def test_a_run_directory_too_long_for_a_socket_is_refused():

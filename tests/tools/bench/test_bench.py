@@ -24,7 +24,7 @@ from tpdet.tools.bench.arguments import NAMES, add_bench, complete
 from tpdet.tools.bench.engine import engine_row
 from tpdet.tools.bench.latency import decode_tokens, time_latency
 from tpdet.tools.bench.load import lengths, prompt
-from tpdet.tools.bench.spec import EngineSpec, LatencyCases, MixedCase
+from tpdet.tools.bench.spec import LatencySpec, MixedSpec
 from tpdet.tools.bench.throughput import time_mixed
 from tpdet.tools.measurement.floor import (
     decode_work,
@@ -43,10 +43,14 @@ RUN_KEYS = {"bench", "gpu", "gpus", "commit", "torch", "triton", "driver", "date
 
 
 def spec(batches, contexts, steps=3):
-    cases = LatencyCases(
-        batches=batches, contexts=contexts, steps=steps, prefill_tokens=(20, 30), prefill_prompts=2
+    return LatencySpec(
+        settings={},
+        batches=batches,
+        contexts=contexts,
+        steps=steps,
+        prefill_tokens=(20, 30),
+        prefill_prompts=2,
     )
-    return EngineSpec(settings={}, latency=cases)
 
 
 def engine(model, pages, **settings):
@@ -128,8 +132,8 @@ def test_what_the_cache_cannot_hold_is_left_out_and_said(tiny_model):
 
 
 def test_the_first_sequences_decode_until_the_last_ones_are_read():
-    assert decode_tokens(spec((4,), (16,)).latency, 64, 1, 16) == 3 + 3 + 2 + 1
-    assert decode_tokens(spec((4,), (600,)).latency, 64, 4, 600) == 3 + 3 + 2 + 40
+    assert decode_tokens(spec((4,), (16,)), 64, 1, 16) == 3 + 3 + 2 + 1
+    assert decode_tokens(spec((4,), (600,)), 64, 4, 600) == 3 + 3 + 2 + 40
 
 
 def test_floors_are_the_measured_ones():
@@ -308,11 +312,16 @@ def test_benchmarks_have_the_engines_defaults_and_no_others():
 
 def test_no_prompt_of_a_benchmark_is_found_in_the_prefix_cache(tiny_model):
     made = engine(tiny_model(), 64, max_model_len=1024, max_num_batched_tokens=600)
-    cases = LatencyCases(
-        batches=(1, 2), contexts=(260,), steps=2, prefill_tokens=(260, 300), prefill_prompts=1
+    cases = LatencySpec(
+        settings={},
+        batches=(1, 2),
+        contexts=(260,),
+        steps=2,
+        prefill_tokens=(260, 300),
+        prefill_prompts=1,
     )
-    time_latency(made, EngineSpec(settings={}, latency=cases))
-    case = MixedCase(requests=3, shortest=260, longest=300, generate=2, seed=0)
-    time_mixed(made, EngineSpec(settings={}, mixed=case))
+    time_latency(made, cases)
+    case = MixedSpec(settings={}, requests=3, shortest=260, longest=300, generate=2, seed=0)
+    time_mixed(made, case)
     totals = made.statistics().totals
     assert totals.prefix_query_tokens > 0 and totals.prefix_hit_tokens == 0

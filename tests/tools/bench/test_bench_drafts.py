@@ -9,8 +9,7 @@ import pytest
 from tpdet.cli import main
 from tpdet.errors import UsageError
 from tpdet.tools.bench.draft_texts import TEXTS
-from tpdet.tools.bench.drafts import drafter_lines, parse_shares
-from tpdet.tools.bench.drafts_rank import Synthetic
+from tpdet.tools.bench.drafts import Synthetic, drafter_lines, parse_shares
 from tpdet.tools.measurement.rows import BenchRow
 
 

@@ -4,8 +4,7 @@ import json
 
 from scripts.tables.other_orders import other_orders
 from scripts.tables.size_table import NOTHING, size_table
-from tpdet.tools.measurement.default_order import in_default_order
-from tpdet.tools.measurement.results_file import newest_rows
+from tpdet.tools.measurement.results_file import in_default_order, newest_rows
 
 
 def row(mode, value, tp=1, batch=1, case="decode", unit="ms", context=128, model="m"):

@@ -3,14 +3,14 @@
 from types import SimpleNamespace
 
 from tpdet.requests.request import PromptOutput, TokenOutput
-from tpdet.tools.bench import step_ends
-from tpdet.tools.bench.step_ends import StepEnds
+from tpdet.tools.bench import load
+from tpdet.tools.bench.load import StepEnds
 
 
 def test_only_steps_in_which_all_sequences_got_tokens_tell_the_rate(monkeypatch):
     """Each step takes a second; one of two sequences ends before the other."""
     now, steps = [0.0], []
-    monkeypatch.setattr(step_ends.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(load.time, "perf_counter", lambda: now[0])
     token = lambda choice: TokenOutput("a", choice, 5, 0.0)
     prompt = PromptOutput("a", (None,), ((),), (0,))
 

@@ -30,10 +30,7 @@ ASKED = {
 }
 SLOW = ("completion", "chat", "chat of no limit")
 NAMES = {"id", "custom_id", "response.body.created", "request.body.user"}
-SILENT = {
-    "greedy": {"response.body.tpdet.seed"},
-    "offline": {"request_id", "params.output_kind", "seed"},
-}
+SILENT = {"offline": {"request_id", "params.output_kind", "seed"}}
 """The fields that a change of may leave unseen, beside NAMES: no function of the request."""
 
 
@@ -74,6 +71,7 @@ def offline(line):
         "outputs": [output],
         "replay_digest": body["tpdet"]["replay_digest"],
         "replay_version": 2,
+        "request_digest": body["tpdet"]["request_digest"],
         "request_id": "llm-0-0",
         "prompt": None,
         "prompt_logprobs": None,

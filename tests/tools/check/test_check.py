@@ -60,6 +60,32 @@ def test_answers_of_generate_are_checked(tpdet, model, tmp_path):
     assert place["computed"]["bits"] == bits
 
 
+@pytest.mark.slow
+def test_a_record_is_checked_in_its_mode_of_log_probabilities(tpdet, model, tmp_path):
+    asked = ("--prompt", "The for", "--max-tokens", 4, "--temperature", 0.7, "--seed", 4, "--json")
+    mode = ("--logprobs-mode", "processed_logprobs")
+    lines = []
+    for flags in (mode, ()):
+        code, output, _ = tpdet("generate", model, *asked, *flags, *SMALL)
+        assert code == 0
+        lines.append(json.loads(output))
+    processed, raw = lines
+    (ours,), (theirs,) = processed["outputs"], raw["outputs"]
+    assert ours["token_ids"] == theirs["token_ids"]
+    assert ours["logprob_bits"] != theirs["logprob_bits"]
+    assert processed["replay_digest"] != raw["replay_digest"]
+    assert (processed["logprobs_mode"], raw["logprobs_mode"]) == (mode[1], "raw_logprobs")
+    file = write(tmp_path / "a", [processed])
+    code, output, said = tpdet("check", model, file, *SMALL)
+    assert code == 0 and "all equal" in output, said
+    code, _, said = tpdet("check", model, file, "--logprobs-mode", "raw_logprobs", *SMALL)
+    assert code != 0 and "line 1 has processed_logprobs" in said
+    # Bits of the other mode under its name are a difference.
+    false = processed | {"outputs": raw["outputs"]}
+    code, output, _ = tpdet("check", model, write(tmp_path / "a", [false]), *SMALL)
+    assert code == 1
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [

@@ -16,8 +16,8 @@ from tests.lib.recorded_lines import (
     with_changed,
 )
 from tpdet import LLM, SamplingParams
+from tpdet.audit.recorded import RecordedAnswer, digest_of
 from tpdet.errors import TpdetError
-from tpdet.llm.recorded import RecordedAnswer, digest_of
 from tpdet.tools.check.answers import read_lines
 from tpdet.tools.check.by_model import ModelCheck
 
@@ -123,6 +123,32 @@ def check_all(llm, lines, folder):
 
 FAST = ("generate, sampled", "a completion", "a chat of two parts")
 NAMED = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in LINES]
+
+
+def test_a_call_of_several_seeds_is_computed_with_each(llm, tmp_path):
+    seeds = "response.body.tpdet.seeds"
+    body = {"prompt": ["one", "one"], "max_tokens": 3, "tpdet": {"seeds": [4, 2**62]}}
+    asked = batch_line(llm, COMPLETIONS, body)
+    told = asked["response"]["body"]["tpdet"]
+    assert (told["seed"], told["seeds"]) == (None, [4, 2**62])
+    left_open = with_changed(asked, "request.body.tpdet", None)
+    wrong = [
+        with_changed(left_open, seeds, [4, 5]),
+        with_changed(asked, "request.body.tpdet.seeds", [4, 5]),
+        with_changed(asked, "request.body.tpdet.seeds", [4, 4]),
+        with_changed(asked, seeds, [4, 2**62, 5]),
+        with_changed(asked, seeds, [4]),
+        with_changed(asked, "response.body.tpdet.seed", 4),
+    ]
+    right, also_right, drawn, other, clones, more, *refused = check_all(
+        llm, [asked, left_open, *wrong], tmp_path
+    )
+    assert (right, also_right) == ("", "")
+    assert "choice 1, position 0" in drawn and "tpdet.replay_digest" in drawn
+    assert other.startswith(f"{seeds}[1]: recorded {2**62}, computed 5")
+    assert clones.startswith("response.body.tpdet.seed: recorded null, computed 4")
+    assert "3 seeds for 2 prompts" in more
+    assert all("one seed is for all prompts, or seeds are for each" in text for text in refused)
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -36,7 +36,7 @@ from tpdet.tools.plan.exchange_time import exchange_seconds, levels_of
 from tpdet.tools.plan.hardware import Network, hardware_of
 from tpdet.tools.plan.memory import rank_memory
 from tpdet.tools.plan.plan import PlanRequest, choose_size, plan_size, plan_world
-from tpdet.tools.plan.step import make_world
+from tpdet.tools.plan.step import PlanWorld
 from tpdet.tools.worlds.shapes import cut_for, find_model, named_config
 
 RESULTS = ROOT / "docs" / "results"
@@ -180,7 +180,7 @@ def test_a_smooth_maximum_lies_over_both():
 def test_the_weights_are_those_that_a_rank_holds(tiny_model, constants, family, ranks):
     model = tiny_model(family)
     config = find_model(model)
-    world = make_world(config, ranks, constants, hardware_of("h200"), Network())
+    world = PlanWorld(config, ranks, constants, hardware_of("h200"), Network())
     planned = rank_memory(world, 64, 0.9)
     settings = EngineConfig.from_values(
         model=str(model), device="cpu", kv_pages=2, max_model_len=64, skip_tokenizer_init=True

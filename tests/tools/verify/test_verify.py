@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.conftest import DATA_FAMILIES, FAMILIES
+from tests.lib.some_slow import some_slow
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.tools.verify.compare import compare
 from tpdet.tools.verify.spec import Trace, WorldReport
@@ -72,11 +73,17 @@ def test_a_family_is_equal_at_every_size_and_circumstance(tiny_model, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("ranks", "batch", "dtype"),
-    [(2, 8, "bfloat16"), pytest.param(4, 64, "float32", marks=pytest.mark.slow)],
+    ("ranks", "batch", "dtype", "orders"),
+    some_slow(
+        [(2, 8, "bfloat16", ("sequential", "tree"))],
+        [
+            (2, 8, "bfloat16", ("sequential", "tree")),
+            (4, 64, "float32", ("sequential", "pairs", "tree")),
+        ],
+    ),
 )
 def test_every_fold_order_is_equal_and_a_contract_of_its_own(
-    tiny_model, tmp_path, ranks, batch, dtype
+    tiny_model, tmp_path, ranks, batch, dtype, orders
 ):
     """`test_engine` has every order at every size, by ranks that are threads."""
     output = tmp_path / "verify.json"
@@ -87,7 +94,7 @@ def test_every_fold_order_is_equal_and_a_contract_of_its_own(
         "--dtype",
         dtype,
         "--fold-order",
-        "sequential,pairs,tree",
+        ",".join(orders),
         "--batch",
         f"1,{batch}",
         "--budget",
@@ -98,11 +105,16 @@ def test_every_fold_order_is_equal_and_a_contract_of_its_own(
         "4",
         "--output",
         output,
+        "--html",
+        tmp_path / "page.html",
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "Every bit is equal" in (tmp_path / "page.html").read_text()
     (run,) = json.loads(output.read_text())
+    assert [world["tp"] for world in run["worlds"]] == [1, ranks] * 2
+    assert all(world["seconds"] > 0 for world in run["worlds"]) and run["fingerprints"]
     digests = {row["mode"]: row["digest"] for row in run["rows"]}
-    assert len(set(digests.values())) == 3
+    assert {*digests} == {*orders} and len({*digests.values()}) == len(orders)
     other = [row for row in run["rows"] if row["relation"] == "fresh process"]
     assert {row["mode"] for row in other} == {DEFAULT_FOLD_ORDER}
     assert [row["tp"] for row in other] == [1, ranks]
@@ -135,8 +147,12 @@ def test_the_control_fails_and_names_the_first_difference(tiny_model, tmp_path):
         "4",
         "--output",
         output,
+        "--html",
+        tmp_path / "control.html",
     )
     assert done.returncode == 1, done.stdout + done.stderr
+    page = (tmp_path / "control.html").read_text()
+    assert "The control differs, as it must" in page and 'class="flipped"' in page
     assert "DIFFERENT" in done.stdout
     flat = " ".join(done.stdout.split())
     assert "position" in flat and "the reference has" in flat and "logit of token" in flat

@@ -16,7 +16,7 @@ from tests.engine.test_drafts import (
 from tpdet.control.plan import PlanRows, Row
 from tpdet.errors import IntegrityError
 from tpdet.scheduler.speculator import DraftCounts
-from tpdet.tools.verify import draft_models, rank
+from tpdet.tools.verify import drafted, rank
 from tpdet.tools.verify.cases import circumstances
 from tpdet.tools.verify.compare import compare
 from tpdet.tools.verify.drafted import (
@@ -146,8 +146,8 @@ def test_drafts_of_another_model_that_are_accepted_blindly_are_found(
 
 def test_a_draft_model_that_rank_0_has_no_room_for_is_left_out(tiny_model, tmp_path, monkeypatch):
     free = iter((5 << 30, 1 << 30))
-    monkeypatch.setattr(draft_models, "resolve_device", lambda device: "cuda")
-    monkeypatch.setattr(draft_models, "free_gpu_bytes", lambda share: next(free))
+    monkeypatch.setattr(drafted, "resolve_device", lambda device: "cuda")
+    monkeypatch.setattr(drafted, "free_gpu_bytes", lambda share: next(free))
     found = verified(tiny_model, tmp_path, relations=DRAFT_MODEL)
     assert [each.circumstance for each in found] == ["alone", "drafts of the model itself"]
     report = (tmp_path / "world" / "report.json").read_bytes()

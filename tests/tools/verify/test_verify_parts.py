@@ -24,7 +24,7 @@ from tpdet.tools.verify.relations import (
     relations_help,
     that_apply,
 )
-from tpdet.tools.verify.run import sizes_without_difference
+from tpdet.tools.verify.report import sizes_without_difference
 from tpdet.tools.verify.spec import VerifySpec
 from tpdet.tools.worlds.machine import count_gpus
 from tpdet.tools.worlds.placement import Place, gpu_names, run_placed

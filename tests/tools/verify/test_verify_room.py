@@ -14,7 +14,7 @@ from tpdet.config import EngineConfig
 from tpdet.errors import NotFoundError, ResourceError, TpdetError
 from tpdet.runner import Runner
 from tpdet.tools.bench import run as bench
-from tpdet.tools.bench.spec import EngineSpec
+from tpdet.tools.bench.spec import MixedSpec
 from tpdet.tools.verify import rank, run
 from tpdet.tools.verify.room import check_worlds, needed_bytes
 from tpdet.tools.verify.run import verify_all
@@ -102,7 +102,11 @@ def test_a_benchmark_is_refused_before_a_world_starts(tmp_path, monkeypatch):
     model = str(write_shape(tmp_path / "shape", "llama-3-70b"))
     engine = EngineConfig.from_values(model=model)
     with pytest.raises(ResourceError, match=r"TP 1: .* at --gpu-memory-utilization 0.9: raise"):
-        bench.run_worlds((1,), EngineSpec(settings={}), engine)
+        bench.run_worlds(
+            (1,),
+            MixedSpec(settings={}, requests=1, shortest=1, longest=1, generate=1, seed=0),
+            engine,
+        )
     check_sizes(engine.model_copy(update={"gpu_memory_utilization": 1.0}), (1,), [H200])
 
 

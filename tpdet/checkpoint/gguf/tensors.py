@@ -11,24 +11,21 @@ import torch
 
 from tpdet.checkpoint.gguf.header import GgufHeader, TensorEntry
 from tpdet.checkpoint.gguf.names import NamedTensor, named_tensors
-from tpdet.checkpoint.stored import CheckpointTensor, Tensors
-from tpdet.errors import CheckpointError, ResourceError
+from tpdet.checkpoint.stored import CheckpointTensor, StoredFile, Tensors
+from tpdet.errors import CheckpointError
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _Where = slice | tuple[slice, ...]
 
 
 def gguf_tensors(header: GgufHeader) -> Tensors:
-    """The tensors of a file, which is memory-mapped, by Hugging Face's names.
-
-    Raises as `named_tensors`, and ResourceError where the file cannot be mapped.
+    """The tensors of a file by Hugging Face's names; raises as `named_tensors`, and
+    CheckpointError for a file that cannot be opened.
     """
     try:
-        data = np.memmap(header.path, mode="r", dtype=np.uint8)
+        data = StoredFile(header.path)
     except OSError as error:
-        raise ResourceError(
-            f"{header.path} cannot be mapped ({error.strerror}): raise the limit of memory"
-        ) from None
+        raise CheckpointError(f"{header.path.name} cannot be read: {error}") from error
     file, tensors = header.path.name, {}
     for name, tensor in named_tensors(header).items():
         kind = tensor.entry.kind
@@ -40,7 +37,7 @@ def gguf_tensors(header: GgufHeader) -> Tensors:
 class GgufTensor:
     """One tensor, in the form of a safetensors slice."""
 
-    def __init__(self, data: np.ndarray, tensor: NamedTensor, file: str) -> None:
+    def __init__(self, data: StoredFile, tensor: NamedTensor, file: str) -> None:
         self._data, self._entry, self._heads = data, tensor.entry, tensor.heads
         self._file = file
 
@@ -53,35 +50,44 @@ class GgufTensor:
         return self._entry.kind if self._entry.kind in _PLAIN else "F32"
 
     def __getitem__(self, where: _Where) -> torch.Tensor:
-        """Rows and columns by slices of step 1. Raises CheckpointError for an unknown type."""
+        """Rows and columns by slices of step 1.
+
+        Raises CheckpointError for an unknown type, and for a file that has become shorter.
+        """
         entry = self._entry
         parts = where if isinstance(where, tuple) else (where,)
         parts = (*parts, *[slice(None)] * (len(entry.shape) - len(parts)))
-        stored = _rows(self._data, entry)
+        rows = np.arange(entry.size // entry.row_bytes)
         if self._heads:
-            stored = stored[_stored_rows(entry.shape[0], self._heads)[parts[0]]]
+            rows = _stored_rows(len(rows), self._heads)[parts[0]]
         elif len(entry.shape) > 1:
-            stored = stored[parts[0]]
+            rows = rows[parts[0]]
         first, last, _ = parts[-1].indices(entry.shape[-1])
         block, width = entry.block, entry.row_bytes * entry.block // entry.shape[-1]
         begin, end = first // block, -(-last // block)
-        if not len(stored) or first >= last:  # a piece without values, which nothing can view
-            return self._empty(len(stored), max(0, last - first))
-        cut = np.array(stored[:, begin * width : end * width])
+        if not len(rows) or first >= last:  # a piece without values, which nothing can view
+            return self._empty(len(rows), max(0, last - first))
+        cut = np.ascontiguousarray(self._rows(rows)[:, begin * width : end * width])
         values = _dequantise(cut, entry, self._file)
         values = values[:, first - begin * block : last - begin * block]
         return values.reshape(-1) if len(entry.shape) == 1 else values
+
+    def _rows(self, rows: np.ndarray) -> np.ndarray:
+        """The bytes of some rows [rows, bytes of a row], of all from the first to the last."""
+        entry, low, high = self._entry, int(rows.min()), int(rows.max())
+        stored = np.empty((high + 1 - low, entry.row_bytes), np.uint8)
+        try:
+            self._data.read_into(stored.data.cast("B"), entry.offset + low * entry.row_bytes)
+        except (OSError, EOFError) as error:
+            raise CheckpointError(
+                f"{self._file}: tensor {entry.name} cannot be read: {error}"
+            ) from error
+        return stored if len(rows) == len(stored) and not self._heads else stored[rows - low]
 
     def _empty(self, rows: int, columns: int) -> torch.Tensor:
         """A cut without values."""
         shape = (columns,) if len(self._entry.shape) == 1 else (rows, columns)
         return torch.empty(shape, dtype=_PLAIN.get(self._entry.kind, torch.float32))
-
-
-def _rows(data: np.ndarray, entry: TensorEntry) -> np.ndarray:
-    """The bytes of a tensor [rows, bytes of a row], not read yet; a vector is one row."""
-    stored = data[entry.offset : entry.offset + entry.size]
-    return stored.reshape(-1, entry.row_bytes)
 
 
 def _stored_rows(rows: int, heads: int) -> np.ndarray:

@@ -123,7 +123,7 @@ class Family:
     fused: tuple[str, ...] = ()
     """Which of "qkv" and "gate_up" are one tensor in the checkpoint."""
     stacked: bool = False
-    """Whether all experts of a layer are one tensor in the checkpoint."""
+    """Whether all experts of a layer are one tensor in the checkpoint, gates and ups in turn."""
 
 
 _OLMO2 = Family(
@@ -360,5 +360,19 @@ FAMILIES = {
     )
 }
 """Supported architectures."""
+
+_POOLED = {
+    "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3",
+    "gemma2": "Gemma2", "gemma3_text": "Gemma3Text",
+}  # fmt: skip
+_HEADS = {"Model": "none", "ForSequenceClassification": "labels"}
+
+OTHER_HEADS = {
+    f"{_POOLED[family.name]}{ending}": (family, head)
+    for family in FAMILIES.values()
+    if family.name in _POOLED
+    for ending, head in _HEADS.items()
+}
+"""Architectures of these families without an output head: the family, and `ModelConfig.head`."""
 
 FAMILY_NAMES = tuple(family.name for family in FAMILIES.values())

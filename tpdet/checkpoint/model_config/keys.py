@@ -62,6 +62,7 @@ INERT = frozenset(" ".join((_NOTES, _TRAINING, _IMPLEMENTATION, _GENERATION)).sp
 Allowed = tuple[tuple[object, ...], str]
 """(values that are allowed beside null, what the refusal of any other value says)"""
 
+_ONE_WAY = "tokens see those before them alone: attention in both directions is not supported"
 _NOT_SUPPORTED = "tpdet does not support it"
 
 NEUTRAL: dict[str, Allowed] = {
@@ -80,6 +81,8 @@ NEUTRAL: dict[str, Allowed] = {
     "cross_attention_hidden_size": ((), _NOT_SUPPORTED),
     "tie_encoder_decoder": ((False,), _NOT_SUPPORTED),
     "chunk_size_feed_forward": ((0,), _NOT_SUPPORTED),
+    "is_causal": ((True,), _ONE_WAY),
+    "use_bidirectional_attention": ((False,), _ONE_WAY),
     "pruned_heads": (({},), "use the checkpoint before pruning"),
 }
 """Keys that are allowed at these values only; a `Family` may add keys or replace them."""

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tpdet.checkpoint.gguf.header import is_gguf
-from tpdet.checkpoint.model_config.families import FAMILIES, Family
+from tpdet.checkpoint.model_config.families import FAMILIES, OTHER_HEADS, Family
 from tpdet.checkpoint.model_config.fields import Fields
 from tpdet.checkpoint.model_config.json_file import read_json_object
 from tpdet.checkpoint.model_config.keys import ALIASES, INERT, NEEDED, NEUTRAL, PARSED
@@ -68,7 +68,30 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         attention_cap=scales.attention_cap,
         logit_cap=scales.logit_cap,
         mixture=family.mixture(config, layers),
+        **_head(config, vocab_size),
     )
+
+
+MOST_LABELS = 1 << 16
+
+
+def _head(config: Fields, vocab_size: int) -> dict[str, Any]:
+    """The fields of what reads the last norm's rows. Raises CheckpointError."""
+    _, head = OTHER_HEADS.get(config.raw("architectures")[0], (None, "tokens"))
+    if head != "labels":
+        return {"head": head}
+    if "pad_token_id" not in config:
+        config.refuse(
+            "pad_token_id",
+            "a score head reads the last token that is no padding: state its id, also of a "
+            "tokenizer that never pads",
+        )
+    named = config.raw("id2label")
+    count = config.integer(
+        "num_labels", len(named) if isinstance(named, dict) else 2, high=MOST_LABELS
+    )
+    padding = config.integer("pad_token_id", low=0, high=vocab_size - 1)
+    return {"head": head, "labels": count, "pad_token_id": padding}
 
 
 _OF_FAMILY = (
@@ -144,10 +167,10 @@ def _read_values(model: Path) -> tuple[Fields, dict[str, Any], bool]:
 def _family(config: Fields) -> Family:
     """Architecture and `model_type` must be known and agree."""
     names = config.raw("architectures")
-    supported = ", ".join(FAMILIES)
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in tuple(FAMILIES):
-        config.refuse("architectures", f"only one of {supported} is supported")
-    family = FAMILIES[names[0]]
+    known = FAMILIES | {name: family for name, (family, _) in OTHER_HEADS.items()}
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in tuple(known):
+        config.refuse("architectures", f"only one of {', '.join(known)} is supported")
+    family = known[names[0]]
     if config.text("model_type") != family.name:
         config.refuse("model_type", f"{names[0]} goes with {family.name!r}")
     return family

@@ -67,7 +67,9 @@ class ModelConfig:
     embedding_scale, logit_scale: fp32 factors of embedded rows and of logits. attention_cap,
     logit_cap: soft-caps c * tanh(x / c) of scores and of logits, 0 for none. sinks: whether each
     query head has a logit that stands beside its keys' in the softmax and has no value. mixture:
-    experts, None for a dense model.
+    experts, None for a dense model. head: what reads the last norm's rows: "tokens" (the output
+    head), "labels" (a score head [labels, H]) or "none". pad_token_id: of a score head, the id that
+    it does not read at a prompt's end.
     """
 
     family: str
@@ -104,6 +106,9 @@ class ModelConfig:
     row_bias: bool = False
     sinks: bool = False
     mixture: Mixture | None = None
+    head: str = "tokens"
+    labels: int = 0
+    pad_token_id: int | None = None
 
     @property
     def experts(self) -> int:
@@ -144,5 +149,6 @@ NEUTRAL_VALUES: dict[str, object] = {
     "activation": "silu", "attention_cap": 0.0, "logit_cap": 0.0,
     "row_bias": False, "sinks": False, "mixture": None, "router": "gate", "biased": False,
     "choice_bias": "", "shared": "", "shared_width": 0, "guessing_layers": 0,
+    "head": "tokens", "labels": 0, "pad_token_id": None,
 }  # fmt: skip
 """Fields that leave everything as it is at these values: digests then leave them out."""

@@ -3,13 +3,30 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from tpdet.checkpoint.model_config.families import Family
 from tpdet.checkpoint.model_config.fields import Fields
 from tpdet.checkpoint.model_config.load import read_checked, read_heads
+from tpdet.checkpoint.model_config.mixtures import no_experts
 from tpdet.checkpoint.model_config.quantisation import Quantisation, parse_quantisation
 
 FusedParts = Mapping[str, tuple[tuple[str, int], ...]]
+
+
+class StackedExperts(NamedTuple):
+    """All experts of a layer in one tensor, as a checkpoint may have them, or transformers' module.
+
+    in_turn: gates and ups stand in turn, and inputs before outputs (gpt-oss's checkpoints); else
+    ups stand behind all gates, and outputs before inputs (transformers, whose checkpoints of these
+    families have the tensors of each expert). block, projections: as `Mixture`; transformers calls
+    the block "mlp" and the stacked projections gate_up_proj and down_proj, whatever these are.
+    """
+
+    experts: int
+    block: str
+    projections: tuple[str, str, str]
+    in_turn: bool
 
 
 @dataclass(frozen=True)
@@ -17,13 +34,13 @@ class StoredForm:
     """text_part: whether there are tensors of images, too; quantisation: None if there is none.
 
     fused: by the ending of a fused tensor's name, the endings of its parts and the rows of each.
-    stacked: experts of a layer that are one tensor, 0 if each has tensors.
+    stacked: how the experts of a layer are one tensor, where they are; None for a dense model.
     """
 
     text_part: bool = False
     quantisation: Quantisation | None = None
     fused: FusedParts = field(default_factory=dict)
-    stacked: int = 0
+    stacked: "StackedExperts | None" = None
 
 
 def read_stored_form(directory: Path) -> StoredForm:
@@ -37,10 +54,16 @@ def read_stored_form(directory: Path) -> StoredForm:
     return StoredForm(of_images, quantisation, fused, _stacked(config, family))
 
 
-def _stacked(config: Fields, family: Family) -> int:
-    """The experts of a layer of a family that stacks them; 0 for any other."""
-    found = family.mixture(config, config.integer("num_hidden_layers")) if family.stacked else None
-    return found.routing.experts if found else 0
+def _stacked(config: Fields, family: Family) -> StackedExperts | None:
+    """How a family's experts are stacked where they are; None for one without experts."""
+    if family.mixture is no_experts:
+        return None
+    mixture = family.mixture(config, config.integer("num_hidden_layers"))
+    if mixture is None:
+        return None
+    return StackedExperts(
+        mixture.routing.experts, mixture.block, mixture.projections, family.stacked
+    )
 
 
 def _fused(config: Fields, family: Family) -> FusedParts:

@@ -11,10 +11,12 @@ from itertools import chain
 from typing import Any
 
 from tpdet.control.row_messages import SampledToken
+from tpdet.requests.answer.calls import call_piece, ending_of, whole_calls
 from tpdet.requests.answer.json_pieces import Each
 from tpdet.requests.answer.prompt_scores import PromptScores
 from tpdet.requests.body.prepare import Call, Echo
 from tpdet.requests.request import Candidate
+from tpdet.requests.shown_ids import ShownIds
 from tpdet.text.detokenizer import IncrementalDetokenizer
 from tpdet.text.outputs import ChoiceAnswer, TextDelta, logprob_bits, shortest_float32
 from tpdet.text.token_bytes import TokenPlace
@@ -56,10 +58,10 @@ class LogprobWriter:
         """
         count = len(ids)
         return {
-            "text_offset": _array(offsets, count),
-            "token_logprobs": _array(map(_value, tokens), count),
-            "tokens": _array(map(self.name, ids), count),
-            "top_logprobs": _array(map(self._top, tokens), count),
+            "text_offset": array_of(offsets, count),
+            "token_logprobs": array_of(map(_value, tokens), count),
+            "tokens": array_of(map(self.name, ids), count),
+            "top_logprobs": array_of(map(self._top, tokens), count),
         }
 
     def chat(self, tokens: Sequence[SampledToken]) -> Json:
@@ -67,7 +69,7 @@ class LogprobWriter:
 
         The `bytes` of a choice's tokens, without those that its text lacks, make its text.
         """
-        return {"content": _array(map(self._chat_entry, tokens), len(tokens)), "refusal": None}
+        return {"content": array_of(map(self._chat_entry, tokens), len(tokens)), "refusal": None}
 
     def prompt(self, tokens: Iterable[Shown], count: int) -> Each:
         """vLLM's `prompt_logprobs`: one `{id: {logprob, rank, decoded_token}}` a position."""
@@ -120,7 +122,10 @@ class LogprobWriter:
         return None if data is None else list(data)
 
     def _ranked(self, token: SampledToken, count: int) -> Json:
-        ranked = {c.token_id: (rank, c.logprob) for rank, c in enumerate(token.top[:count], 1)}
+        tops, named = enumerate(token.top[:count], 1), self.call.given_ids
+        ranked = {c.token_id: (None if named else rank, c.logprob) for rank, c in tops}
+        if named:
+            ranked[token.token_id] = (token.rank, token.logprob)
         ranked.setdefault(token.token_id, (token.rank, token.logprob))
         return {
             str(token_id): {
@@ -162,7 +167,7 @@ class _ScoredPrompt:
         yield from self.behind
 
 
-def _array(elements: Iterable[object], count: int) -> list[object] | Each:
+def array_of(elements: Iterable[object], count: int) -> list[object] | Each:
     """A few elements at once, many as they are written."""
     return list(elements) if count <= _FEW else Each(elements)
 
@@ -175,7 +180,8 @@ def _value(token: Shown) -> float | None:
 class ChoiceWriter:
     """Writes one choice, whole or in pieces; `index` is its place in the answer.
 
-    `reasoning`: messages have the fields for it.
+    `reasoning`: messages have the fields for it. `weight_version`: what the weights are called.
+    `ids`: of calls of tools, where there may be some.
     """
 
     call: Call
@@ -183,23 +189,30 @@ class ChoiceWriter:
     index: int
     begun: bool = False
     reasoning: bool = False
+    weight_version: str = ""
+    ids: ShownIds | None = None
 
     def __post_init__(self) -> None:
+        self._called = False  # so far, in a stream
         self._prompt_index = self.index // self.call.choices
         request = self.call.requests[self._prompt_index]
         self._prompt_ids = request.prompt_token_ids
         skip = request.params.skip_special_tokens
         self._logprobs = LogprobWriter(self.call, self.tokenizer, skip)
 
-    def whole(self, answer: ChoiceAnswer, prompt: PromptScores | None) -> Json:
-        """The finished choice."""
+    def whole(
+        self, answer: ChoiceAnswer, prompt: PromptScores | None, versions: list[Json] | None = None
+    ) -> Json:
+        """The finished choice; with its `weight_versions`, where they are to be shown."""
         found = self._piece(answer, answer.logprobs, answer.offsets, prompt)
-        found |= {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
+        reason, stop, use = answer.finish_reason, answer.stop_reason, self.call.tools
+        ending = ending_of(reason, stop, bool(answer.calls), use)
+        found |= {"finish_reason": ending, "stop_reason": stop}
         if self.call.prompt_logprobs is not None and self.call.kind == "completion":
             found["prompt_logprobs"] = self.prompt_logprobs(prompt)
         if answer.routed_experts:
             found["routed_experts"] = b64encode(answer.routed_experts).decode("ascii")
-        return found
+        return found if versions is None else found | {"weight_versions": versions}
 
     def prompt_logprobs(self, prompt: PromptScores | None) -> Each | None:
         """vLLM's array for the prompt; None when it was not asked for."""
@@ -210,16 +223,28 @@ class ChoiceWriter:
 
     def pass_over(self, delta: TextDelta) -> None:
         """Leave out what a token adds to a stream: its reader has it."""
+        self._called = self._called or delta.calls
         self._logprobs.pass_over(delta.logprobs)
 
-    def piece(self, delta: TextDelta, prompt: PromptScores | None) -> Json:
-        """The text and scores that a token adds to a stream; only the first piece may be large."""
+    def piece(
+        self, delta: TextDelta, prompt: PromptScores | None, versions: list[Json] | None = None
+    ) -> Json:
+        """The text and scores that a token adds to a stream; only the first piece may be large.
+
+        versions: of the last piece, where they are to be shown.
+        """
         offsets = (delta.offset,) * len(delta.logprobs)
         found = self._piece(delta, delta.logprobs, offsets, prompt, stream=True)
-        found["finish_reason"] = delta.finish_reason
+        self._called = self._called or delta.calls
+        reason, stop, use = delta.finish_reason, delta.stop_reason, self.call.tools
+        found["finish_reason"] = ending_of(reason, stop, self._called, use)
         if delta.finish_reason is not None:
             found["stop_reason"] = delta.stop_reason
-        return found
+        return found if versions is None else found | {"weight_versions": versions}
+
+    def event(self, around: Json, piece: Json, first: bool) -> Json:
+        """The content of an event with a piece; first: the choice's. `around`: its other fields."""
+        return {**around, "choices": [piece]}
 
     def _piece(
         self,
@@ -261,14 +286,30 @@ class ChoiceWriter:
 
     def _message(self, part: ChoiceAnswer | TextDelta, stream: bool) -> Json:
         """The texts of a message or a delta: reasoning under vLLM's name and under DeepSeek's."""
+        if self.ids is not None and isinstance(part, TextDelta):
+            pieces = [call_piece(event, self.ids, self.index) for event in part.events]
+            if calls := [piece for piece in pieces if piece is not None]:
+                return {"tool_calls": calls}
+            if part.finish_reason and not part.text and not part.reasoning:
+                return {}
         said = dict.fromkeys(("reasoning", "reasoning_content"), part.reasoning or None)
         if stream and part.reasoning:
             return said | ({"content": part.text} if part.text else {})
-        return {"content": part.text} | (said if self.reasoning and not stream else {})
+        message = {"content": part.text} | (said if self.reasoning and not stream else {})
+        if self.ids is None or not isinstance(part, ChoiceAnswer) or not part.calls:
+            return message
+        calls = whole_calls(part.calls, self.ids, self.index)
+        return message | {"content": part.text or None, "tool_calls": calls}
 
 
-def envelope(call: Call, seed: int, fingerprint: str, stream: bool) -> Json:
-    """The fields around the choices."""
+def envelope(call: Call, seed: int, fingerprint: str | None, stream: bool) -> Json:
+    """The fields around the choices; fingerprint: None where several weights computed them."""
+    if call.kind == "sglang":
+        return {"system_fingerprint": fingerprint, "tpdet": call.seeds(seed)}
+    if call.kind == "tokens":
+        named = {"request_id": call.answer_id, "output_mode": "tokens"}
+        more = {} if stream else {"model": call.model, "created": call.created}
+        return {**named, **more, "system_fingerprint": fingerprint, "tpdet": call.seeds(seed)}
     names = {"completion": "text_completion", "chat": "chat.completion"}
     name = names[call.kind] + (".chunk" if stream and call.kind == "chat" else "")
     return {
@@ -277,7 +318,7 @@ def envelope(call: Call, seed: int, fingerprint: str, stream: bool) -> Json:
         "created": call.created,
         "model": call.model,
         "system_fingerprint": fingerprint,
-        "tpdet": {"seed": seed},
+        "tpdet": call.seeds(seed),
     }
 
 

@@ -20,7 +20,7 @@ class PromptPart(msgspec.Struct, frozen=True, array_like=True):
 
     Of T tokens with `width` alternatives each: `logprobs` fp32 [T] (NaN: the token has none),
     `ranks` uint32 [T], `ids` uint32 [T, width] and `values` fp32 [T, width], best first, all in the
-    machine's byte order.
+    machine's byte order. `weights`: as in `TokenOutput`.
     """
 
     request_id: str
@@ -29,6 +29,7 @@ class PromptPart(msgspec.Struct, frozen=True, array_like=True):
     ranks: bytes
     ids: bytes
     values: bytes
+    weights: int = 0
 
     @property
     def size(self) -> int:
@@ -54,6 +55,7 @@ def parts_of(prompt: PromptOutput) -> Iterator[PromptPart]:
             array("I", prompt.ranks[start:end]).tobytes(),
             array("I", [one.token_id for top in tops for one in top]).tobytes(),
             array("f", [one.logprob for top in tops for one in top]).tobytes(),
+            prompt.weights,
         )
         start = end
 

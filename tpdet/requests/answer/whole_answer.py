@@ -7,14 +7,31 @@ against.
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from tpdet.audit.replay import AnswerDigests
 from tpdet.control.row_messages import SampledToken
 from tpdet.requests.answer.choices import ChoiceWriter, Json, envelope, usage
 from tpdet.requests.answer.prompt_scores import PromptScores
+from tpdet.requests.answer.sglang_choices import SglangChoiceWriter
+from tpdet.requests.answer.token_choices import TokenChoiceWriter
 from tpdet.requests.body.prepare import Call
+from tpdet.requests.engine_facts import RAW_LOGPROBS, LogprobsMode
 from tpdet.requests.request import Request
-from tpdet.text.outputs import RequestAssembler
-from tpdet.text.reasoning import ReasoningParser, ReasoningSplitter
+from tpdet.requests.shown_ids import ShownIds
+from tpdet.text.outputs import RequestAssembler, WeightSpan
+from tpdet.text.parsing.calls import CallParser, output_parser
+from tpdet.text.parsing.parser import OutputParser
+from tpdet.text.parsing.reasoning import ReasoningParser
 from tpdet.text.tokenizer import Tokenizer
+
+DIGESTS = ("request_digest", "replay_digest")
+"""How an answer names its `AnswerDigests`."""
+
+_WRITERS: dict[str, type[ChoiceWriter]] = {
+    "completion": ChoiceWriter,
+    "chat": ChoiceWriter,
+    "tokens": TokenChoiceWriter,
+    "sglang": SglangChoiceWriter,
+}
 
 
 class WholeAnswer:
@@ -25,18 +42,29 @@ class WholeAnswer:
     """
 
     def __init__(
-        self, call: Call, tokenizer: Tokenizer | None, reasoning: ReasoningParser | None
+        self,
+        call: Call,
+        tokenizer: Tokenizer | None,
+        reasoning: ReasoningParser | None,
+        calls: CallParser | None = None,
     ) -> None:
-        """reasoning: what splits the answers of chats; None where they are not split."""
+        """reasoning: what splits the answers of chats; None where they are not split.
+
+        calls: what reads calls of tools, where the call has tools.
+        """
         self.call = call
         self._reasoning = reasoning if call.kind == "chat" else None
+        self._calls = None if call.tools is None else calls
+        if self._calls is not None and self._calls.harmony is not None:
+            self._reasoning = self._calls.harmony  # its calls stand among its messages
+        self.ids: ShownIds | None = None
         self.prompts: dict[str, PromptScores] = {}
         self.assemblers = {
             request.request_id: RequestAssembler(request, tokenizer, self._splitter(request))
             for request in call.requests
         }
         self.writers = {
-            (request.request_id, choice): ChoiceWriter(
+            (request.request_id, choice): _WRITERS[call.kind](
                 call,
                 tokenizer,
                 i * call.choices + choice,
@@ -46,15 +74,44 @@ class WholeAnswer:
             for choice in range(call.choices)
         }
 
-    def body(self, seed: int, fingerprint: str, receipt: Json) -> Json:
-        """The answer once all choices have ended; some of its arrays are made as it is written."""
+    def show_ids(self, digest: str) -> None:
+        """Have an answer with tools show ids that follow from its request, given its digest."""
+        if self._calls is not None:
+            self.ids = ShownIds(digest, self._calls.family.name)
+            for writer in self.writers.values():
+                writer.ids = self.ids
+
+    def body(
+        self,
+        seed: int,
+        fingerprint: str | None,
+        receipt: Json,
+        spans: Callable[[Sequence[WeightSpan]], list[Json]] | None = None,
+    ) -> Json | Iterator[Json]:
+        """The answer once all choices have ended; some of its arrays are made as it is written.
+
+        spans: makes the `weight_versions` of a choice, where they are to be shown.
+        """
         call = self.call
+        if call.sglang is not None:
+            with_receipt = SglangChoiceWriter.with_receipt
+            objects = (with_receipt(c, receipt, fingerprint) for c in self._choices(spans))
+            return next(objects) if call.sglang.single else objects
         found = envelope(call, seed, fingerprint, stream=False) | {"tpdet": receipt}
-        if call.kind == "chat" and call.prompt_logprobs is not None:
-            request_id = call.requests[0].request_id
-            writer = self.writers[request_id, 0]
-            found["prompt_logprobs"] = writer.prompt_logprobs(self.prompts.get(request_id))
-        return {**found, "choices": self._choices(), "usage": self.usage()}
+        found |= {} if self.ids is None else {"id": self.ids.chat}
+        beside = {} if call.kind == "completion" else self._of_prompt(call.kind == "tokens")
+        return {**found, **beside, "choices": self._choices(spans), "usage": self.usage()}
+
+    def _of_prompt(self, always: bool) -> Json:
+        """What stands beside the choices of a prompt: its ids and scores; always: null for none."""
+        call, fields = self.call, Json()
+        request = call.requests[0]
+        if call.token_ids or always:
+            fields["prompt_token_ids"] = request.prompt_token_ids if call.token_ids else None
+        if call.prompt_logprobs is not None or always:
+            writer = self.writers[request.request_id, 0]
+            fields["prompt_logprobs"] = writer.prompt_logprobs(self.prompts.get(request.request_id))
+        return fields
 
     def usage(self) -> Json:
         """The counts of tokens so far."""
@@ -78,18 +135,27 @@ class WholeAnswer:
     def _tokens(self, assembler: RequestAssembler) -> Iterator[Sequence[SampledToken]]:
         return (assembler.choice(index).logprobs for index in range(self.call.choices))
 
-    def _choices(self) -> Iterator[Json]:
+    def _choices(
+        self, spans: Callable[[Sequence[WeightSpan]], list[Json]] | None
+    ) -> Iterator[Json]:
         for (request_id, choice), writer in self.writers.items():
             answer = self.assemblers[request_id].choice(choice)
-            yield writer.whole(answer, self.prompts.get(request_id))
+            versions = None if spans is None else spans(answer.weight_spans)
+            yield writer.whole(answer, self.prompts.get(request_id), versions)
 
-    def _splitter(self, request: Request) -> Callable[[], ReasoningSplitter] | None:
+    def _splitter(self, request: Request) -> Callable[[], OutputParser] | None:
         """Makes what splits a choice; if a schema holds from the first token, all is content."""
-        params = request.params
+        params, use = request.params, self.call.tools
+        ids, keep = request.prompt_token_ids, self.call.include_reasoning
+        if self._calls is not None and use is not None:
+            schemas = {tool.name: tool.parameters or {} for tool in use.callable}
+            tokenizer = self._calls.tokenizer
+            return partial(
+                output_parser, tokenizer, ids, self._reasoning, self._calls, schemas, keep
+            )
         all_content = params.form is not None and not params.json_schema_after
         if self._reasoning is None or all_content:
             return None
-        ids, keep = request.prompt_token_ids, self.call.include_reasoning
         return partial(self._reasoning.splitter, ids, keep)
 
 
@@ -99,11 +165,21 @@ def origin(call: Call, contract: str, weights: str) -> Json:
     contract, weights: contract id and model digest.
     """
     params = call.requests[0].params
-    found: Json = {"contract": contract, "weights": weights, "max_tokens": params.max_tokens}
+    named: Json = {"contract": contract, "weights": weights, "max_tokens": params.max_tokens}
     after = params.json_schema_after
-    return found | ({"json_schema_after": list(after)} if after else {})
+    return named | ({"json_schema_after": list(after)} if after else {})
 
 
-def receipt(origin: Json, seed: int, digest: str, version: int) -> Json:
-    """The seed that replays an answer, and the digest that a replay must have."""
-    return {**origin, "seed": seed, "replay_digest": digest, "replay_version": version}
+def receipt(
+    origin: Json,
+    seeds: Json,
+    digests: AnswerDigests,
+    version: int,
+    mode: LogprobsMode = RAW_LOGPROBS,
+) -> Json:
+    """The seeds that replay an answer, as `Call.seeds` names them, and the digests of a replay.
+
+    version: of the replay digest; mode: what the answer's log-probabilities are of.
+    """
+    named = dict(zip(DIGESTS, digests, strict=True))
+    return {**origin, **seeds, **named, "replay_version": version, "logprobs_mode": mode}

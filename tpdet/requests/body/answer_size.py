@@ -11,26 +11,30 @@ def check_answer_size(
     prompt_lengths: Sequence[int],
     body: GenerationBody,
     *,
-    repeats: int,
+    chat: bool,
     echo: bool,
     logprobs: int | None,
     max_tokens: int,
 ) -> None:
     """Refuse (ApiError 400) a request whose answer could hold more than MAX_LOGPROBS_IN_ANSWER.
 
-    A prompt's token counts for each of the `repeats` choices that show the prompt, and by what
-    shows it: `prompt_logprobs`, `echo` and `return_token_ids`. A generated token counts where it
-    has log-probabilities. No alternative counts as one.
+    A prompt's token counts for each choice that shows the prompt, and by what shows it:
+    `prompt_logprobs` (of a chat once), `echo` and `return_token_ids` (of a chat once more). A
+    generated token counts where it has log-probabilities. No alternative counts as one.
     """
-    generated = len(prompt_lengths) * (body.n or 1) * max_tokens if logprobs is not None else 0
+    choices = body.n or 1
+    repeats = 1 if chat else choices
+    generated = len(prompt_lengths) * choices * max_tokens if logprobs is not None else 0
     beside = max(1, logprobs or 0)
     shown_by = {
         "prompt_logprobs": 0 if body.prompt_logprobs is None else max(1, body.prompt_logprobs),
         "echo": beside if echo else 0,
-        "return_token_ids": int(bool(body.return_token_ids)),
+        "return_token_ids": int(bool(body.return_token_ids)) * (choices + 1 if chat else 1),
     }
     prompt, times = repeats * sum(prompt_lengths), sum(shown_by.values())
-    total = prompt * times + generated * beside
+    last = body.prompt_logprobs_last_n
+    unscored = 0 if last is None else sum(max(0, length - last) for length in prompt_lengths)
+    total = prompt * times + generated * beside - repeats * unscored * shown_by["prompt_logprobs"]
     if total <= MAX_LOGPROBS_IN_ANSWER:
         return
     counts = [f"{prompt} prompt tokens x {times}"] if prompt * times else []

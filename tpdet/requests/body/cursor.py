@@ -2,8 +2,9 @@
 
 An event's `id:` line holds it, as `1.CONTRACT.WEIGHTS.SEED.CHECKSUM.COUNTS`: the first 12 hex
 digits of contract id and model digest, the seed in decimal, 8 hex digits, and a count for each
-choice with `-` between them. The answer is a function of the request, so counts are enough to go on
-anywhere; the checksum shows that the tokens and bits which are not sent again are the same.
+choice with `-` between them. It begins with `1p` where log-probabilities are processed. The answer
+is a function of the request, so counts are enough to go on anywhere; the checksum shows that the
+tokens and bits which are not sent again are the same.
 """
 
 import re
@@ -11,9 +12,10 @@ import struct
 from typing import NamedTuple
 from zlib import crc32
 
+from tpdet.requests.engine_facts import PROCESSED_LOGPROBS, RAW_LOGPROBS, AnswerOrigin, LogprobsMode
 from tpdet.requests.field_ranges import SEED
 
-VERSION = "1"
+VERSIONS: dict[str, LogprobsMode] = {"1": RAW_LOGPROBS, "1p": PROCESSED_LOGPROBS}
 DIGITS = 12  # of a contract id and of a model digest, as in a system fingerprint
 MOST_CHOICES = 128  # of a stream whose events have cursors, which would grow too long
 
@@ -21,7 +23,7 @@ _TOKEN = struct.Struct("<IIIf")  # choice, position, token id, log-probability
 _MASK = 0xFFFFFFFF
 _SEED, _COUNT = "(?:0|[1-9][0-9]{0,18})", "(?:0|[1-9][0-9]{0,9})"  # as written, each in one way
 _FORM = re.compile(
-    rf"{VERSION}\.([0-9a-f]{{{DIGITS}}})\.([0-9a-f]{{{DIGITS}}})\.({_SEED})\.([0-9a-f]{{8}})"
+    rf"(1p?)\.([0-9a-f]{{{DIGITS}}})\.([0-9a-f]{{{DIGITS}}})\.({_SEED})\.([0-9a-f]{{8}})"
     rf"\.({_COUNT}(?:-{_COUNT})*)"
 )
 
@@ -29,8 +31,7 @@ _FORM = re.compile(
 class Cursor(NamedTuple):
     """A cursor's fields; `counts` has a number for each choice of each prompt."""
 
-    contract: str
-    weights: str
+    origin: AnswerOrigin
     seed: int
     checksum: int
     counts: tuple[int, ...]
@@ -41,18 +42,20 @@ def read_cursor(text: str) -> Cursor:
     found = _FORM.fullmatch(text)
     if found is None:
         raise ValueError("it is no cursor of a stream")
-    contract, weights, seed, checksum, counts = found.groups()
+    version, contract, weights, seed, checksum, counts = found.groups()
     if int(seed) > SEED.high:
         raise ValueError(f"its seed is {seed}")
     numbers = tuple(map(int, counts.split("-")))
     if int(checksum, 16) and not any(numbers):
         raise ValueError(f"its checksum of no tokens is {checksum}")
-    return Cursor(contract, weights, int(seed), int(checksum, 16), numbers)
+    origin = AnswerOrigin(contract, weights, VERSIONS[version])
+    return Cursor(origin, int(seed), int(checksum, 16), numbers)
 
 
-def cursor_head(contract: str, weights: str, seed: int) -> bytes:
+def cursor_head(origin: AnswerOrigin, seed: int) -> bytes:
     """What all cursors of a stream begin with."""
-    return f"{VERSION}.{contract[:DIGITS]}.{weights[:DIGITS]}.{seed}".encode()
+    (version,) = (name for name, mode in VERSIONS.items() if mode == origin.logprobs_mode)
+    return f"{version}.{origin.contract[:DIGITS]}.{origin.weights[:DIGITS]}.{seed}".encode()
 
 
 class StreamProgress:

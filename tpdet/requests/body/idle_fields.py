@@ -18,10 +18,8 @@ class Idle(NamedTuple):
         return any(_kind(value) is _kind(one) and value == one for one in self.values)
 
 
-_NO_TOOLS = (
-    "no tools are called: for an answer of a given form use response_format with a JSON schema, "
-    "else describe them in a message"
-)
+_NO_TOOLS = "only chats call tools: send messages to /v1/chat/completions"
+_OLD_TOOLS = "use tools and tool_choice"
 _NO_BEAMS = "there is no beam search: raise n"
 _TEXT_ONLY = "text is the only kind of content"
 _FORM = "use response_format with a JSON schema, or structured_outputs with a regex or a choice"
@@ -43,7 +41,6 @@ CONVERSATION = {
     "documents": Idle(([],), "put their text into a message"),
     "media_io_kwargs": Idle(({},), _TEXT_ONLY),
     "mm_processor_kwargs": Idle(({},), _TEXT_ONLY),
-    "tools": Idle(([],), _NO_TOOLS),
 }
 GENERATION = (
     CONVERSATION
@@ -64,8 +61,8 @@ GENERATION = (
         "extra_body": Idle(
             ({},), "it is an argument of the openai client: send its fields beside the others"
         ),
-        "function_call": Idle(("none", "auto"), _NO_TOOLS),
-        "functions": Idle(([],), _NO_TOOLS),
+        "function_call": Idle(("none", "auto"), _OLD_TOOLS),
+        "functions": Idle(([],), _OLD_TOOLS),
         "guided_decoding_backend": Idle(("auto", "guidance"), "there is no other: leave it out"),
         "guided_grammar": Idle((), _FORM),
         "guided_whitespace_pattern": Idle(
@@ -74,7 +71,6 @@ GENERATION = (
         "kv_transfer_params": Idle(({},), _LEAVE),
         "length_penalty": Idle((1.0,), _NO_BEAMS),
         "logits_processors": Idle(([],), _BIAS),
-        "logprob_token_ids": Idle((), "use logprobs, up to 20 of the likeliest"),
         "modalities": Idle((["text"],), _TEXT_ONLY),
         "moderation": Idle((), "nothing is moderated: leave it out"),
         "priority": Idle((0,), "requests are served in the order of their arrival: leave it out"),
@@ -98,7 +94,6 @@ GENERATION = (
         "stream_interval": Idle((1,), "each token is sent when it is there: leave it out"),
         "suffix": Idle(("",), "text is not filled in before a suffix: leave it out"),
         "thinking_token_budget": Idle((-1,), "use max_tokens"),
-        "tool_choice": Idle(("none", "auto"), _NO_TOOLS),
         "truncation_side": Idle(("left",), "truncate_prompt_tokens keeps the last tokens"),
         "use_beam_search": Idle((False,), _NO_BEAMS),
         "verbosity": Idle(("medium",), "say in a message how long the answer should be"),
@@ -110,6 +105,8 @@ GENERATION = (
 CHAT = GENERATION | {"echo": Idle((False,), "only completions repeat their prompt")}
 _OF_CHATS = "only chats have a template: send the text itself as prompt"
 COMPLETION = GENERATION | {
+    "tools": Idle(([],), _NO_TOOLS),
+    "tool_choice": Idle(("none", "auto"), _NO_TOOLS),
     "chat_template_kwargs": Idle(({},), _OF_CHATS),
     "continue_final_message": Idle((False,), _OF_CHATS),
     "include_reasoning": Idle((True,), "completions are not split: only chats have reasoning"),

@@ -16,12 +16,15 @@ _CONTAINERS = {dict, list}
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`. Raises ApiError 400 with the first error in it."""
+def parse_object(body: bytes, name: str = "the body") -> dict[str, Any]:
+    """The JSON object in `body`, which messages call `name`.
+
+    Raises ApiError 400 with the first error in it.
+    """
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise bad_request(f"the body is not UTF-8: byte {error.start} is wrong") from None
+        raise bad_request(f"{name} is not UTF-8: byte {error.start} is wrong") from None
     try:
         value = json.loads(
             text,
@@ -32,15 +35,15 @@ def parse_object(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise _too_deep() from None
     except json.JSONDecodeError as error:
-        raise bad_request(f"the body is not JSON: {error.msg} at character {error.pos}") from None
+        raise bad_request(f"{name} is not JSON: {error.msg} at character {error.pos}") from None
     except ValueError as error:
         # CPython refuses integers of thousands of digits, whose conversion takes quadratic time.
-        raise bad_request(f"the body holds a number that is too long: {error}") from None
+        raise bad_request(f"{name} holds a number that is too long: {error}") from None
     if not isinstance(value, dict):
-        raise bad_request("the body must be a JSON object")
+        raise bad_request(f"{name} must be a JSON object")
     _check_depth(value)
     if _SURROGATE_ESCAPE.search(body):
-        _refuse_lone_surrogates(value)
+        _refuse_lone_surrogates(value, name)
     return value
 
 
@@ -84,8 +87,8 @@ def _too_deep() -> Exception:
     return bad_request(f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels")
 
 
-def _refuse_lone_surrogates(value: dict[str, Any]) -> None:
+def _refuse_lone_surrogates(value: dict[str, Any], name: str) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        raise bad_request("the body holds half of a surrogate pair, which is no text") from None
+        raise bad_request(f"{name} holds half of a surrogate pair, which is no text") from None

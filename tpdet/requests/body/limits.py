@@ -7,17 +7,26 @@ only listed here.
 import json
 
 from tpdet.grammar import trial
-from tpdet.requests import field_ranges
+from tpdet.requests import field_ranges, tools
 from tpdet.requests.sampling_params import RANGES, ROW_PARAMETERS
 
 MAX_BODY_BYTES = 10 << 20
 MAX_HELD_BYTES = 128 << 20  # of all requests together, until they are worked on
 MAX_JSON_DEPTH = 32
+# Of --batch-dir: a file and its requests, all files, batches that are worked on.
+MAX_FILE_BYTES = 200 << 20
+MAX_FILES = 10_000
+MAX_BATCH_REQUESTS = 50_000
+MAX_OPEN_BATCHES = 64
+# What requests of batches take of the engine together, at most; and half of what it has.
+MAX_BATCH_SEQUENCES = 64
+MAX_BATCH_PROMPT_TOKENS = 64 << 10
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16 << 10
 MAX_URL_BYTES = 8 << 10
 MAX_ERROR_BYTES = 4 << 10
-MAX_BATCH_PROMPTS = 64
+MAX_BATCH_PROMPTS = 1024
+MAX_POOLED_INPUTS = 2048
 MAX_USER_BYTES = 256
 MAX_CACHE_SALT_BYTES = 256
 MAX_MODEL_CHARACTERS = 1024
@@ -35,6 +44,8 @@ MAX_PART_LOGPROBS = 64 << 10  # in one message of the engine
 
 HEADER_TIMEOUT = 10.0
 BODY_TIMEOUT = 30.0
+FILE_TIMEOUT = 600.0
+BATCH_SECONDS = 24 * 3600
 DRAIN_BODY_TIMEOUT = 1.0
 KEEP_ALIVE_TIMEOUT = 30.0
 SLOW_READER_TIMEOUT = 30.0
@@ -63,12 +74,19 @@ def all_limits() -> dict[str, object]:
     return {
         "body_bytes": MAX_BODY_BYTES,
         "held_request_bytes": MAX_HELD_BYTES,
+        "file_bytes": MAX_FILE_BYTES,
+        "files": MAX_FILES,
+        "batch_requests": MAX_BATCH_REQUESTS,
+        "batches_open": MAX_OPEN_BATCHES,
+        "batch_sequences": MAX_BATCH_SEQUENCES,
+        "batch_prompt_tokens": MAX_BATCH_PROMPT_TOKENS,
         "json_depth": MAX_JSON_DEPTH,
         "headers": MAX_HEADERS,
         "header_bytes": MAX_HEADER_BYTES,
         "url_bytes": MAX_URL_BYTES,
         "error_bytes": MAX_ERROR_BYTES,
         "batch_prompts": MAX_BATCH_PROMPTS,
+        "pooled_inputs": MAX_POOLED_INPUTS,
         "n": RANGES["n"].ends,
         "logprobs": RANGES["logprobs"].ends,
         "top_logprobs": RANGES["logprobs"].ends,
@@ -84,6 +102,8 @@ def all_limits() -> dict[str, object]:
         "repetition_penalty_above": RANGES["repetition_penalty"].low,
         "seed": RANGES["seed"].ends,
         "schema_bytes": field_ranges.MAX_SCHEMA_BYTES,
+        "tools": tools.MAX_TOOLS,
+        "tool_bytes": field_ranges.MAX_TOOL_BYTES,
         "schema_cpu_seconds": trial.CPU_SECONDS,
         "schemas_waiting": MAX_WAITING_SCHEMAS,
         "schema_description_characters": MAX_DESCRIPTION_CHARACTERS,
@@ -99,6 +119,8 @@ def all_limits() -> dict[str, object]:
         "pipelined_requests": MAX_PIPELINED,
         "header_timeout_seconds": HEADER_TIMEOUT,
         "body_timeout_seconds": BODY_TIMEOUT,
+        "file_timeout_seconds": FILE_TIMEOUT,
+        "batch_seconds": BATCH_SECONDS,
         "keep_alive_timeout_seconds": KEEP_ALIVE_TIMEOUT,
         "slow_reader_timeout_seconds": SLOW_READER_TIMEOUT,
         "discarded_body_seconds": DRAIN_BODY_TIMEOUT,

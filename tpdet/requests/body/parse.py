@@ -14,22 +14,25 @@ from tpdet.requests.body.schema import (
     ChatBody,
     ChatMessage,
     CompletionBody,
+    DeclaredTool,
     DetokenizeBody,
     OwnFields,
     Prediction,
-    ResponseFormat,
     Resume,
-    StreamOptions,
     TextPart,
     TokenizeBody,
     ToolCall,
 )
+from tpdet.requests.body.sglang_body import SglangBody
+from tpdet.requests.body.token_bodies import TokensBody
 from tpdet.requests.field_ranges import MAX_LOGIT_BIAS_IDS, MIN_TEMPERATURE
 from tpdet.text.chat_messages import refuse_other_parts
 
 _ROUTES: dict[str, type[Body]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
+    "/inference/v1/generate": TokensBody,
+    "/generate": SglangBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
@@ -71,6 +74,11 @@ def parse_body(model: type[Parsed], body: dict[str, Any]) -> Parsed:
             _known_message(f"messages[{index}]", message)
             for index, message in enumerate(given["messages"])
         ]
+    if isinstance(given.get("tools"), list):
+        given["tools"] = [
+            _known(DeclaredTool, tool, f"tools[{index}]") if isinstance(tool, dict) else tool
+            for index, tool in enumerate(given["tools"])
+        ]
     if isinstance(given.get("prediction"), dict):
         given["prediction"] = _with_text_parts(Prediction, "prediction", given["prediction"])
     if isinstance(given.get("tpdet"), dict):
@@ -78,11 +86,12 @@ def parse_body(model: type[Parsed], body: dict[str, Any]) -> Parsed:
         if isinstance(own.get("resume"), dict):
             own["resume"] = _known(Resume, own["resume"], "tpdet.resume")
     _refuse_other_format(given.get("response_format"))
-    for name, options in (("stream_options", StreamOptions), ("response_format", ResponseFormat)):
+    for name, part in model.parts.items():
         if isinstance(given.get(name), dict):
-            given[name] = _known(options, given[name], name)
-    if _is_greedy(given.get("temperature")) and _is_zero(given.get("top_p")):
-        del given["top_p"]  # greedy choice has no filter
+            given[name] = _known(part, given[name], name)
+    for sampling in (given, given.get("sampling_params")):
+        if isinstance(sampling, dict):
+            _drop_idle_filter(sampling)
     try:
         return model.model_validate(given)
     except ValidationError as error:
@@ -158,6 +167,12 @@ def _refuse_other_format(response_format: object) -> None:
         "response_format",
         "not_supported",
     )
+
+
+def _drop_idle_filter(sampling: dict[str, Any]) -> None:
+    """Take out a `top_p` of 0 beside a temperature of 0: greedy choice has no filter."""
+    if _is_greedy(sampling.get("temperature")) and _is_zero(sampling.get("top_p")):
+        del sampling["top_p"]
 
 
 def _is_greedy(temperature: Any) -> bool:

@@ -16,12 +16,15 @@ from tpdet.requests.body.limits import MAX_ERROR_BYTES, RETRY_AFTER_SECONDS
 MESSAGE_CHARACTERS = 560
 PARAM_CHARACTERS = 64
 
-RETRYABLE = ("engine_overloaded", "draining", "engine_dead")
+RETRYABLE = (
+    "engine_overloaded", "draining", "engine_dead", "paused", "weights_incomplete",
+    "audit_unavailable",
+)  # fmt: skip
 SERVER_FAULTS = ("numerical_error", "integrity_error", "internal_error")
 CODES = (
     RequestError.code, "authentication_error", "invalid_api_key", "method_not_allowed", "not_found",
-    "model_not_found", "not_supported", "resume_mismatch", "unknown_field", *RETRYABLE,
-    *SERVER_FAULTS,
+    "conflict", "foreign_origin", "not_permitted", "sender_lost", "model_not_found",
+    "not_supported", "resume_mismatch", "unknown_field", *RETRYABLE, *SERVER_FAULTS,
 )  # fmt: skip
 """Every code, or type where there is no code, that an ApiError has."""
 

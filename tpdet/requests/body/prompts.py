@@ -104,6 +104,7 @@ class BodyPrompts:
         """Token ids of a body's conversation, through the chat template."""
         tokenizer = self.need_tokenizer("messages")
         variables = _variables(body, tokenizer.chat_template)
+        use = body.tool_use()
         return tokenizer.apply_chat_template(
             [_plain(message) for message in body.messages or ()],
             add_generation_prompt=body.add_generation_prompt is not False,
@@ -111,6 +112,7 @@ class BodyPrompts:
             most=most,
             continue_final_message=bool(body.continue_final_message),
             chat_template_kwargs=variables,
+            tools=None if use is None else use.declared(),
         )
 
     def need_tokenizer(self, field: str) -> Tokenizer:

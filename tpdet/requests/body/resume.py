@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from tpdet.audit.replay import request_seed
 from tpdet.requests.body.cursor import read_cursor
 from tpdet.requests.body.problems import ApiError, bad_request
 from tpdet.requests.body.schema import GenerationBody, Resume
-from tpdet.requests.engine_facts import EngineFacts
+from tpdet.requests.engine_facts import AnswerOrigin, EngineFacts
 from tpdet.requests.request import Request, with_seed
 from tpdet.requests.resumed import (
     ResumeMismatch,
@@ -26,13 +27,11 @@ FIELD, HEADER = "tpdet.resume", "last-event-id"
 class ResumePoint(NamedTuple):
     """What computed the tokens that a client has; how many they are stands in `Request.resumed`.
 
-    `contract` and `weights` are the first hex digits of a contract id and of a model digest, or all
-    of them. `checksum` is a cursor's; ids need none. `place` names the field or header.
+    `checksum` is a cursor's; ids need none. `place` names the field or header.
     """
 
     place: str
-    contract: str
-    weights: str
+    origin: AnswerOrigin
     checksum: int | None = None
 
 
@@ -46,15 +45,15 @@ def resume_of(body: GenerationBody) -> Resume | None:
 
 
 def check_origin(point: ResumePoint, facts: EngineFacts) -> None:
-    """Refuse (ApiError 409) to go on with what another contract or other weights computed."""
+    """Refuse (ApiError 409) to go on with what something else computed."""
     try:
-        check_resume_origin((point.contract, point.weights), (facts.contract, facts.model_digest))
+        check_resume_origin(point.origin, facts.origin)
     except ResumeMismatch as error:
         raise mismatch(point, error) from None
 
 
 def mismatch(point: ResumePoint, error: ResumeMismatch) -> ApiError:
-    """The 409 for a token, contract or weights that are not the client's."""
+    """The 409 for a token or an origin that is not the client's."""
     param = f"{FIELD}.{error.field}" if point.place == FIELD else point.place
     return ApiError(409, str(error), param=param, code="resume_mismatch")
 
@@ -74,7 +73,7 @@ def resumed_by_cursor(
             "header out",
             HEADER,
         ) from None
-    point = ResumePoint(HEADER, cursor.contract, cursor.weights, cursor.checksum)
+    point = ResumePoint(HEADER, cursor.origin, cursor.checksum)
     check_origin(point, facts)
     if requests[0].params.seed not in (None, cursor.seed):
         raise bad_request(
@@ -89,10 +88,15 @@ def resumed_by_cursor(
             f"{choices * len(requests)}: send the request that the stream began with",
             HEADER,
         )
-    found = []
+    # The seed is the first prompt's. If the prompt gave it, the others gave theirs too.
+    by_itself = len(requests) > 1 and request_seed(requests[0]) == cursor.seed
+    resumed = []
     for place, request in enumerate(requests):
         counts = cursor.counts[place * choices : (place + 1) * choices]
-        request = msgspec.structs.replace(with_seed(request, cursor.seed), resumed=counts)
+        if request.params.seed is None:
+            seed = request_seed(request) if by_itself else cursor.seed
+            request = with_seed(request, seed)
+        request = msgspec.structs.replace(request, resumed=counts)
         check_resumed_counts(request, HEADER)
-        found.append(request)
-    return tuple(found), point
+        resumed.append(request)
+    return tuple(resumed), point

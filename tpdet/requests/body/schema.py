@@ -22,6 +22,7 @@ from tpdet.audit.replay import VERSIONS
 from tpdet.kernels.inputs.row_params import PlainParams
 from tpdet.requests.body import idle_fields, limits
 from tpdet.requests.body.idle_fields import Idle
+from tpdet.requests.engine_facts import RAW_LOGPROBS, LogprobsMode
 from tpdet.requests.field_ranges import (
     ALTERNATIVES,
     COUNT,
@@ -35,6 +36,7 @@ from tpdet.requests.field_ranges import (
     FieldRange,
 )
 from tpdet.requests.sampling_params import RANGES
+from tpdet.requests.tools import MAX_TOOLS, ToolUse, read_tools
 
 
 def _within(allowed: FieldRange) -> Any:
@@ -54,25 +56,73 @@ LogitBias = Annotated[
 _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES}
 _STOPS = {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": _STOP}
 StopStrings = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "null"}, _STOP, _STOPS]})]
-_TEXT = {"type": "string", "minLength": 1}
-_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-_BATCH = {"type": "array", "minItems": 1, "maxItems": limits.MAX_BATCH_PROMPTS}
+TEXT = {"type": "string", "minLength": 1}
+IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+
+
+_NAMED = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {"name": {"type": "string"}},
+        },
+    },
+}
+TOOL_CHOICE = {
+    "anyOf": [
+        {"enum": ["none", "auto", "required", None]},
+        _NAMED,
+        {
+            "type": "object",
+            "required": ["type", "allowed_tools"],
+            "properties": {
+                "type": {"const": "allowed_tools"},
+                "allowed_tools": {
+                    "type": "object",
+                    "required": ["tools"],
+                    "properties": {
+                        "mode": {"enum": ["auto", "required"]},
+                        "tools": {"type": "array", "minItems": 1, "items": _NAMED},
+                    },
+                },
+            },
+        },
+    ]
+}
+
+
+def batch_of(prompt: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a list of prompts."""
+    return {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": limits.MAX_BATCH_PROMPTS,
+        "items": prompt,
+    }
+
+
 Prompt = Annotated[
     Any,
-    WithJsonSchema({"anyOf": [_TEXT, _IDS, {**_BATCH, "items": _TEXT}, {**_BATCH, "items": _IDS}]}),
+    WithJsonSchema({"anyOf": [TEXT, IDS, batch_of(TEXT), batch_of(IDS)]}),
 ]
 
 
 class Body(BaseModel):
     """Strict: no coercion, no unknown fields, finite numbers.
 
-    `idle`: known fields of which only values that ask for nothing are taken.
+    `idle`: known fields of which only values that ask for nothing are taken. `parts`: fields that
+    are objects with known fields of their own.
     """
 
     model_config = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
     )
     idle: ClassVar[dict[str, Idle]] = {}
+    parts: ClassVar[dict[str, type["Body"]]] = {}
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -150,12 +200,14 @@ class Resume(Body):
     """An answer to go on with: what computes it, its seed, and the ids of each choice so far.
 
     `contract` and `weights` are whole, or the 12 digits that a system fingerprint shows.
+    `logprobs_mode` is what the answer names.
     """
 
     contract: Digest
     weights: Digest
     seed: Annotated[int, _within(SEED)]
     choices: ChoicesIds
+    logprobs_mode: LogprobsMode = RAW_LOGPROBS
 
 
 class OwnFields(Body):
@@ -163,12 +215,14 @@ class OwnFields(Body):
 
     `drafts` has for each choice ids that it may begin with. `json_schema_after`: the ids behind
     which `response_format` holds; [] for from the first token. `replay_version`: of the digest.
+    `seeds`: one a prompt, in place of `seed`.
     """
 
     drafts: ChoicesIds | None = None
     json_schema_after: TokenIds | None = None
     resume: Resume | None = None
     replay_version: Annotated[int, Field(ge=VERSIONS[0], le=VERSIONS[-1])] | None = None
+    seeds: Annotated[list[Annotated[int, _within(SEED)]], Field(fail_fast=True)] | None = None
 
 
 class _FirstFields(Body):
@@ -200,6 +254,10 @@ class GenerationBody(_FieldsOfRows):
     """The fields completions and chat share."""
 
     idle = idle_fields.GENERATION
+    parts: ClassVar[dict[str, type[Body]]] = {
+        "stream_options": StreamOptions,
+        "response_format": ResponseFormat,
+    }
     seed: Annotated[int, _within(SEED)] | None = None
     stop: StopStrings = None
     stop_token_ids: TokenIds | None = None
@@ -213,13 +271,16 @@ class GenerationBody(_FieldsOfRows):
     cache_salt: str | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
+    logprob_token_ids: Annotated[TokenIds, Field(max_length=ALTERNATIVES.high)] | None = None
     prompt_logprobs: Alternatives | None = None
+    prompt_logprobs_last_n: Annotated[int, _within(RANGES["prompt_logprobs_last_n"])] | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
+    return_weight_versions: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: SchemaOrText = None
@@ -280,10 +341,44 @@ class ChatMessage(Body):
 Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
 
 
+class DeclaredFunction(Body):
+    """A function that may be called; `parameters` is a JSON schema of an object.
+
+    `strict`: the arguments of a call follow it; those of a call that has to come always do.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME_CHARACTERS)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class DeclaredTool(Body):
+    """A tool; functions are the only kind."""
+
+    idle = idle_fields.CACHE_CONTROL
+    type: Literal["function"]
+    function: DeclaredFunction
+
+
+class ToolFields(Body):
+    """The tools of a conversation; `tool_choice` says which may, or have to, be called."""
+
+    tools: Annotated[list[DeclaredTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE)] = None
+
+    def tool_use(self, parallel: bool | None = None) -> ToolUse | None:
+        """How the tools are used; None where none are. Raises RequestError."""
+        declared = [
+            {"type": tool.type, "function": dict(tool.function)} for tool in self.tools or ()
+        ]
+        return read_tools(declared, self.tool_choice, parallel)
+
+
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class ChatBody(GenerationBody):
+class ChatBody(ToolFields, GenerationBody):
     """`POST /v1/chat/completions`."""
 
     idle = idle_fields.CHAT
@@ -297,7 +392,7 @@ class ChatBody(GenerationBody):
     include_reasoning: bool | None = None
 
 
-class TokenizeBody(Body):
+class TokenizeBody(ToolFields):
     """`POST /tokenize`: a prompt or a conversation, one of the two."""
 
     idle = idle_fields.CONVERSATION

@@ -8,25 +8,47 @@ from typing import Any, Literal
 from tpdet.requests.answer.json_pieces import to_json
 from tpdet.requests.body.parse import parse_body
 from tpdet.requests.body.prepare import Call, Preparer
-from tpdet.requests.body.problems import bad_request, request_errors_as_problems
+from tpdet.requests.body.problems import ApiError, bad_request, request_errors_as_problems
 from tpdet.requests.body.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from tpdet.requests.body.sglang_body import SglangBody, by_its_names, with_one_value
+from tpdet.requests.body.token_bodies import TokensBody
+from tpdet.requests.pooling_params import ONLY_POOLED
 
-Route = Literal["completion", "chat", "tokenize", "detokenize"]
+Route = Literal["completion", "chat", "tokens", "sglang", "tokenize", "detokenize"]
+CALLS = ("completion", "chat", "tokens", "sglang")
+"""The routes whose bodies are calls of the engine."""
 
 
 def prepare_call(route: Route, preparer: Preparer, fields: dict[str, Any], request_id: str) -> Call:
-    """The engine's part of a completion or a chat. Raises ApiError."""
+    """The engine's part of a request for tokens. Raises ApiError."""
+    if preparer.facts.pooling is not None:
+        task = preparer.facts.pooling.task
+        raise bad_request(ONLY_POOLED.format(task), None, "not_supported")
+    if route == "sglang":
+        return _sglang_call(preparer, fields, request_id)
     with request_errors_as_problems():
         if route == "completion":
             return preparer.completion(parse_body(CompletionBody, fields), request_id)
+        if route == "tokens":
+            return preparer.tokens(parse_body(TokensBody, fields), request_id)
         return preparer.chat(parse_body(ChatBody, fields), request_id)
+
+
+def _sglang_call(preparer: Preparer, fields: dict[str, Any], request_id: str) -> Call:
+    """The call of SGLang's body; a refusal names the fields as that body does."""
+    prompt = "text" if fields.get("input_ids") is None else "input_ids"
+    try:
+        with request_errors_as_problems():
+            return preparer.sglang(parse_body(SglangBody, with_one_value(fields)), request_id)
+    except ApiError as error:
+        raise by_its_names(error, prompt) from None
 
 
 def work_on(
     route: Route, preparer: Preparer, fields: dict[str, Any], request_id: str
 ) -> Call | bytes:
     """A body's call; on a route that needs no engine its answer as JSON. Raises ApiError."""
-    if route in ("completion", "chat"):
+    if route in CALLS:
         return prepare_call(route, preparer, fields, request_id)
     answer = _tokenized if route == "tokenize" else _detokenized
     with request_errors_as_problems():

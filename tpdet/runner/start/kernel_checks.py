@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 
 import torch
@@ -48,10 +48,14 @@ def check_kernels(partition: Partition, device: str) -> None:
                 "this build of torch breaks the arithmetic contract"
             )
     reduced = [k for product in rank_products(partition) for k in product.chains]
-    if device != "cpu":
-        return
+    if device == "cpu":
+        check_chains(reduced, model.head_dim)
+
+
+def check_chains(reduced: Iterable[int], head_dim: int) -> None:
+    """`check_bit_classes` of a CPU, whose failure is a TpdetError."""
     try:
-        check_bit_classes(reduced, model.head_dim)
+        check_bit_classes(reduced, head_dim)
     except RuntimeError as error:
         raise TpdetError(str(error)) from error
 

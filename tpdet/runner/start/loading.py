@@ -7,12 +7,13 @@ overwritten, and what is read the second time must have the digests of the first
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import blake3
 import msgspec
@@ -22,17 +23,25 @@ from tpdet.checkpoint.checkpoint import check_sizes
 from tpdet.checkpoint.digests import Digests
 from tpdet.checkpoint.gguf.header import is_gguf
 from tpdet.checkpoint.gguf.tokenizer import read_gguf_tokenizer
-from tpdet.checkpoint.model_config import ModelConfig, load_model_config
-from tpdet.checkpoint.model_config.fit import check_experts, check_widths, context_length
+from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.checkpoint.model_config.fit import (
+    check_experts,
+    check_widths,
+    context_length,
+)
+from tpdet.checkpoint.model_config.pooling import check_pooling, load_for_task
+from tpdet.checkpoint.model_config.stored_form import StoredForm, read_stored_form
 from tpdet.checkpoint.resolve import resolve_model
 from tpdet.checkpoint.sample import sample_checkpoint
 from tpdet.checkpoint.source import UnreadWeights, WeightRead, WeightSource, open_weights
+from tpdet.checkpoint.transfer.arriving import ArrivingWeights, HashParts
 from tpdet.comm.agreement import agree
-from tpdet.comm.weight_digests import merge_digests
+from tpdet.comm.weight_digests import MergedDigests, merge_digests
 from tpdet.comm.world.world import World, rank_on_node
 from tpdet.config import EngineConfig
 from tpdet.errors import (
     CheckpointError,
+    DrainTimeoutError,
     IntegrityError,
     PeerLostError,
     ReloadError,
@@ -54,6 +63,8 @@ _TOKENIZER_FILES = (
 MOST_THREADS = 8
 """Threads that read weights on a rank: as many bring a GPU's link about what it takes."""
 
+ENDINGS = PeerLostError, DrainTimeoutError
+"""Errors that end this process, whatever others do: there is nobody to tell, or no time."""
 Tick = Callable[[], None]
 
 _log = logging.getLogger("tpdet.engine")
@@ -69,6 +80,9 @@ class Loader:
         self._config, self._model, self._world, self._device = config, model, world, device
         self.reads: tuple[WeightRead, ...] = ()
         self._tokenizer: dict[str, str] = {}
+        self._form = StoredForm()
+        self.tensor_digests: dict[str, str] = {}
+        """BLAKE3 (hex) of each tensor of the weights that were read last, by its name."""
 
     def begin(
         self, directory: Path, partition: Partition, positions: int, beside: bool
@@ -80,6 +94,7 @@ class Loader:
         """
         _log.info("loading weights of %s", self._config.model)
         source = self.open_source(directory, self._device)
+        self._form = read_stored_form(directory)
         if self._world.size > 1:
             agree(self._world, sample_checkpoint(directory, source.files))
         self._tokenizer = self._served_tokenizer(directory)
@@ -115,40 +130,75 @@ class Loader:
         the checkpoint: nothing has changed then. Raises IntegrityError when the checkpoint was
         changed while it was read: the weights are neither the old nor the new then.
         """
-        directory, checked, weights = self._check_together(name, tick)
+        checked = self.check(name, tick)
+        self.overwrite(decoder, checked, tick)
+        return self.settle(checked)
+
+    def overwrite(self, decoder: Decoder, checked: "CheckedModel", tick: Tick) -> None:
+        """Read a checked model again, over the weights of `decoder`. Not collective.
+
+        Raises IntegrityError when it was changed meanwhile.
+        """
         try:
-            source = self.open_source(directory, torch.device("cpu"), tick)
+            source = self.open_source(checked.directory, torch.device("cpu"), tick)
             decoder.load(source)
             loaded = self._finish(source)
-        except PeerLostError:
+        except ENDINGS:
             raise
         except Exception as error:
             raise IntegrityError(
-                f"the weights of {name} could not be read again after they were checked: {error}"
+                f"the weights of {checked.name} could not be read again after they were checked: "
+                f"{error}"
             ) from error
-        if loaded != checked:
-            changed = next(key for key in sorted(checked) if loaded.get(key) != checked[key])
+        own = checked.digests
+        if loaded != own:
+            changed = next(key for key in sorted(own) if loaded.get(key) != own[key])
             raise IntegrityError(
                 f"piece {changed[1]} of tensor {changed[0]} changed while the reload read it"
             )
-        self._settle()
-        return self._digest(weights)
 
-    def _check_together(self, name: str, tick: Tick) -> tuple[Path, Digests, str]:
-        """Directory, this rank's digests and all ranks' merged one. Raises ReloadError on all."""
-        refusal, checked = None, None
-        try:
+    def settle(self, checked: "CheckedModel") -> str:
+        """The digest of the model that every rank has in place now. Collective."""
+        self._settle()
+        return self._digest(checked.weights)
+
+    def arriving(self, decoder: Decoder) -> ArrivingWeights:
+        """A source of tensors that a sender has: each is laid out over the old one as it arrives.
+
+        Not collective. Nothing has changed before the first arrives.
+        """
+        threads = min(MOST_THREADS, threads_per_rank(self._world.local_size))
+        dtype, unread = getattr(torch, self._model.dtype), _unread(self._model)
+        source = ArrivingWeights(
+            dtype,
+            self._device,
+            threads,
+            self._form,
+            _tied(self._model),
+            unread,
+            hash_on(self._device),
+        )
+        decoder.load(source)
+        source.expect_tied()
+        return source
+
+    def commit(self, source: ArrivingWeights) -> str:
+        """The model's digest once all its tensors have arrived everywhere. Collective.
+
+        Raises ReloadError, on every rank, where one has a tied twin with other bits, and
+        DisagreementError where ranks got different bits.
+        """
+        digests: Digests = {}
+        with refusing_together(self._world):
+            digests = source.finish_arrived()
+        self._settle()
+        return self._digest(merge_digests(self._world, digests))
+
+    def check(self, name: str, tick: Tick) -> "CheckedModel":
+        """Read all of model `name` and keep nothing. Collective; raises ReloadError on all."""
+        checked = None
+        with refusing_together(self._world):
             checked = self._check(name, tick)
-        except Exception as error:
-            kind = error if isinstance(error, TpdetError) else TpdetError()
-            refusal = (kind.exit_code, kind.code, str(error) or type(error).__name__)
-        answers = self._world.gather_bytes(msgspec.msgpack.encode(refusal))
-        for rank, data in enumerate(answers):
-            refusal_there = _refusals.decode(data)
-            if refusal_there is not None:
-                exit_code, code, message = refusal_there
-                where = f"{rank_on_node(self._world, rank)}: " if self._world.size > 1 else ""
-                raise ReloadError(f"{where}{message}", exit_code, code)
         assert checked is not None
         directory, digests = checked
         try:
@@ -157,7 +207,7 @@ class Loader:
             if isinstance(error, PeerLostError):
                 raise
             raise ReloadError(str(error), error.exit_code, error.code) from error
-        return directory, digests, weights
+        return CheckedModel(name, directory, digests, weights)
 
     def _check(self, name: str, tick: Tick) -> tuple[Path, Digests]:
         """Read everything and keep nothing."""
@@ -172,7 +222,7 @@ class Loader:
         return directory, self._finish(source)
 
     def _check_config(self, directory: Path) -> None:
-        changed = load_model_config(directory, self._config.dtype)
+        changed, _ = load_for_task(directory, self._config.dtype, self._config.task)
         for field in fields(ModelConfig):
             old, new = (getattr(config, field.name) for config in (self._model, changed))
             if old != new:
@@ -211,11 +261,42 @@ class Loader:
         return source
 
     def _finish(self, source: WeightSource) -> Digests:
-        tied = _TIED if self._model.tie_word_embeddings else None
-        return source.finish(tied, _unread(self._model))
+        return finish_reading(source, self._model)
 
-    def _digest(self, weights: str) -> str:
-        return model_digest(self._model, weights)
+    def _digest(self, weights: MergedDigests) -> str:
+        self.tensor_digests = weights.tensors
+        return model_digest(self._model, weights.whole)
+
+
+class CheckedModel(NamedTuple):
+    """A model that may be loaded; `digests` are this rank's, `weights` those of all ranks."""
+
+    name: str
+    directory: Path
+    digests: Digests
+    weights: MergedDigests
+
+
+@contextmanager
+def refusing_together(world: World) -> Iterator[None]:
+    """Raise ReloadError on every rank where the block raises on one. Collective.
+
+    Rank and node are named. Not for ENDINGS.
+    """
+    refusal = None
+    try:
+        yield
+    except ENDINGS:
+        raise
+    except Exception as error:
+        kind = error if isinstance(error, TpdetError) else TpdetError()
+        refusal = (kind.exit_code, kind.code, str(error) or type(error).__name__)
+    for rank, data in enumerate(world.gather_bytes(msgspec.msgpack.encode(refusal))):
+        refusal_there = _refusals.decode(data)
+        if refusal_there is not None:
+            exit_code, code, message = refusal_there
+            where = f"{rank_on_node(world, rank)}: " if world.size > 1 else ""
+            raise ReloadError(f"{where}{message}", exit_code, code)
 
 
 class Loading:
@@ -273,10 +354,29 @@ class Loading:
             wait([self._thread])
 
 
+def hash_on(device: torch.device) -> HashParts | None:
+    """What digests tensors on a GPU; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    from tpdet.kernels.cuda.digests.blake3 import blake3_of  # Triton is there with a GPU
+
+    return blake3_of
+
+
+def finish_reading(source: WeightSource, model: ModelConfig) -> Digests:
+    """The digests of all pieces read. Raises CheckpointError for tensors without a place."""
+    return source.finish(_tied(model), _unread(model))
+
+
+def _tied(model: ModelConfig) -> tuple[str, str] | None:
+    return _TIED if model.tie_word_embeddings and model.head == "tokens" else None
+
+
 def _unread(model: ModelConfig) -> tuple[str, ...]:
-    """Beginnings of names of layers that guess further tokens, behind the last layer."""
+    """Beginnings of names: an output head that is not used, layers that guess further tokens."""
     count = 0 if model.mixture is None else model.mixture.guessing_layers
-    return tuple(f"model.layers.{model.num_layers + index}." for index in range(count))
+    heads = () if model.head == "tokens" else ("lm_head.",)
+    return *heads, *(f"model.layers.{model.num_layers + index}." for index in range(count))
 
 
 def tokenizer_digests(directory: Path) -> dict[str, str]:
@@ -299,7 +399,9 @@ def read_model(config: EngineConfig, device: str) -> tuple[Path, ModelConfig, in
     says) and UsageError.
     """
     directory = resolve_model(config.model, config.revision)
-    model = load_model_config(directory, config.dtype)
+    model, pooling = load_for_task(directory, config.dtype, config.task)
+    if pooling is not None:
+        check_pooling(pooling, config.may_be_approximate, device)
     check_experts(model, config.row_layers, config.may_be_approximate)
     check_widths(model, device)
     if config.enable_return_routed_experts and not model.experts:

@@ -77,9 +77,12 @@ def room_for_samples(config: EngineConfig, device: torch.device) -> torch.Tensor
     return torch.zeros(config.max_num_seqs + MAX_STEP_DRAFTS, dtype=torch.int64, device=device)
 
 
-def step_limits(config: EngineConfig, most: int, context: int) -> tuple[int, int, int, int]:
-    """The last arguments of `warm_up`: sequences, tokens, context and rows of logits, at most."""
-    return config.max_num_seqs, most, context, HEAD_ROWS
+def step_limits(config: EngineConfig, most: int, context: int) -> tuple[int, int, int, int, bool]:
+    """The last arguments of `warm_up`: sequences, tokens, context and rows of logits, at most.
+
+    Also whether log-probabilities are processed.
+    """
+    return config.max_num_seqs, most, context, HEAD_ROWS, config.processes_logprobs
 
 
 def warm_engine(loaded: "LoadedModel", weights_there: Callable[[], None]) -> int:

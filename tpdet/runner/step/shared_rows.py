@@ -58,9 +58,17 @@ class RowSharing:
     """
 
     def __init__(
-        self, exchange: RankExchange, partition: Partition, rows: int, open_rows: bool
+        self,
+        exchange: RankExchange,
+        partition: Partition,
+        rows: int,
+        open_rows: bool,
+        processed: bool = False,
     ) -> None:
-        """rows: that are shared at once, at most; not `open_rows`: none. Collective."""
+        """rows: that are shared at once, at most; not `open_rows`: none. Collective.
+
+        processed: log-probabilities are of what is sampled from (`sampling/sampler.py`).
+        """
         world, vocab_size = partition.world, partition.config.vocab_size
         self._columns = partition.vocabulary_share * len(partition.mine)
         self._world = world
@@ -69,7 +77,7 @@ class RowSharing:
         self._rows: RowExchange | None = None
         if open_rows:
             self._rows = open_row_exchange(exchange.carrier, self._columns, rows)
-        self._most = rows
+        self._most, self._processed = rows, processed
 
     def follow(self, plan: StepPlan) -> SampleTogether | None:
         """How this rank samples with the others by a plan; None where rank 0 samples alone.
@@ -96,12 +104,13 @@ class RowSharing:
 
         def by_columns(first: int, logits: torch.Tensor) -> PendingSample:
             block = slice(first, first + len(logits))
-            return sample_columns(logits, params[block], counts[block], self._shard)
+            rows = params[block], counts[block], self._shard
+            return sample_columns(logits, *rows, self._processed)
 
         def by_shares(first: int, logits: torch.Tensor) -> PendingSample:
             block = slice(first, first + len(logits))
             of = params[block], counts[block], exchange, world.rank, world.size, size
-            return sample_shared(logits, *of)
+            return sample_shared(logits, *of, self._processed)
 
         return by_columns if isinstance(how, ByColumns) else by_shares
 
@@ -123,11 +132,13 @@ class RowSharing:
         while rows:
             logits = torch.zeros(rows, self._columns, device=device)
             counts, size = [5] * rows, shard.vocab_size
-            for kinds in _BY_SHARES:
-                params = [kinds[i % len(kinds)] for i in range(rows)]
-                sample_shared(logits, params, counts, exchange, world.rank, world.size, size)
-            for (kind,) in _BY_COLUMNS:
-                sample_columns(logits, [kind] * rows, counts, shard)
+            for processed in (False, True) if self._processed else (False,):
+                for kinds in _BY_SHARES:
+                    params = [kinds[i % len(kinds)] for i in range(rows)]
+                    of = params, counts, exchange, world.rank, world.size, size
+                    sample_shared(logits, *of, processed)
+                for (kind,) in _BY_COLUMNS:
+                    sample_columns(logits, [kind] * rows, counts, shard, processed)
             rows = min(2 * rows, self._most) if rows < self._most else 0
 
 
@@ -138,4 +149,10 @@ def open_sharing(
     peers = exchange.carrier.memory is not None
     asked = {"auto": peers, "on": True, "off": False}[config.share_draws]
     several = partition.world.size > 1
-    return RowSharing(exchange, partition, min(rows, config.max_running), asked and several)
+    return RowSharing(
+        exchange,
+        partition,
+        min(rows, config.max_running),
+        asked and several,
+        config.processes_logprobs,
+    )

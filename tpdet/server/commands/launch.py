@@ -25,8 +25,10 @@ from tpdet.launch.start import mpirun, slurm, torchrun
 from tpdet.server.settings.settings import Settings, load_settings
 
 _PATHS = (
-    "model", "tokenizer", "chat_template", "config", "api_key_file", "run_secret_file", "run_dir",
+    "model", "tokenizer", "chat_template", "config", "api_key_file", "admin_key_file",
+    "run_secret_file", "run_dir", "audit_dir", "audit_key", "answer_cache", "batch_dir",
 )  # fmt: skip
+_MADE = ("run_dir", "audit_dir", "answer_cache", "batch_dir")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+", re.ASCII)
 _SBATCH_OPTIONS = ("time", "partition", "account", "job-name", "output", "qos", "constraint")
 _SBATCH_DEFAULTS = {"time": "24:00:00", "job-name": "tpdet", "output": "tpdet-%%j.log"}
@@ -216,14 +218,14 @@ def absolute_paths(arguments: Sequence[str], settings: Settings) -> list[str]:
     """The server's flags with absolute paths, for ranks that start in another folder.
 
     The model keeps its name in the API. A path that leads nowhere stays as it is (it may be a hub
-    name), except the run directory, which does not exist yet.
+    name), except a directory that a server makes.
     """
     found = list(arguments)
     given = {**settings.engine.model_dump(), **settings.server.model_dump()}
     given["config"] = _value_of("--config", found)
     for name in _PATHS:
         old = given[name]
-        if not old or os.path.isabs(old) or not (name == "run_dir" or os.path.exists(old)):
+        if not old or os.path.isabs(old) or not (name in _MADE or os.path.exists(old)):
             continue
         _replace(found, name, old, os.path.abspath(old))
         if name == "model" and settings.server.served_model_name is None:

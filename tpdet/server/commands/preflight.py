@@ -7,6 +7,7 @@ seconds later. A rank refuses what only a rank can know.
 import importlib.util
 from pathlib import Path
 
+from tpdet.audit.receipts.directory import check_directory
 from tpdet.checkpoint.checks import check_checkpoint
 from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.checkpoint.model_config.expert_load import route_shape
@@ -17,13 +18,16 @@ from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.order import Contract
 from tpdet.launch.host.kernel_directory import check_caches
 from tpdet.requests.body.limits import MAX_ROUTED_BYTES
+from tpdet.server.batches import upload
+from tpdet.server.batches.store import BatchStore
 from tpdet.server.commands.gpus import count_gpus, torch_build
 from tpdet.server.leader.http_child import bind_port
 from tpdet.server.settings.keys import read_key_file
 from tpdet.server.settings.settings import Settings
 from tpdet.server.wire.protocol import socket_address
 from tpdet.speculative.draft_model.pair import read_draft_model
-from tpdet.text.reasoning import check_marks
+from tpdet.text.parsing.calls import check_call_parser
+from tpdet.text.parsing.reasoning import check_marks
 from tpdet.text.tokenizer import read_files
 
 
@@ -42,9 +46,22 @@ def check_start(settings: Settings, ranks: int) -> None:
     server = settings.server
     if server.api_key_file is not None:
         read_key_file(server.api_key_file)
+    if server.admin_key_file is not None:
+        read_key_file(server.admin_key_file, "--admin-key-file")
+    if server.audit_dir is not None and server.audit_key is not None:
+        check_directory(server.audit_dir, server.audit_key)
+    if server.batch_dir is not None:
+        upload.check_installed()
+        BatchStore(Path(server.batch_dir)).close()
+    if server.weights_root is not None and not Path(server.weights_root).is_dir():
+        raise NotFoundError(
+            f"--weights-root {server.weights_root} is no directory: make it, updates come below it"
+        )
     if server.run_dir is not None:
         socket_address(str(Path(server.run_dir).absolute()))
     bind_port(server.host, server.port).close()
+    if server.admin_address is not None:
+        bind_port(*server.admin_address, "--admin-listen").close()
 
 
 def _check_model(settings: Settings, ranks: int) -> tuple[ModelConfig, str]:
@@ -54,6 +71,13 @@ def _check_model(settings: Settings, ranks: int) -> tuple[ModelConfig, str]:
     """
     engine = settings.engine
     model, cut = check_checkpoint(engine, ranks)
+    if model.head != "tokens" or engine.task == "score":
+        for flag in ("audit_dir", "answer_cache"):
+            if getattr(settings.server, flag) is not None:
+                raise UsageError(
+                    f"--{flag.replace('_', '-')} is of answers of text: leave it out, as the model "
+                    "pools"
+                )
     context = context_length(engine.max_model_len, model)
     if engine.enable_return_routed_experts:
         check_routed(model, context)
@@ -67,6 +91,7 @@ def _check_model(settings: Settings, ranks: int) -> tuple[ModelConfig, str]:
         directory = resolve_tokenizer(*names, engine.revision)
         files = read_files(directory, engine.chat_template, engine.chat_template_date)
     check_marks(settings.server.reasoning_parser, files)
+    check_call_parser(settings.server.tool_call_parser, files)
     contract = Contract(
         "cuda",
         model.dtype,

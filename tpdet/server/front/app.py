@@ -2,16 +2,18 @@
 
 import asyncio
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 import tpdet
 from tpdet.config import APPROXIMATE
+from tpdet.errors import AuditUnavailableError
 from tpdet.requests.answer.json_pieces import to_json
 from tpdet.requests.body import limits
 from tpdet.requests.body.prepare import Call, Preparer
@@ -25,17 +27,28 @@ from tpdet.requests.body.problems import (
 from tpdet.requests.body.resume import FIELD, HEADER, resumed_by_cursor
 from tpdet.requests.body.work import Route, work_on
 from tpdet.requests.engine_facts import EngineFacts
+from tpdet.requests.sampling_params import RANGES
 from tpdet.server.about.page import Page
+from tpdet.server.answers.cache import AnswerCache
+from tpdet.server.answers.routes import add_answer_routes
+from tpdet.server.batches.room import BatchRoom
+from tpdet.server.batches.routes import add_batch_routes
+from tpdet.server.batches.runner import BatchAnswer, Batches
 from tpdet.server.body.job import Job
+from tpdet.server.front.control_routes import add_control_routes
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.generation import GenerationResponse
 from tpdet.server.front.large_bodies import LargeBodies
 from tpdet.server.front.middleware import ClientGone, HttpExchange, send_problem
 from tpdet.server.front.openapi import describe
+from tpdet.server.front.owners import owner_of
 from tpdet.server.front.pace import Turns
+from tpdet.server.front.receipts import Receipts
 from tpdet.server.front.schema_trials import SchemaTrials
+from tpdet.server.pooling.routes import add_pooling_routes
 from tpdet.server.wire.protocol import REFUSALS
-from tpdet.text.reasoning import ReasoningParser
+from tpdet.text.parsing.calls import CallParser
+from tpdet.text.parsing.reasoning import ReasoningParser
 from tpdet.text.template_meter import BeyondCount
 from tpdet.text.tokenizer import Tokenizer
 
@@ -47,7 +60,10 @@ class Services:
     """Shared by all handlers.
 
     `progress_timeout` is in seconds; `created` is a Unix time; `guarded`: keys are asked for.
-    `reasoning` splits the answers of chats.
+    `reasoning` splits the answers of chats, `calls` reads the calls of tools in them.
+    `weight_senders`: weights may come from trainers.
+    `receipts`: None where none are made.
+    `answers` has those that were computed before; `batches`: None where none are taken.
     """
 
     client: EngineClient
@@ -59,6 +75,11 @@ class Services:
     created: int
     guarded: bool
     reasoning: ReasoningParser | None = None
+    calls: CallParser | None = None
+    weight_senders: bool = False
+    receipts: Receipts | None = None
+    answers: AnswerCache | None = None
+    batches: Batches | None = None
 
     @property
     def preparer(self) -> Preparer:
@@ -90,8 +111,11 @@ class ProblemResponse(Response):
         await send_problem(self._problem, send)
 
 
-def make_app(services: Services) -> FastAPI:
-    """All routes. Nothing else answers: no redirects, no pages of FastAPI's."""
+def make_app(services: Services, control: bool = False) -> FastAPI:
+    """All routes. Nothing else answers: no redirects, no pages of FastAPI's.
+
+    control: the control routes too.
+    """
     app = FastAPI(
         title="tpdet",
         version=tpdet.__version__,
@@ -104,6 +128,13 @@ def make_app(services: Services) -> FastAPI:
     _add_models(app, services)
     _add_generation(app, services)
     _add_tokenizer(app, services)
+    add_pooling_routes(app, services)
+    _add_receipts(app, services)
+    add_answer_routes(app, services.answers)
+    if services.batches is not None:
+        add_batch_routes(app, services.batches)
+    if control:
+        add_control_routes(app, services.client)
 
     @app.get("/openapi.json")
     async def openapi() -> Response:
@@ -139,6 +170,7 @@ def _add_public(app: FastAPI, services: Services) -> None:
     client = services.client
 
     @app.get("/health")
+    @app.get("/health_generate")
     async def health() -> Response:
         if not client.alive(services.progress_timeout):
             raise from_code(*(client.dead or ("engine_dead", "the engine makes no progress")))
@@ -182,26 +214,106 @@ def _add_models(app: FastAPI, services: Services) -> None:
         services.preparer.check_model(request.path_params["model_id"])
         return JsonResponse(card())
 
+    @app.get("/model_info")
+    @app.get("/get_model_info")
+    async def model_info() -> Response:
+        return JsonResponse(_model_info(services))
+
     @app.get("/server_info")
+    @app.get("/get_server_info")
     async def server_info() -> Response:
-        facts = services.preparer.facts
-        return JsonResponse(
-            {
-                "version": tpdet.__version__,
+        return JsonResponse(_server_info(services))
+
+    @app.get("/v1/loads")
+    async def loads() -> Response:
+        return JsonResponse(_loads(services))
+
+    @app.get("/get_world_size")
+    async def world_size() -> Response:  # one data-parallel replica, with include_dp or without
+        return JsonResponse({"world_size": services.preparer.facts.tp})
+
+
+def _model_info(services: Services) -> dict[str, Any]:
+    """The model as SGLang's servers tell of it."""
+    name, tokenizer = services.served_name, services.tokenizer
+    return {
+        "model_path": name,
+        "served_model_name": name,
+        "tokenizer_path": None if tokenizer is None else name,
+        "is_generation": services.preparer.facts.pooling is None,
+        "preferred_sampling_params": None,
+        "weight_version": services.preparer.facts.weight_version,
+        "reasoning_parser": services.reasoning.name if services.reasoning else None,
+        "tool_call_parser": services.calls.family.name if services.calls else None,
+        "disaggregation_mode": "null",
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+    }
+
+
+def _loads(services: Services) -> dict[str, Any]:
+    """How many requests run and wait, as SGLang's servers tell of it; slime waits for none."""
+    status, pending = services.client.status, services.client.metrics.tally.total("pending")
+    waiting = status.waiting + int(pending)
+    load = {
+        "dp_rank": 0,
+        "num_running_reqs": status.running,
+        "num_waiting_reqs": waiting,
+        "num_total_reqs": status.running + waiting,
+    }
+    return {
+        "timestamp": datetime.now(UTC).isoformat(),
+        "version": tpdet.__version__,
+        "num_accelerators": services.preparer.facts.tp,
+        "loads": [load],
+    }
+
+
+def _server_info(services: Services) -> dict[str, Any]:
+    """What this server is, with the keys that clients of vLLM's and SGLang's servers read."""
+    facts = services.preparer.facts
+    return {
+        "version": tpdet.__version__,
+        "model": services.served_name,
+        "system_fingerprint": services.client.system_fingerprint,
+        "contract": facts.contract,
+        "weights": facts.model_digest,
+        "arithmetic": _arithmetic(services.client),
+        "logprobs_mode": facts.logprobs_mode,
+        "max_model_len": facts.max_model_len,
+        "vocab_size": facts.vocab_size,
+        "eos_token_ids": list(facts.eos_token_ids),
+        "tp": facts.tp,
+        "reasoning_parser": services.reasoning.name if services.reasoning else "off",
+        "tool_call_parser": services.calls.family.name if services.calls else "off",
+        "state": services.client.state,
+        "limits": limits.all_limits(),
+        "vllm_config": {
+            "model_config": {
                 "model": services.served_name,
-                "system_fingerprint": services.client.system_fingerprint,
-                "contract": facts.contract,
-                "weights": facts.model_digest,
-                "arithmetic": _arithmetic(services.client),
                 "max_model_len": facts.max_model_len,
-                "vocab_size": facts.vocab_size,
-                "eos_token_ids": list(facts.eos_token_ids),
-                "tp": facts.tp,
-                "reasoning_parser": services.reasoning.name if services.reasoning else "off",
-                "state": services.client.state,
-                "limits": limits.all_limits(),
-            }
-        )
+                "dtype": f"torch.{facts.dtype}",
+                "logprobs_mode": facts.logprobs_mode,
+                "max_logprobs": RANGES["logprobs"].high,
+            },
+            "parallel_config": {
+                "tensor_parallel_size": facts.tp,
+                "pipeline_parallel_size": 1,
+                "data_parallel_size": 1,
+                "world_size": facts.tp,
+            },
+            "lora_config": None,
+            "weight_transfer_config": {"backend": "nccl"} if services.weight_senders else None,
+        },
+        "tp_size": facts.tp,
+        "pp_size": 1,
+        "dp_size": 1,
+        "num_gpus": facts.tp,
+        "disaggregation_mode": "null",
+        "dtype": facts.dtype,
+        "enable_memory_saver": False,
+        "enable_return_routed_experts": facts.experts_shape != (0, 0),
+    }
 
 
 def _add_generation(app: FastAPI, services: Services) -> None:
@@ -210,35 +322,11 @@ def _add_generation(app: FastAPI, services: Services) -> None:
     async def generate(request: Request, route: Route) -> Response:
         exchange: HttpExchange = request.scope["tpdet"]
         services.client.check_open()
-        call = await _worked_on(services, exchange, route)
-        exchange.release()
-        assert isinstance(call, Call)
-        if not call.include_reasoning and services.reasoning is None:
-            raise bad_request(
-                "include_reasoning false: reasoning is part of the content here: start the server "
-                "with --reasoning-parser auto",
-                "include_reasoning",
-                "not_supported",
-            )
-        if services.reasoning is not None:
-            vocab_size = services.preparer.facts.vocab_size
-            call = call.reasoning_first(services.reasoning, vocab_size)
         event_id = request.headers.get(HEADER)
-        if event_id:
-            call = _continued(call, event_id, services.preparer.facts)
-        form = call.requests[0].params.form
-        if form is not None:
-            await services.schema_trials.check(form)
-        return GenerationResponse(
-            call,
-            services.client,
-            services.tokenizer,
-            services.preparer.facts,
-            exchange.gone,
-            pace,
-            cursors=event_id is not None or EVENTS in request.headers.get("accept", ""),
-            reasoning=services.reasoning,
-        )
+        call = await _called(services, exchange, route, event_id)
+        owner, directives = owner_of(request.scope), request.headers.get("cache-control", "")
+        cursors = event_id is not None or EVENTS in request.headers.get("accept", "")
+        return await _answering(services, exchange, call, owner, pace, directives, cursors)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -247,6 +335,85 @@ def _add_generation(app: FastAPI, services: Services) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         return await generate(request, "chat")
+
+    @app.post("/inference/v1/generate")
+    async def tokens(request: Request) -> Response:
+        return await generate(request, "tokens")
+
+    @app.post("/generate")
+    async def sglang(request: Request) -> Response:
+        return await generate(request, "sglang")
+
+
+async def _called(
+    services: Services, exchange: HttpExchange, route: Route, event_id: str | None = None
+) -> Call:
+    """The call of a body, checked, with all that this server decides of it. Raises ApiError."""
+    call = await _worked_on(services, exchange, route)
+    exchange.release()
+    assert isinstance(call, Call)
+    call = _as_served(call, event_id, services)
+    form = call.requests[0].params.form
+    if form is not None:
+        await services.schema_trials.check(form)
+    return call
+
+
+async def _answering(
+    services: Services,
+    exchange: HttpExchange,
+    call: Call,
+    owner: str,
+    pace: Turns,
+    directives: str = "",
+    cursors: bool = False,
+) -> GenerationResponse:
+    """What answers a call; directives: of Cache-Control, cursors: of a stream's events."""
+    cached = None
+    if services.answers is not None:
+        cached = await services.answers.asked(call, owner, directives, pace)
+    return GenerationResponse(
+        call,
+        services.client,
+        services.tokenizer,
+        services.preparer.facts,
+        exchange.gone,
+        pace,
+        cursors=cursors,
+        reasoning=services.reasoning,
+        calls=services.calls,
+        receipt=None
+        if services.receipts is None
+        else services.receipts.begin(exchange.request_id, owner),
+        cached=cached,
+    )
+
+
+def batch_answers(services: Services) -> BatchAnswer:
+    """Has the calls of batches answered as those that come over HTTP, at the lowest priority."""
+    pace = Turns()
+
+    async def answer(exchange: HttpExchange, route: Route, owner: str, room: BatchRoom) -> bytes:
+        call = await _called(services, exchange, route)
+        async with room.place(call, exchange.gone):
+            response = await _answering(services, exchange, call, owner, pace)
+            parts: list[bytes] = []
+
+            async def send(message: Message) -> None:
+                parts.append(message.get("body", b""))
+
+            scope = {"type": "http", "http_version": "1.1", "tpdet": exchange, "tpdet_writer": None}
+            await response(scope, _nothing, send)
+        if exchange.gone.done():
+            raise ClientGone
+        return b"".join(parts)
+
+    return answer
+
+
+async def _nothing() -> Message:
+    """Nothing more is received."""
+    return {"type": "http.disconnect"}
 
 
 def _add_tokenizer(app: FastAPI, services: Services) -> None:
@@ -267,6 +434,43 @@ def _add_tokenizer(app: FastAPI, services: Services) -> None:
         if services.tokenizer is None:
             raise ApiError(404, "this server runs without a tokenizer", code="not_found")
         return JsonResponse(services.tokenizer.info())
+
+
+def _add_receipts(app: FastAPI, services: Services) -> None:
+    @app.get("/v1/receipts/{receipt_id}")
+    async def receipt(request: Request) -> Response:
+        receipts = services.receipts
+        if receipts is None:
+            raise ApiError(404, "no receipts are made here: --audit-dir does", code="not_found")
+        name, owner = request.path_params["receipt_id"], owner_of(request.scope)
+        try:
+            bundle = await asyncio.to_thread(receipts.bundle, name, owner)
+        except AuditUnavailableError as error:
+            raise from_code(error.code, error.public) from error
+        if bundle is None:
+            raise ApiError(404, "there is no receipt with this id", code="not_found")
+        return Response(bundle, media_type="application/json")
+
+
+def _as_served(call: Call, event_id: str | None, services: Services) -> Call:
+    """The call by this server's settings, and behind the event `event_id`. Raises ApiError."""
+    if not call.include_reasoning and services.reasoning is None:
+        raise bad_request(
+            "include_reasoning false: reasoning is part of the content here: start the server "
+            "with --reasoning-parser auto",
+            "include_reasoning",
+            "not_supported",
+        )
+    with request_errors_as_problems():
+        call = call.calling(services.calls)
+    if services.reasoning is not None:
+        vocab_size = services.preparer.facts.vocab_size
+        call = call.reasoning_first(services.reasoning, vocab_size)
+    if event_id:
+        call = _continued(call, event_id, services.preparer.facts)
+    if services.preparer.facts.seed_policy == "request":
+        call = call.seeded_by_requests()
+    return call
 
 
 def _continued(call: Call, cursor: str, facts: EngineFacts) -> Call:

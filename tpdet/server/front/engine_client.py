@@ -1,10 +1,11 @@
 """The HTTP process's side of the bridge: submits groups of requests, receives their outputs.
 
-A group is one HTTP request: its prompts are admitted together under one seed. Its outputs go to the
+A group is one HTTP request: its prompts are admitted together. Its outputs go to the
 reader of its `ResponseHandle`, and once a step's are there each reader of them is flushed.
 """
 
 import asyncio
+import itertools
 import logging
 import os
 import time
@@ -24,16 +25,24 @@ from tpdet.server.front.response_handle import Output, Reader, ResponseHandle
 from tpdet.server.wire import protocol
 
 PING_SECONDS = 1.0
-# The states that a state the engine reports may follow here; a drain is the end of the others.
-_FOLLOWS = {
-    "accepting": ("reloading",),
-    "reloading": ("accepting",),
-    "untrusted": ("accepting", "reloading"),
-    "damaged": ("accepting", "reloading"),
-    "draining": ("accepting", "reloading", "untrusted", "damaged"),
+_LASTING: dict[str, tuple[str, ...]] = {
+    "starting": (),
+    "untrusted": ("draining",),
+    "damaged": ("draining",),
+    "draining": (),
+    "dead": (),
 }
+"""States that are left for these alone, whatever the engine reports; others for any."""
+
+_OF_ENGINE = ("paused", "incomplete", "unusable")
+"""States in which the engine itself refuses: this process may not have heard of their end."""
 
 _log = logging.getLogger("tpdet.server")
+
+
+def next_state(state: str, reported: str) -> str:
+    """An HTTP process's state once the engine has reported its own."""
+    return reported if reported in _LASTING.get(state, (reported,)) else state
 
 
 class EngineClient:
@@ -46,11 +55,14 @@ class EngineClient:
         self.found_hung = False
         self.dead: tuple[str, str] | None = None
         self.facts: EngineFacts | None = None
+        self._facts_of: dict[int, EngineFacts] = {}  # by the number of their weights
         self.status = protocol.Status("starting", 0, 0, {})
         self.heard = time.monotonic()
         self.started, self.stopped = asyncio.Event(), asyncio.Event()
         self._handles: dict[str, ResponseHandle] = {}
         self._owners: dict[str, ResponseHandle] = {}
+        self._call_ids = itertools.count()
+        self._calls: dict[int, asyncio.Future[protocol.Controlled]] = {}
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -83,6 +95,10 @@ class EngineClient:
         approximate = self.facts.approximate_fingerprint
         return approximate if self.approximate else self.facts.system_fingerprint
 
+    def facts_of(self, number: int) -> EngineFacts:
+        """The engine's facts under the weights of a number, of which an open answer has tokens."""
+        return self._facts_of[number]
+
     def check_open(self, count: int = 1) -> None:
         """Refuse (503) `count` new requests when draining, dead, or over the queue's bound.
 
@@ -91,9 +107,11 @@ class EngineClient:
         """
         if self.dead is not None:
             raise from_code(*self.dead)
-        if self.state in protocol.REFUSALS:
+        # The engine itself says whether it is paused: a client that resumed it may have been told
+        # by another HTTP process, and this one has not heard of it yet.
+        if self.state in protocol.REFUSALS and self.state not in _OF_ENGINE:
             raise from_code(*protocol.REFUSALS[self.state])
-        if self.state != "accepting":
+        if self.state not in ("accepting", *_OF_ENGINE):
             raise from_code("engine_dead", "the engine is not ready")
         if self.status.waiting + self.metrics.tally.total("pending") + count > self.max_queue:
             raise from_code(
@@ -128,6 +146,23 @@ class EngineClient:
         """Tell the engine that a request, or one choice of it, has no reader any more."""
         self._send(protocol.Abort(request_id, choice))
 
+    async def control(self, verb: str, body: bytes) -> protocol.Controlled:
+        """What the engine answers to a control verb. Raises ApiError once the engine is gone."""
+        if self.dead is not None:
+            raise from_code(*self.dead)
+        call_id = next(self._call_ids)
+        answer = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        self._send(protocol.Control(call_id, verb, body))
+        try:
+            return await answer
+        finally:
+            del self._calls[call_id]
+
+    def _end_calls(self, code: str, message: str) -> None:
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(from_code(code, message))
+
     def die(self, code: str, message: str) -> None:
         """The engine is gone: end every open request with this error, and refuse new ones."""
         if self.dead is not None:
@@ -135,6 +170,7 @@ class EngineClient:
         self.dead, self.state = (code, message), "dead"
         for handle in list(self._handles.values()):
             handle.fail(from_code(code, message))
+        self._end_calls(code, message)
         self.stopped.set()
 
     def say_hello(self) -> None:
@@ -181,20 +217,27 @@ class EngineClient:
                 self._deliver(message)
             case protocol.Status():
                 self.status = message
-                if self.state != message.state and self.state in _FOLLOWS[message.state]:
-                    self.state = message.state
+                self.state = next_state(self.state, message.state)
             case protocol.Accepted():
                 self._settle(message.group_id, seed=message.seed)
             case protocol.Refused():
                 problem = from_code(message.code, message.message, message.param)
                 self._settle(message.group_id, problem=problem)
+            case protocol.Controlled():
+                answer = self._calls.get(message.call_id)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
             case EngineFacts():
                 self.facts = message
+                if not self._handles:  # else an answer may have tokens of older ones
+                    self._facts_of.clear()
+                self._facts_of[message.weights_number] = message
                 self.started.set()
             case protocol.Stop():
                 for handle in list(self._handles.values()):
                     if handle.open_requests:
                         handle.fail(from_code("draining", "the server has shut down"))
+                self._end_calls("draining", "the server has shut down")
                 self.state = "draining"
                 self.stopped.set()
             case protocol.Dead():
@@ -224,6 +267,8 @@ class EngineClient:
         if message.step_seconds is not None:
             self.metrics.step(message.step_seconds)
         self._put(message.tokens)
+        if message.pooled:
+            self._put(message.pooled)
         for failed in message.failed:
             owner = self._owners.get(failed.request_id)
             if owner is not None:

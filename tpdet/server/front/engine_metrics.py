@@ -25,6 +25,8 @@ ENGINE_COUNTERS = {
         "Reads of a KV page that were refused because they named an older version of it"),
     "canary_mismatches": ("tpdet_canary_mismatch", None,
         "Canary answers whose bits were not those of the first one"),
+    "weight_updates": ("tpdet_weight_updates", None,
+        "Changes of the weights since the start"),
 }  # fmt: skip
 
 # Engine gauge -> our name, with the help text.
@@ -33,6 +35,8 @@ ENGINE_GAUGES = {
         "1 while answers are computed approximately, 0 while they are deterministic"),
     "slowdown_ratio": ("tpdet_deterministic_slowdown_ratio",
         "Time of deterministic decode steps, as a multiple of the time measured at the start"),
+    "paused": ("tpdet_paused",
+        "1 while a pause holds up requests, running or new, 0 while they are served"),
     "start_seconds": ("tpdet_start_seconds",
         "Time that loading, compiling and warming up took at the start, in seconds"),
 }  # fmt: skip

@@ -4,7 +4,7 @@ Most events differ in their text alone. Their other bytes are prepared once for 
 content and for its reasoning, by the writer that writes every other event too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -24,13 +24,18 @@ class Event(NamedTuple):
     """A choice's next piece; `tokens` of all choices, up to this piece.
 
     `cursor`: the tail of the cursor that stands behind it; None where events have no cursors, b""
-    where an answer cannot be continued from here on.
+    where an answer cannot be continued from here on. `weights`: as in `TokenOutput`. `versions`:
+    of a choice's last piece, where they are shown. `position`: of the choice's tokens, up to this
+    piece, where receipts are made.
     """
 
     key: ChoiceKey
     delta: TextDelta
     tokens: int
     cursor: bytes | None = None
+    weights: int = 0
+    versions: list[Json] | None = None
+    position: int = 0
 
 
 class EventWriter:
@@ -47,10 +52,15 @@ class EventWriter:
         self.chunk = chunk
         self.origin: Json = {}
         """What the first event of a choice names beside the seed."""
+        self.weights = 0
+        """Of the events that name the present fingerprint."""
+        self.fingerprint_of: Callable[[int], str] | None = None
+        """Names the weights of a number, where events may be of several."""
         self.cursor_head = b""
         """What the cursors of all events begin with."""
         self._repeats_prompt = call.echo or call.token_ids
-        self._text_only = call.logprobs is None and not call.token_ids and not call.continuous_usage
+        self._cumulative = call.sglang is not None
+        self._text_only = not call.shows_tokens and not call.continuous_usage
         self._around: tuple[dict[ChoiceKey, list[bytes]], ...] = ({}, {})  # content, reasoning
 
     def set_fingerprint(self, fingerprint: str) -> None:
@@ -58,6 +68,11 @@ class EventWriter:
         self.chunk["system_fingerprint"] = fingerprint
         for prepared in self._around:
             prepared.clear()
+
+    def _turn_to(self, weights: int) -> None:
+        self.weights = weights
+        if self.fingerprint_of is not None:
+            self.set_fingerprint(self.fingerprint_of(weights))
 
     def id_line(self, tail: bytes | None) -> bytes:
         """The line of an event that holds its cursor; an empty one makes clients forget theirs."""
@@ -67,13 +82,27 @@ class EventWriter:
 
     def small(self, events: list[Event]) -> bool:
         """Whether these may be written at once: a choice's first event may repeat the prompt."""
+        if self._cumulative:
+            return False
         return not self._repeats_prompt or all(self._writers[e.key].begun for e in events)
+
+    def latest(self, events: list[Event]) -> Iterator[Event]:
+        """The events that are written: of those that hold all so far, each choice's last one."""
+        last = {event.key: number for number, event in enumerate(events)}
+        for number, event in enumerate(events):
+            if self._cumulative and last[event.key] != number:
+                self._writers[event.key].pass_over(event.delta)
+            else:
+                yield event
 
     def data(self, event: Event) -> bytes:
         """A small event."""
+        if event.weights != self.weights:
+            self._turn_to(event.weights)
         delta = event.delta
         text, reasoning = delta.text, delta.reasoning
         plain = self._text_only and not delta.finish_reason and not (text and reasoning)
+        plain = plain and not delta.events
         if not plain or not self._writers[event.key].begun:
             return "".join(self.pieces(event)).encode()
         prepared = self._around[reasoning != ""]
@@ -89,15 +118,18 @@ class EventWriter:
 
     def pieces(self, event: Event, **fields: object) -> Iterator[str]:
         """Any event, bit by bit where it may repeat the prompt; `fields` replace those around."""
+        if event.weights != self.weights:
+            self._turn_to(event.weights)
         call, writer = self._call, self._writers[event.key]
         first = not writer.begun
-        large = self._repeats_prompt and first
-        piece = writer.piece(event.delta, self._prompts.get(event.key[0]))
+        large = self._cumulative or (self._repeats_prompt and first)
+        piece = writer.piece(event.delta, self._prompts.get(event.key[0]), event.versions)
         so_far = usage(call, event.tokens) if call.continuous_usage else None
         extra = {"usage": so_far} if call.include_usage else {}
-        content = {**self.chunk, **fields, "choices": [piece], **extra}
+        around: Json = {**self.chunk, **fields}
         if first and self.origin:
-            content["tpdet"] = {**self.origin, **content["tpdet"]}
+            around["tpdet"] = {**self.origin, **around["tpdet"]}
+        content = writer.event(around, piece, first) | extra
         yield self.id_line(event.cursor).decode()
         yield "data: "
         yield from json_pieces(content) if large else (json_text(content),)

@@ -3,29 +3,38 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tpdet.audit.replay import replay_digest_steps
+from tpdet.audit.receipts.statement import Outcome
+from tpdet.audit.replay import answer_digest_steps
+from tpdet.requests.answer.calls import parts_of
 from tpdet.requests.answer.choices import Json, envelope, usage
 from tpdet.requests.answer.json_pieces import json_pieces, json_text
 from tpdet.requests.answer.prompt_scores import PromptPart, PromptScores
-from tpdet.requests.answer.whole_answer import WholeAnswer, origin, receipt
+from tpdet.requests.answer.whole_answer import DIGESTS, WholeAnswer, origin, receipt
 from tpdet.requests.body.cursor import MOST_CHOICES, StreamProgress, cursor_head
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.body.problems import ApiError, internal_error
 from tpdet.requests.body.resume import check_origin
 from tpdet.requests.body.resumption import Resumption
 from tpdet.requests.engine_facts import EngineFacts
+from tpdet.requests.request import ABORTED, TokenOutput
+from tpdet.server.answers.cache import CachedCall
+from tpdet.server.front.answer_weights import AnswerWeights
 from tpdet.server.front.engine_client import EngineClient
-from tpdet.server.front.events import Event, EventWriter
+from tpdet.server.front.events import ChoiceKey, Event, EventWriter
 from tpdet.server.front.middleware import ClientGone
 from tpdet.server.front.pace import Turns
+from tpdet.server.front.receipts import AnswerReceipt
 from tpdet.server.front.response_handle import Output, ResponseHandle
 from tpdet.server.http1.request_order import PartWriter
 from tpdet.text.outputs import TextDelta
-from tpdet.text.reasoning import ReasoningParser
+from tpdet.text.parsing.calls import CallParser
+from tpdet.text.parsing.reasoning import ReasoningParser
 from tpdet.text.tokenizer import Tokenizer
 
 _log = logging.getLogger("tpdet.server")
@@ -57,18 +66,32 @@ class GenerationResponse(Response):
         pace: Turns,
         cursors: bool = False,
         reasoning: ReasoningParser | None = None,
+        calls: CallParser | None = None,
+        receipt: AnswerReceipt | None = None,
+        cached: CachedCall | None = None,
     ) -> None:
-        """cursors: whether a stream's events say where it can be continued. reasoning: of chats."""
+        """cursors: whether a stream's events say where it can be continued. reasoning, calls: of
+        chats.
+
+        receipt: what is written of the answer before its end is sent; None for nothing. cached: the
+        call in the cache of answers, which may have its outputs in the engine's place.
+        """
         super().__init__()
+        self._audit = receipt
         self._call, self._client, self._gone = call, client, gone
-        self._facts, self._pace = facts, pace
+        self._cached, self._stored = cached, None if cached is None else cached.source
+        if receipt is not None:
+            receipt.cached = self._stored is not None
+        self._weights = AnswerWeights(facts, (self._stored or client).facts_of)
+        self._pace = pace
         self._resumption = Resumption(call)
         self._begun: set[tuple[str, int]] = {*self._resumption.choices}
         self._progress = _progress_of(call) if cursors else None
         self._shown: list[Event] = []  # that are not written yet
         self._seen_tokens = 0
-        self._approximate = False
-        self._whole_answer = WholeAnswer(call, tokenizer, reasoning)
+        self._approximate = self._aborted = False
+        self._seed: int | None = None
+        self._whole_answer = WholeAnswer(call, tokenizer, reasoning, calls)
         self._assemblers = self._whole_answer.assemblers
         self._writers, self._prompts = self._whole_answer.writers, self._whole_answer.prompts
         self._unfinished = len(self._writers)
@@ -83,42 +106,69 @@ class GenerationResponse(Response):
         outcome = "aborted"
         try:
             self._connection = scope["tpdet_writer"]
-            handle = self._client.submit(self._call.requests, self._call.group_id, self)
+            source = self._stored or self._client
+            handle = source.submit(self._call.requests, self._call.group_id, self)
             self._handle = handle
             with handle:
                 self._gone.add_done_callback(lambda _: handle.fail(ClientGone()))
                 seed = await handle.accepted
+                if self._audit is not None:
+                    self._audit.seed = seed
                 # Not those that the call was checked against: weights may have been reloaded since.
-                self._facts = handle.facts or self._facts
+                if handle.facts is not None and self._weights.number < 0:
+                    self._weights.facts = handle.facts
+                self._name_version()
                 if self._call.resume is not None:
-                    check_origin(self._call.resume, self._facts)
-                prompt_tokens = usage(self._call, 0)["prompt_tokens"]
-                self._client.metrics.tally.add("prompt_tokens", prompt_tokens)
+                    check_origin(self._call.resume, self._weights.facts)
+                if self._stored is None:
+                    prompt_tokens = usage(self._call, 0)["prompt_tokens"]
+                    self._client.metrics.tally.add("prompt_tokens", prompt_tokens)
+                if self._call.tools is not None:
+                    await self._show_ids(seed)
                 if self._call.stream:
                     while self._resumption.pending:
                         await handle.changed()
                     scope["tpdet_probe"] = b":\n\n"  # a comment
-                    outcome = await self._stream(handle, seed, send)
+                    outcome = await self._stream(handle, seed, scope, send)
                 else:
                     outcome = await self._whole(handle, seed, scope, send)
-        except ApiError:
+        except ApiError as problem:
             outcome = "failed"
+            raise await self._failed(problem, scope) from problem
+        except ClientGone:
+            await self._left()
             raise
         finally:
-            self._client.metrics.outcome(outcome)
+            if self._stored is None:
+                self._client.metrics.outcome(outcome)
             counts = self._whole_answer.usage()
             scope["tpdet"].tokens = counts["prompt_tokens"], counts["completion_tokens"]
+
+    async def _show_ids(self, seed: int) -> None:
+        """Have the answer show ids that are functions of the request."""
+        facts, requests = self._weights.facts, self._call.requests
+        names = facts.contract, facts.model_digest
+        mode = facts.logprobs_mode
+        steps = answer_digest_steps(requests, (), seed, *names, logprobs_mode=mode)
+        digests = await self._pace.last(steps)
+        assert digests is not None
+        self._whole_answer.show_ids(digests.request)
+        if self._whole_answer.ids is not None:
+            self._events.chunk["id"] = self._whole_answer.ids.chat
 
     async def _whole(self, handle: ResponseHandle, seed: int, scope: Scope, send: Send) -> str:
         """Send the answer, in one part if it is small or for HTTP/1.0; the outcome."""
         while self._unfinished:
             await handle.changed()
-        body = self._whole_answer.body(seed, self._fingerprint, await self._receipt(seed))
+        spans = self._weights.spans if self._shows_versions else None
+        receipt = await self._receipt(seed)
+        scope["tpdet"].receipt = await self._record(self._ending, None, receipt)
+        body = self._whole_answer.body(seed, self._fingerprint, receipt, spans)
         chunks = self._pace.chunks(json_pieces(body))
         if scope["http_version"] == "1.0":
             chunks = _together(chunks)
         first, second = await anext(chunks), await anext(chunks, None)
-        headers = [(b"content-type", b"application/json")]
+        headers = [(b"content-type", b"application/json"), *self._cache_headers]
         if second is None:
             headers.append((b"content-length", str(len(first)).encode()))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -130,33 +180,36 @@ class GenerationResponse(Response):
         await send({"type": "http.response.body", "body": first, "more_body": False})
         return "completed"
 
-    async def _stream(self, handle: ResponseHandle, seed: int, send: Send) -> str:
+    async def _stream(self, handle: ResponseHandle, seed: int, scope: Scope, send: Send) -> str:
         """Send the events; the outcome: "failed" if an error event was the last one."""
-        facts, events = self._facts, self._events
-        events.chunk["tpdet"] = {"seed": seed}
-        events.set_fingerprint(self._fingerprint)
-        events.cursor_head = cursor_head(facts.contract, facts.model_digest, seed)
-        if self._call.token_ids and not self._approximate:
-            events.origin = self._origin
+        self._seed = seed
+        scope["tpdet"].receipt = self._audit is not None
+        self._events.chunk["tpdet"] = self._call.seeds(seed)
+        self._name_weights()
         if self._shown:  # while the client's tokens were compared
             handle.wake()
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        headers = [*_STREAM_HEADERS, *self._cache_headers]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             held: list[Event] = []
             while not held:
                 await handle.changed()
                 held = [] if self._unfinished else self._shown[-1:]
                 await self._send_all(self._written(held), send)
-            await self._send_all(self._end(held[0], await self._receipt(seed)), send)
+            receipt = await self._receipt(seed)
+            await self._record(self._ending, None, receipt)
+            await self._send_all(self._end(held[0], receipt), send)
             last = self._events.id_line(self._cursor) + b"data: [DONE]\n\n"
             outcome = "completed"
         except ClientGone:
+            await self._left()
             return "aborted"  # the answer has begun: there is nothing to raise towards
-        except ApiError as problem:
+        except Exception as error:
+            if not isinstance(error, ApiError):
+                _log.exception("stream %s failed", self._call.group_id)
+            problem = error if isinstance(error, ApiError) else internal_error()
+            problem = await self._failed(problem, scope)
             last, outcome = b"data: " + problem.body() + b"\n\n", "failed"
-        except Exception:
-            _log.exception("stream %s failed", self._call.group_id)
-            last, outcome = b"data: " + internal_error().body() + b"\n\n", "failed"
         await send({"type": "http.response.body", "body": last, "more_body": False})
         return outcome
 
@@ -171,7 +224,10 @@ class GenerationResponse(Response):
 
     def take(self, output: Output) -> None:
         """Feed an output to its assembler; stop a choice in the engine that a stop string ended."""
-        if isinstance(output, PromptPart):
+        if output.weights != self._weights.number and not self._note(output):
+            return
+        if not isinstance(output, TokenOutput):
+            assert isinstance(output, PromptPart)
             self._prompts.setdefault(output.request_id, PromptScores()).add(output)
             return
         delta = self._assemblers[output.request_id].push_token(output)
@@ -192,19 +248,73 @@ class GenerationResponse(Response):
             self._handle.stop(output.request_id, output.choice)
         if delta.finish_reason is not None:
             self._unfinished -= 1
+            self._aborted = self._aborted or delta.finish_reason == ABORTED
         if output.approximate and not self._approximate:
             self._approximate = True
-            self._events.set_fingerprint(self._fingerprint)
+            self._name_weights()
         if not call.stream:
             return
         if shown is None:
             self._writers[key].pass_over(delta)
             return
-        tokens = shown.token_ids and (call.logprobs is not None or call.token_ids)
+        tokens = shown.token_ids and call.shows_tokens
         text = shown.text or shown.reasoning
-        if text or shown.finish_reason or tokens or key not in self._begun:
+        if text or shown.finish_reason or tokens or shown.events or key not in self._begun:
             self._begun.add(key)
-            self._shown.append(Event(key, shown, self._seen_tokens, self._cursor))
+            if call.tools is None:
+                self._shown.append(self._event(key, shown))
+                return
+            *parts, last = parts_of(shown)
+            self._shown += [self._event(key, part)._replace(cursor=None) for part in parts]
+            self._shown.append(self._event(key, last))
+
+    def _note(self, output: Output) -> bool:
+        """Note that other weights computed this output than the ones before; False: it is refused.
+
+        What an answer is resumed with was computed by the weights that its cursor names.
+        """
+        if isinstance(output, TokenOutput) and output.finish_reason == ABORTED:
+            return True  # nothing was computed
+        self._weights.note(output.weights)
+        self._name_version()
+        if self._resumption.pending and self._call.resume is not None:
+            try:
+                check_origin(self._call.resume, self._weights.facts_of(output.weights))
+            except ApiError as problem:
+                self._handle.fail(problem)
+                return False
+        if self._seed is not None and not self._weights.mixed:
+            self._name_weights()
+        return True
+
+    def _name_version(self) -> None:
+        """Have the choices name the latest weights."""
+        weights = self._weights
+        for writer in self._writers.values():
+            writer.weight_version = weights.facts_of(weights.latest).weight_version
+
+    def _name_weights(self) -> None:
+        """Have the events of a stream name what computes it."""
+        facts, events = self._weights.facts, self._events
+        events.weights = facts.weights_number
+        events.fingerprint_of = partial(self._weights.fingerprint, approximate=self._approximate)
+        events.set_fingerprint(events.fingerprint_of(events.weights))
+        events.cursor_head = cursor_head(facts.origin, self._seed or 0)
+        if self._call.token_ids and not self._approximate:
+            events.origin = self._origin | {"logprobs_mode": facts.logprobs_mode}
+
+    def _event(self, key: ChoiceKey, delta: TextDelta) -> Event:
+        """The event of what a token adds; the last one of a choice may have its spans."""
+        weights = self._weights.latest
+        versions = None
+        if delta.finish_reason is not None and self._shows_versions:
+            versions = self._weights.spans(self._assemblers[key[0]].weight_spans(key[1]))
+        position = 0 if self._audit is None else self._assemblers[key[0]].token_count(key[1])
+        return Event(key, delta, self._seen_tokens, self._cursor, weights, versions, position)
+
+    @property
+    def _shows_versions(self) -> bool:
+        return self._call.weight_versions or self._weights.mixed
 
     def flush(self) -> None:
         """Write a step's events, or leave them to the task."""
@@ -215,14 +325,18 @@ class GenerationResponse(Response):
             if self._handle.waiting and self._connection.ready and events.small(shown):
                 self._shown = []
                 self._connection.write(b"".join([events.data(event) for event in shown]))
+                if self._audit is not None:
+                    self._audit.sent(shown)
             else:
                 self._handle.wake()
 
     def _written(self, held: list[Event]) -> Iterator[str]:
         """All events so far but for the one held, which waits for the receipt."""
         shown, self._shown = self._shown, []
-        for event in shown[: len(shown) - len(held)]:
+        for event in self._events.latest(shown[: len(shown) - len(held)]):
             yield from self._events.pieces(event)
+            if self._audit is not None:
+                self._audit.sent([event])
 
     def _end(self, last: Event, own_fields: Json) -> Iterator[str]:
         """The last event, and the usage's if it is asked for; the receipt is in the later one."""
@@ -242,37 +356,90 @@ class GenerationResponse(Response):
         """The tail of the cursor behind all tokens so far; empty once they are approximate."""
         if self._progress is None:
             return None
-        return b"" if self._approximate else self._progress.tail()
+        ended = self._approximate or self._weights.mixed
+        return b"" if ended else self._progress.tail()
 
     @property
     def _origin(self) -> Json:
-        return origin(self._call, self._facts.contract, self._facts.model_digest)
+        facts = self._weights.facts
+        return origin(self._call, facts.contract, facts.model_digest)
 
     @property
-    def _fingerprint(self) -> str:
-        """The fingerprint of the answer so far."""
-        facts = self._facts
-        return facts.approximate_fingerprint if self._approximate else facts.system_fingerprint
+    def _fingerprint(self) -> str | None:
+        """The fingerprint of the answer so far; None where several weights computed it."""
+        weights = self._weights
+        number = weights.facts.weights_number
+        return None if weights.mixed else weights.fingerprint(number, self._approximate)
+
+    @property
+    def _ending(self) -> Outcome:
+        """How an answer ends that its reader gets whole."""
+        return "aborted" if self._aborted else "completed"
+
+    async def _record(
+        self, outcome: Outcome, reason: str | None = None, marks: Json | None = None
+    ) -> bool:
+        """Make the answer's receipt durable; False where there is none. Raises ApiError.
+
+        marks: what the answer says of its replay, once it has ended.
+        """
+        if self._audit is None:
+            return False
+        marks = marks or {"approximate": self._approximate}
+        return await self._audit.write(outcome, reason, self._whole_answer, self._weights, marks)
+
+    async def _failed(self, problem: ApiError, scope: Scope) -> ApiError:
+        """The error that ends the answer, once its receipt is durable."""
+        try:
+            written = await self._record("failed", problem.code or problem.kind)
+        except ApiError as unavailable:
+            return unavailable
+        scope["tpdet"].receipt = scope["tpdet"].receipt or written
+        return problem
+
+    async def _left(self) -> None:
+        """Record that the client is gone."""
+        with suppress(ApiError):
+            await self._record("client_gone")
+
+    @property
+    def _cache_headers(self) -> list[tuple[bytes, bytes]]:
+        return [] if self._cached is None else [(b"cache-status", self._cached.status)]
 
     async def _receipt(self, seed: int) -> Json:
-        """The seed that replays the answer, and the digest that a replay must have.
+        """The seed that replays the answer, and the digests that a replay must have.
 
-        An answer that is approximate, even in part, says so and has no digest.
+        An answer that is approximate, even in part, that several weights computed or that somebody
+        ended says so and has none. Any other is kept, where there is a cache of answers.
         """
-        if self._approximate:
-            return {"seed": seed, "replay_digest": None, "approximate": True}
-        facts, call = self._facts, self._call
-        steps = replay_digest_steps(
+        facts, call = self._weights.facts, self._call
+        mode = facts.logprobs_mode
+        marks = {
+            "approximate": self._approximate,
+            "mixed_weights": self._weights.mixed,
+            "aborted": self._aborted,
+        }
+        if any(marks.values()):
+            why = {name: True for name, holds in marks.items() if holds}
+            if self._weights.old_keys:
+                why["reproducible"] = False
+            none = dict.fromkeys(DIGESTS)
+            return {**call.seeds(seed), **none, **why, "logprobs_mode": mode}
+        steps = answer_digest_steps(
             call.requests,
             self._whole_answer.tokens(),
             seed,
             facts.contract,
             facts.model_digest,
             call.replay_version,
+            mode,
         )
-        digest = await self._pace.last(steps)
-        assert digest is not None
-        return receipt(self._origin if call.token_ids else {}, seed, digest, call.replay_version)
+        digests = await self._pace.last(steps)
+        assert digests is not None
+        if self._cached is not None:
+            await self._cached.keep(self._whole_answer, digests, seed, facts)
+        named = self._origin if call.token_ids else {}
+        return receipt(named, call.seeds(seed), digests, call.replay_version, mode)
 
 
 def _progress_of(call: Call) -> StreamProgress | None:

@@ -39,11 +39,17 @@ _HELP = {
     "generation_tokens": "Generated tokens",
     "requests": "Requests that reached the engine, by how they ended: completed, aborted or failed",
     "rejected": "HTTP requests that were refused before the engine ran them, by the error's code",
+    "answer_cache":
+        "Requests for text that the cache of answers was asked for (--answer-cache): answered from "
+        "it (hit), computed (miss), or not to be looked up (bypass)",
+    "answer_cache_bytes": "Bytes of cached answers (--answer-cache)",
     "batch_swing":
         "Change of the mean batch size between the last two windows of 10 seconds, as a share of "
         "the former (0 to 1 and above)",
     "batch_swing_alarms":
         "Windows of 10 seconds whose mean batch size changed by more than --batch-swing-alarm",
+    "receipts": "Receipts that were made durable",
+    "receipts_failed": "Receipts that could not be made durable",
 }  # fmt: skip
 
 
@@ -112,6 +118,10 @@ class Metrics:
         """An HTTP request that reached the engine ended: completed, aborted or failed."""
         self.tally.add(f"requests {outcome}")
 
+    def answer_cache(self, result: str) -> None:
+        """The cache of answers was asked: hit, miss or bypass."""
+        self.tally.add(f"answer_cache {result}")
+
     def rejected(self, code: str) -> None:
         """An HTTP request was refused before the engine ran it."""
         self.tally.add(f"rejected {code}")
@@ -159,10 +169,16 @@ class HttpCollector(Collector):
             "finished",
             ["model_name", "finished_reason"],
         )
+        yield self._labelled(*_named("answer_cache"), "answer_cache", ["result"])
+        size = self._tally.total("answer_cache_bytes")
+        if size:
+            yield GaugeMetricFamily(*_named("answer_cache_bytes"), size)
         yield GaugeMetricFamily(*_named("batch_swing"), self._tally.total("batch_swing"))
         yield CounterMetricFamily(
             *_named("batch_swing_alarms"), self._tally.total("batch_swing_alarms")
         )
+        for name in ("receipts", "receipts_failed"):
+            yield CounterMetricFamily(*_named(name), self._tally.total(name))
 
     def _labelled(self, name: str, text: str, field: str, labels: list[str]) -> Metric:
         """A counter with a sample for each label that was counted."""

@@ -8,7 +8,7 @@ Behind it a handler finds the parsed body and a future that resolves when the cl
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tpdet.requests.body import limits
 from tpdet.requests.body.json_body import parse_object
 from tpdet.requests.body.problems import ApiError, internal_error
-from tpdet.server.about.operations import not_found
+from tpdet.server.about.operations import CONTROL_OPERATIONS, FILE_ROUTES, not_found
+from tpdet.server.front.door import Door, header
 from tpdet.server.front.log import CLIENT_GONE, log_access
 from tpdet.server.http1.held_bytes import Hold
-from tpdet.server.settings.keys import KeyRing
 from tpdet.server.wire.request_ids import new_request_id
 
-PUBLIC_PATHS = ("/health", "/ready", "/metrics", "/version")
-
+_WITHOUT_BODY = {*CONTROL_OPERATIONS, "/v1/batches/{batch_id}/cancel"}
 _log = logging.getLogger("tpdet.server")
 
 
@@ -40,7 +39,9 @@ class HttpExchange:
     `body` is the parsed object; of a large body (see limits) it is empty, and another
     process parses `data`. `gone` resolves when the client closes the connection;
     `tenant_salt` stands for the client's key and is empty without keys. `tokens` is for the log:
-    how many the prompt has and how many were generated, once a handler knows.
+    how many the prompt has and how many were generated, once a handler knows. `receipt`: whether
+    the answer's receipt is named in a header. `parts`: the body as it comes, on routes that take
+    files; `data` is empty then.
     """
 
     request_id: str
@@ -50,6 +51,8 @@ class HttpExchange:
     gone: asyncio.Future[None]
     tokens: tuple[int, int] | None = None
     hold: Hold | None = None
+    receipt: bool = False
+    parts: AsyncIterator[bytes] | None = None
 
     def release(self) -> None:
         """Let go of the body: it has been worked on."""
@@ -65,13 +68,13 @@ class RequestMiddleware:
         self,
         app: ASGIApp,
         routes: Iterable[BaseRoute],
-        keys: KeyRing,
+        door: Door,
         body_timeout: float,
         rejected: Callable[[str], None],
         process: int = 0,
     ) -> None:
         self._process = process
-        self._app, self._routes, self._keys = app, tuple(routes), keys
+        self._app, self._routes, self._door = app, tuple(routes), door
         self._body_timeout, self._rejected = body_timeout, rejected
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,15 +87,20 @@ class RequestMiddleware:
         reader = _BodyReader(scope, receive)
         gone: asyncio.Future[None] | None = None
         try:
-            salt = self._check_head(scope)
-            body, data = {}, b""
-            if scope["method"] == "POST":
+            salt, route = self._check_head(scope)
+            body, data, parts = {}, b"", None
+            if route in FILE_ROUTES and scope["method"] == "POST":
+                _check_length(reader)
+                parts = reader.parts(limits.FILE_TIMEOUT)
+            elif scope["method"] == "POST" and not self._needs_no_body(reader, route):
                 _check_body_headers(reader)
                 data = await reader.read(self._body_timeout)
                 body = await _parsed(data)
-            gone = asyncio.ensure_future(_until_gone(receive))
+            leaving = _until_gone(receive) if parts is None else _never()
+            gone = asyncio.ensure_future(leaving)
+            hold = scope.get("tpdet_hold")
             scope["tpdet"] = HttpExchange(
-                answer.request_id, salt, body, data, gone, hold=scope.get("tpdet_hold")
+                answer.request_id, salt, body, data, gone, hold=hold, parts=parts
             )
             del body, data
             await self._app(scope, receive, answer.send)
@@ -109,29 +117,29 @@ class RequestMiddleware:
                 gone.cancel()
             answer.log()
 
-    def _check_head(self, scope: Scope) -> str:
-        """The tenant's salt. Raises ApiError for key, path and method, in this order."""
-        salt = self._keys.tenant_salt(_header(scope, b"authorization"))
-        if salt is None and scope["path"] not in PUBLIC_PATHS:
-            raise ApiError(
-                401,
-                "the API key is missing or not one of this server's: send the header "
-                "Authorization: Bearer KEY",
-                kind="authentication_error",
-                code="invalid_api_key",
-                headers=(("www-authenticate", "Bearer"),),
-            )
+    def _needs_no_body(self, reader: "_BodyReader", route: str) -> bool:
+        """Whether a POST without a body is one without fields."""
+        return not reader.length and not reader.chunked and route in _WITHOUT_BODY
+
+    def _check_head(self, scope: Scope) -> tuple[str, str]:
+        """The tenant's salt and the route's path.
+
+        Raises ApiError for door and key, path and method, in this order.
+        """
+        salt = self._door.admit(scope)
         allowed: list[str] = []
         for route in self._routes:
             match, _ = route.matches(scope)
             if match is Match.FULL:
-                return salt or ""
+                return salt, getattr(route, "path", "")
             if match is Match.PARTIAL:
                 allowed += sorted(getattr(route, "methods", None) or ())
         if "GET" in allowed:
             allowed.append("HEAD")
         if not allowed:
-            raise ApiError(404, not_found(scope["path"]), code="not_found")
+            path = scope["path"]
+            closed = path in CONTROL_OPERATIONS and not self._door.has_control
+            raise ApiError(404, self._door.closed if closed else not_found(path), code="not_found")
         methods = ", ".join(allowed)
         raise ApiError(
             405,
@@ -152,7 +160,11 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
+            name = self.request_id.encode()
+            headers = [*message.get("headers", ()), (b"x-request-id", name)]
+            exchange = self._scope.get("tpdet")
+            if exchange is not None and exchange.receipt:
+                headers.append((b"tpdet-receipt", name))
             message = {**message, "headers": headers}
         await self._send(message)
 
@@ -200,34 +212,40 @@ class _BodyReader:
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.scope, self._receive = scope, receive
-        length = _header(scope, b"content-length")
+        length = header(scope, b"content-length")
         self.length = int(length) if length and length.isdigit() else None
-        self.chunked = _header(scope, b"transfer-encoding") is not None
+        self.chunked = header(scope, b"transfer-encoding") is not None
         self.complete = not self.length and not self.chunked
+        self.path: str = scope["path"]
 
     async def read(self, timeout: float) -> bytes:
         """The body. Raises ApiError 413 or 408, or ClientGone."""
         found = bytearray()  # many small parts cost no more than one large one
-        try:
-            async with asyncio.timeout(timeout):
-                more = True
-                while more:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    found += message.get("body", b"")
-                    more = message.get("more_body", False)
-                    if len(found) > limits.MAX_BODY_BYTES:
-                        self.complete = not more
-                        raise _too_large()
-        except TimeoutError:
-            raise ApiError(408, "the request's body did not arrive in time") from None
-        self.complete = True
+        async for part in self.parts(timeout):
+            found += part
+            if len(found) > limits.MAX_BODY_BYTES:
+                raise _too_large()
         return bytes(found)
+
+    async def parts(self, timeout: float) -> AsyncIterator[bytes]:
+        """The body as it comes, within `timeout` seconds. Raises ApiError 408, or ClientGone."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        more = True
+        while more:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await self._receive()
+            except TimeoutError:
+                raise ApiError(408, "the request's body did not arrive in time") from None
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            more = message.get("more_body", False)
+            self.complete = not more
+            yield message.get("body", b"")
 
     async def discard(self, timeout: float) -> None:
         """Drop the rest of the body, for at most `timeout` seconds."""
-        if self.complete or _header(self.scope, b"expect") is not None:
+        if self.complete or header(self.scope, b"expect") is not None:
             return
         try:
             async with asyncio.timeout(timeout):
@@ -239,13 +257,17 @@ class _BodyReader:
             return
 
 
-def _check_body_headers(reader: _BodyReader) -> None:
-    scope = reader.scope
+def _check_length(reader: _BodyReader) -> None:
     if reader.length is None and not reader.chunked:
         raise ApiError(411, "a POST needs a Content-Length", headers=(("connection", "close"),))
+
+
+def _check_body_headers(reader: _BodyReader) -> None:
+    scope = reader.scope
+    _check_length(reader)
     if reader.length is not None and reader.length > limits.MAX_BODY_BYTES:
         raise _too_large()
-    given = _header(scope, b"content-type") or b""
+    given = header(scope, b"content-type") or b""
     kind, _, parameters = given.partition(b";")
     charset = parameters.replace(b" ", b"").lower()
     if kind.strip().lower() != b"application/json" or charset not in (b"", b"charset=utf-8"):
@@ -255,9 +277,9 @@ def _check_body_headers(reader: _BodyReader) -> None:
             "Content-Type: application/json",
             param="content-type",
         )
-    if reader.chunked and (_header(scope, b"transfer-encoding") or b"").lower() != b"chunked":
+    if reader.chunked and (header(scope, b"transfer-encoding") or b"").lower() != b"chunked":
         raise ApiError(415, "the body may only be chunked", param="transfer-encoding")
-    coding = _header(scope, b"content-encoding")
+    coding = header(scope, b"content-encoding")
     if coding not in (None, b"identity"):
         raise ApiError(
             415,
@@ -284,13 +306,11 @@ async def _parsed(body: bytes) -> dict[str, Any]:
     return await asyncio.to_thread(parse_object, body)
 
 
+async def _never() -> None:
+    """Nothing resolves it: a file's reader sees the client leave by itself."""
+    await asyncio.get_running_loop().create_future()
+
+
 async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _header(scope: Scope, name: bytes) -> bytes | None:
-    for key, value in scope["headers"]:
-        if key == name:
-            return bytes(value)
-    return None

@@ -1,11 +1,13 @@
 """The published schema: FastAPI's list of routes, our bodies and the answers we really give."""
 
+import re
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from tpdet.requests.body.pooling_body import BODIES
 from tpdet.requests.body.schema import (
     Body,
     ChatBody,
@@ -13,16 +15,23 @@ from tpdet.requests.body.schema import (
     DetokenizeBody,
     TokenizeBody,
 )
-from tpdet.server.about.operations import OPERATIONS
-from tpdet.server.front.middleware import PUBLIC_PATHS
+from tpdet.requests.body.sglang_body import SglangBody
+from tpdet.requests.body.token_bodies import TokensBody
+from tpdet.server.about.operations import BATCH_OPERATIONS, CONTROL_OPERATIONS, OPERATIONS
+from tpdet.server.front.door import PUBLIC_PATHS
+from tpdet.server.pooling.routes import PATHS
 
 _BODIES: dict[str, type[Body]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
+    "/inference/v1/generate": TokensBody,
+    "/generate": SglangBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
+    **{path: BODIES[route] for path, route in PATHS.items()},
 }
 _TEXTS = {"/metrics": "text/plain", "/": "text/html", "/docs": "text/html"}
+_PARAMETER = re.compile(r"\{(\w+)\}")
 _REFERENCE = "#/components/schemas/{model}"
 _TEXT, _TEXT_OR_NULL = {"type": "string"}, {"type": ["string", "null"]}
 _ERROR = {
@@ -35,6 +44,20 @@ _ERROR = {
     }},
 }  # fmt: skip
 _EVENT = {"type": "object", "required": ["data"], "properties": {"id": _TEXT, "data": _TEXT}}
+_PAGE = {"limit": {"type": "integer", "minimum": 1}, "after": _TEXT, "order": _TEXT}
+_BATCH_BODIES: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
+    ("/v1/files", "post"): ("multipart/form-data", {
+        "type": "object", "required": ["file", "purpose"],
+        "properties": {"file": _TEXT | {"format": "binary"}, "purpose": _TEXT},
+    }),
+    ("/v1/batches", "post"): ("application/json", {
+        "type": "object", "required": ["input_file_id", "endpoint"],
+        "properties": {
+            "input_file_id": _TEXT, "endpoint": _TEXT, "completion_window": _TEXT,
+            "metadata": {"type": "object", "additionalProperties": _TEXT},
+        },
+    }),
+}  # fmt: skip
 _ANY_ERRORS = ("401", "404", "405", "408", "431", "500", "503")
 _BODY_ERRORS = ("400", "409", "411", "413", "415")
 
@@ -51,8 +74,10 @@ def describe(app: FastAPI, guarded: bool) -> dict[str, Any]:
     if guarded:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in document["paths"].items():
-        for operation in operations.values():
+        for method, operation in operations.items():
             _describe_operation(path, operation)
+            if path in BATCH_OPERATIONS:
+                _describe_batches(path, method, operation)
             if guarded and path not in PUBLIC_PATHS:
                 operation["security"] = [{"key": []}]
     return document
@@ -64,7 +89,9 @@ def _describe_operation(path: str, operation: dict[str, Any]) -> None:
     content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}}
     answers |= {code: {"description": "refused", "content": content} for code in errors}
     operation["responses"] = dict(sorted(answers.items()))
-    operation["summary"], operation["description"] = OPERATIONS[path]
+    operation["summary"], operation["description"] = (
+        OPERATIONS | CONTROL_OPERATIONS | BATCH_OPERATIONS
+    )[path]
     if path in _TEXTS:
         answers["200"]["content"] = {_TEXTS[path]: {"schema": _TEXT}}
     if path in _BODIES:
@@ -77,7 +104,22 @@ def _describe_operation(path: str, operation: dict[str, Any]) -> None:
             "required": True,
             "content": {"application/json": {"schema": {"$ref": reference}}},
         }
-    if "{model_id}" in path:
+    if names := _PARAMETER.findall(path):
         operation["parameters"] = [
-            {"name": "model_id", "in": "path", "required": True, "schema": _TEXT}
+            {"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names
         ]
+
+
+def _describe_batches(path: str, method: str, operation: dict[str, Any]) -> None:
+    """Add what stands in queries and bodies of files and batches."""
+    if (path, method) in _BATCH_BODIES:
+        kind, schema = _BATCH_BODIES[path, method]
+        operation["requestBody"] = {"required": True, "content": {kind: {"schema": schema}}}
+        error = operation["responses"]["404"]
+        operation["responses"] |= dict.fromkeys(_BODY_ERRORS, error)
+    if method == "get" and path in ("/v1/files", "/v1/batches"):
+        operation["parameters"] = [
+            {"name": name, "in": "query", "required": False, "schema": schema}
+            for name, schema in _PAGE.items()
+        ]
+        operation["responses"]["400"] = operation["responses"]["404"]

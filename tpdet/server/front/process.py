@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -30,8 +30,14 @@ from tpdet.launch.life.lifecycle import write_error
 from tpdet.launch.life.run_directory import RunDirectory
 from tpdet.launch.life.signals import STOP_SIGNALS
 from tpdet.requests.body.limits import share_of
+from tpdet.server.answers.cache import AnswerCache
+from tpdet.server.answers.files import AnswerFiles
+from tpdet.server.batches.room import BatchRoom
+from tpdet.server.batches.runner import Batches
+from tpdet.server.batches.store import BatchStore
 from tpdet.server.front.acceptor import Acceptor
-from tpdet.server.front.app import Services, make_app
+from tpdet.server.front.app import Services, batch_answers, make_app
+from tpdet.server.front.door import AdminDoor, Door
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.large_bodies import LargeBodies
 from tpdet.server.front.load_lines import BatchSwing, StatisticsLine, log_every
@@ -39,6 +45,7 @@ from tpdet.server.front.log import log_loop_problem, open_log
 from tpdet.server.front.memory import give_back, limit_arenas
 from tpdet.server.front.metrics import Metrics
 from tpdet.server.front.middleware import RequestMiddleware
+from tpdet.server.front.receipts import Receipts
 from tpdet.server.front.schema_trials import SchemaTrials
 from tpdet.server.front.tally import SharedTally
 from tpdet.server.http1.held_bytes import HeldBytes
@@ -46,7 +53,8 @@ from tpdet.server.http1.protocol import GuardedProtocol
 from tpdet.server.settings.keys import KeyRing
 from tpdet.server.wire.load_bounds import bounded_load
 from tpdet.server.wire.process_config import ProcessConfig
-from tpdet.text.reasoning import ReasoningParser
+from tpdet.text.parsing.calls import CallParser
+from tpdet.text.parsing.reasoning import ReasoningParser
 from tpdet.text.tokenizer import Tokenizer, TokenizerFiles, read_files
 
 PARENT_DEATH_SIGNAL = signal.SIGUSR1
@@ -131,8 +139,13 @@ def _run(config: ProcessConfig) -> NoReturn:
     reasoning = ReasoningParser.of(config.reasoning_parser, tokenizer)
     if config.index == 0 and config.reasoning_parser == "auto":
         _log.info("reasoning parser: %s", reasoning.name if reasoning else "off")
+    calls = CallParser.of(config.tool_call_parser, tokenizer)
+    if config.index == 0 and config.tool_call_parser == "auto":
+        _log.info("parser of calls of tools: %s", calls.family.name if calls else "off")
     keep_all()
-    serving = _serve(config, files, tokenizer, reasoning)
+    tally = SharedTally(config.tallies, config.index)
+    receipts = None if config.audit is None else Receipts(config.audit, files, tally)
+    serving = _serve(config, files, tokenizer, reasoning, calls, tally, receipts)
     code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(serving)
     if code == LOST:
         _clear_channels(config)
@@ -179,8 +192,10 @@ async def _serve(
     files: TokenizerFiles | None,
     tokenizer: Tokenizer | None,
     reasoning: ReasoningParser | None,
+    calls: CallParser | None,
+    tally: SharedTally,
+    receipts: Receipts | None,
 ) -> int:
-    tally = SharedTally(config.tallies, config.index)
     metrics = Metrics(config.served_name, lambda: client.status, tally)
     client = EngineClient(
         config.engine_address, bytes.fromhex(config.channel_key), metrics, config.max_queue
@@ -199,14 +214,19 @@ async def _serve(
         created=config.created,
         guarded=bool(config.key_digests),
         reasoning=reasoning,
+        calls=calls,
+        weight_senders=config.weight_senders,
+        receipts=receipts,
+        answers=_answer_cache(config, client, tokenizer),
+        batches=_batches(config, client),
     )
-    server = _make_server(config, services)
+    servers = _make_servers(config, services)
     receiving = asyncio.create_task(client.receive())
     client.say_hello()
     try:
         await _first(client.started, client.stopped)
         if not client.stopped.is_set():
-            await _accept_until_stopped(config, client, server)
+            await _accept_until_stopped(config, services, servers)
         if client.dead is not None and client.found_hung and os.getppid() == config.parent_pid:
             # In a server of one rank no other rank sees that it hangs.
             os.kill(config.parent_pid, signal.SIGKILL)
@@ -214,18 +234,51 @@ async def _serve(
     finally:
         receiving.cancel()
         client.shut()
+        if receipts is not None:
+            await asyncio.to_thread(receipts.close)
 
 
-def _make_server(config: ProcessConfig, services: Services) -> HttpServer:
-    app = make_app(services)
-    middleware = RequestMiddleware(
-        app,
-        app.routes,
-        KeyRing(config.key_digests),
-        config.body_timeout,
-        services.client.metrics.rejected,
-        config.index,
-    )
+def _answer_cache(
+    config: ProcessConfig, client: EngineClient, tokenizer: Tokenizer | None
+) -> AnswerCache | None:
+    """The cache of answers, counted by the first process. Raises NotPermittedError."""
+    if config.answer_cache is None:
+        return None
+    directory, limit = Path(config.answer_cache), config.answer_cache_bytes
+    files = AnswerFiles(directory, limit, client.metrics.tally)
+    if config.index == 0:
+        files.tidy(unfinished=True)
+    return AnswerCache(files, client, tokenizer)
+
+
+def _batches(config: ProcessConfig, client: EngineClient) -> Batches | None:
+    """Files and batches. Raises what `BatchStore` raises."""
+    if config.batches is None:
+        return None
+    store = BatchStore(Path(config.batches.directory))
+    room = BatchRoom(client, config.batches.seats)
+    return Batches(store, room, config.batches.most_bytes)
+
+
+async def _close(batches: Batches | None, ended: Callable[[], bool]) -> None:
+    if batches is not None:
+        await batches.close_when(ended)
+
+
+def _make_servers(config: ProcessConfig, services: Services) -> dict[int, HttpServer]:
+    """The server behind each of the inherited sockets."""
+    admin_keys = KeyRing(config.admin_digests)
+    control = admin_keys if config.admin_digests else None
+    doors = {config.socket: Door(KeyRing(config.key_digests), control)}
+    if config.admin_socket >= 0:
+        keys = admin_keys if config.admin_asks else KeyRing(())
+        doors[config.admin_socket] = AdminDoor(keys, config.admin_host)
+    _set_up_connections(config, services)
+    return {fd: _make_server(config, services, door) for fd, door in doors.items()}
+
+
+def _set_up_connections(config: ProcessConfig, services: Services) -> None:
+    """What connections have in common, through whichever door they came."""
     GuardedProtocol.header_timeout = config.header_timeout
     # The middleware's own timer answers 408 first.
     GuardedProtocol.body_timeout = config.body_timeout + 1.0
@@ -233,6 +286,18 @@ def _make_server(config: ProcessConfig, services: Services) -> HttpServer:
     tally = services.client.metrics.tally
     GuardedProtocol.count = staticmethod(partial(tally.add, "connections"))
     GuardedProtocol.held = HeldBytes(share_of(config.held_bytes, config.processes))
+
+
+def _make_server(config: ProcessConfig, services: Services, door: Door) -> HttpServer:
+    app = make_app(services, door.has_control)
+    middleware = RequestMiddleware(
+        app,
+        app.routes,
+        door,
+        config.body_timeout,
+        services.client.metrics.rejected,
+        config.index,
+    )
     return HttpServer(
         uvicorn.Config(
             middleware,
@@ -246,20 +311,24 @@ def _make_server(config: ProcessConfig, services: Services) -> HttpServer:
             server_header=False,
             timeout_keep_alive=int(config.keep_alive_timeout),
         ),
-        tally,
+        services.client.metrics.tally,
         config.processes,
     )
 
 
 async def _accept_until_stopped(
-    config: ProcessConfig, client: EngineClient, server: HttpServer
+    config: ProcessConfig, services: Services, servers: dict[int, HttpServer]
 ) -> None:
-    listener = socket.socket(fileno=config.socket)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started and not serving.done():
-        await asyncio.sleep(0.005)
-    if serving.done():
-        await serving
+    serving, client, batches = [], services.client, services.batches
+    if batches is not None:
+        await batches.begin(batch_answers(services))
+    for fd, server in servers.items():
+        task = asyncio.create_task(server.serve(sockets=[socket.socket(fileno=fd)]))
+        serving.append(task)
+        while not server.started and not task.done():
+            await asyncio.sleep(0.005)
+        if task.done():
+            await task
     client.say_serving()
     tasks = [
         asyncio.create_task(client.ping()),
@@ -268,14 +337,18 @@ async def _accept_until_stopped(
     ]
     if config.index == 0:
         tasks += _watch_load(config, client)
+    ends = ("draining", "untrusted", "damaged", "dead")
+    closing = asyncio.create_task(_close(batches, lambda: client.state in ends))
     await client.stopped.wait()
+    await closing
     for task in tasks:
         task.cancel()
     flush = STOP_FLUSH_SECONDS if client.dead is None else DEATH_FLUSH_SECONDS
-    server.config.timeout_graceful_shutdown = int(flush)
-    server.should_exit = True
+    for server in servers.values():
+        server.config.timeout_graceful_shutdown = int(flush)
+        server.should_exit = True
     with contextlib.suppress(asyncio.CancelledError, TimeoutError):
-        await asyncio.wait_for(serving, flush + 0.5)
+        await asyncio.wait_for(asyncio.gather(*serving), flush + 0.5)
 
 
 def _watch_load(config: ProcessConfig, client: EngineClient) -> list[asyncio.Task[None]]:

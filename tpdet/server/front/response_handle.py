@@ -7,18 +7,14 @@ handler's task waits for what the reader leaves to it. Closing the handle aborts
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tpdet.requests.answer.prompt_scores import PromptPart
 from tpdet.requests.body.problems import internal_error
 from tpdet.requests.engine_facts import EngineFacts
-from tpdet.requests.request import Request, TokenOutput
-from tpdet.server.front.metrics import Clock
+from tpdet.requests.request import PooledOutput, Request, TokenOutput
 
-if TYPE_CHECKING:
-    from tpdet.server.front.engine_client import EngineClient
-
-Output = PromptPart | TokenOutput
+Output = PromptPart | TokenOutput | PooledOutput
 
 _log = logging.getLogger("tpdet.server")
 
@@ -35,6 +31,30 @@ class Reader(Protocol):
         ...
 
 
+class Source(Protocol):
+    """Where the outputs of a group come from: the engine, as a rule."""
+
+    def close(self, handle: "ResponseHandle") -> None:
+        """The group has no reader any more."""
+        ...
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """A request, or one choice of it, has no reader any more."""
+        ...
+
+
+class Timer(Protocol):
+    """What times the outputs of a group; `now` is in monotonic seconds."""
+
+    def token(self, output: TokenOutput, now: float) -> None:
+        """An output arrived."""
+        ...
+
+    def finished(self, request_id: str, choice: int, reason: str, now: float) -> None:
+        """A choice has ended."""
+        ...
+
+
 class ResponseHandle:
     """The outputs of one group. Use as a context manager: its end aborts unfinished requests.
 
@@ -47,17 +67,17 @@ class ResponseHandle:
 
     def __init__(
         self,
-        client: "EngineClient",
+        source: Source,
         group_id: str,
         requests: tuple[Request, ...],
         reader: Reader,
-        clock: Clock,
+        clock: Timer,
     ) -> None:
         self.group_id = group_id
         self.pending = True
         self.request_ids = tuple(request.request_id for request in requests)
         self.accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._client = client
+        self._source = source
         self._open = {request.request_id: set(range(request.params.n)) for request in requests}
         self._reader = reader
         self._failure: Exception | None = None
@@ -68,7 +88,7 @@ class ResponseHandle:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._client.close(self)
+        self._source.close(self)
 
     @property
     def open_requests(self) -> tuple[str, ...]:
@@ -86,6 +106,9 @@ class ResponseHandle:
             self._clock.token(output, now)
             if output.finish_reason is not None:
                 choices.discard(output.choice)
+        elif isinstance(output, PooledOutput):
+            self._open[output.request_id].clear()
+            self._clock.finished(output.request_id, 0, "stop", now)
         try:
             self._reader.take(output)
         except Exception as error:
@@ -122,7 +145,7 @@ class ResponseHandle:
         if choice in choices:
             choices.discard(choice)
             self._clock.finished(request_id, choice, "stop", time.monotonic())
-            self._client.abort(request_id, choice)
+            self._source.abort(request_id, choice)
 
     async def changed(self) -> None:
         """Wait until the task is woken. Raises the error that ended the group, the time after."""

@@ -32,10 +32,14 @@ HISTOGRAMS = {
 LABELS = {
     "requests": ("completed", "aborted", "failed"),
     "rejected": CODES,
-    "finished": ("stop", "length"),
+    "finished": ("stop", "length", "abort"),
+    "answer_cache": ("hit", "miss", "bypass"),
 }
 TOTALS = ("prompt_tokens", "generation_tokens")
-OTHERS = ("pending", "connections", "batch_swing", "batch_swing_alarms")
+OTHERS = (
+    "pending", "connections", "batch_swing", "batch_swing_alarms", "receipts", "receipts_failed",
+    "answer_cache_bytes",
+)  # fmt: skip
 """`pending` are requests sent that the engine has not counted."""
 
 FIELDS = (

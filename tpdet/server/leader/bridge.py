@@ -14,6 +14,7 @@ import msgspec
 import zmq
 
 from tpdet.errors import (
+    AuditUnavailableError,
     CheckpointError,
     NotFoundError,
     NotPermittedError,
@@ -27,7 +28,13 @@ from tpdet.errors import (
 from tpdet.requests.answer.prompt_scores import messages_of
 from tpdet.requests.body.limits import MAX_MESSAGE_BYTES, MAX_ROUTED_BYTES
 from tpdet.requests.engine_facts import EngineFacts
-from tpdet.requests.request import PromptOutput, RequestFailed, TokenOutput, with_seed
+from tpdet.requests.request import (
+    PooledOutput,
+    PromptOutput,
+    RequestFailed,
+    TokenOutput,
+    with_seed,
+)
 from tpdet.server.leader.http_child import HttpProcess
 from tpdet.server.wire import load_bounds, protocol
 from tpdet.server.wire.request_ids import process_of
@@ -38,7 +45,7 @@ if TYPE_CHECKING:
 STATUS_SECONDS = 0.5
 DEATH_SECONDS = 2.0
 FLUSH_SECONDS = 6.0
-Output = TokenOutput | PromptOutput | RequestFailed
+Output = TokenOutput | PromptOutput | RequestFailed | PooledOutput
 Message = TypeVar("Message", bound=msgspec.Struct)
 
 
@@ -147,6 +154,7 @@ class Bridge:
         # The first of either ends the server: as long as it can be asked there was none.
         self._more: dict[str, float] = {"plan_digest_mismatches": 0, "page_version_conflicts": 0}
         self.state = "accepting"
+        self._calls: list[tuple[HttpLink, protocol.Control]] = []
 
     def open(
         self, start: EngineFacts, listen: Callable[[], None], tick: Callable[[], None]
@@ -187,7 +195,14 @@ class Bridge:
                 self._submit(engine, link, message)
             elif isinstance(message, protocol.Abort):
                 engine.abort(message.request_id, message.choice)
+            elif isinstance(message, protocol.Control):
+                self._calls.append((link, message))
         return any(not isinstance(message, protocol.Ping) for _, message in found)
+
+    def take_calls(self) -> list[tuple[HttpLink, protocol.Control]]:
+        """The control calls that came since the last time, each with whom to answer."""
+        calls, self._calls = self._calls, []
+        return calls
 
     def deliver(
         self,
@@ -261,9 +276,10 @@ class Bridge:
         seed: int | None = None
         try:
             for request in message.requests:
-                if seed is not None:
+                if seed is not None and request.params.seed is None:
                     request = with_seed(request, seed)
-                seed = engine.submit(request)
+                used = engine.submit(request)
+                seed = used if seed is None else seed
                 queued.append(request.request_id)
         except (RequestError, OverloadedError) as error:
             for request_id in queued:
@@ -287,8 +303,10 @@ def send_step(link: HttpLink, outputs: Sequence[Output], step_seconds: float | N
     """One step's outputs, as one message; more where prompts have scores or experts are many."""
     tokens = tuple([output for output in outputs if type(output) is TokenOutput])
     failed: tuple[RequestFailed, ...] = ()
+    pooled: tuple[PooledOutput, ...] = ()
     if len(tokens) < len(outputs):
         failed = tuple([output for output in outputs if isinstance(output, RequestFailed)])
+        pooled = tuple([output for output in outputs if isinstance(output, PooledOutput)])
         prompts = [output for output in outputs if isinstance(output, PromptOutput)]
         for parts in messages_of(prompts):
             link.socket.send(protocol.Prompts(parts))
@@ -296,7 +314,7 @@ def send_step(link: HttpLink, outputs: Sequence[Output], step_seconds: float | N
         *first, tokens = _by_size(tokens)
         for part in first:
             link.socket.send(protocol.Outputs(None, part, ()))
-    link.socket.send(protocol.Outputs(step_seconds, tokens, failed))
+    link.socket.send(protocol.Outputs(step_seconds, tokens, failed, pooled))
 
 
 def _by_size(tokens: tuple[TokenOutput, ...]) -> list[tuple[TokenOutput, ...]]:
@@ -331,7 +349,10 @@ def counters_of(found: msgspec.Struct) -> dict[str, float]:
 
 def start_failure(exit_code: int) -> TpdetError:
     """The HTTP process could not start: its exit code says why, exit.json in its words."""
-    kinds = (UsageError, CheckpointError, NotFoundError, ResourceError, NotPermittedError)
+    kinds = (
+        UsageError, CheckpointError, NotFoundError, ResourceError, AuditUnavailableError,
+        NotPermittedError,
+    )  # fmt: skip
     for kind in kinds:
         if kind.exit_code == exit_code:
             return kind("the HTTP process refused to start; the lines above say why")
@@ -349,7 +370,9 @@ def last_message(error: BaseException) -> protocol.Dead:
     code, detail = getattr(error, "code", TpdetError.code), getattr(error, "public", "")
     more = f": {detail}" if detail else ""
     if code == "drain_timeout":
-        return protocol.Dead("draining", "the server shut down before the answer was finished")
+        return protocol.Dead(
+            "draining", f"the server shut down before the answer was finished{more}"
+        )
     if code == "integrity_error":
         return protocol.Dead(code, f"the engine found its state damaged and stopped{more}")
     return protocol.Dead("engine_dead", f"the engine has stopped{more}")

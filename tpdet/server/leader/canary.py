@@ -11,9 +11,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tpdet.audit.pooled import PooledAssembler, pooled_digest
 from tpdet.audit.replay import replay_digest
 from tpdet.errors import CheckpointError
-from tpdet.requests.request import Request, SamplingParams
+from tpdet.requests.request import PooledOutput, Request, RequestFailed, SamplingParams
 from tpdet.text.outputs import RequestAssembler
 
 if TYPE_CHECKING:
@@ -40,8 +41,9 @@ class Canary:
         self._engine, self._interval = engine, interval
         self._begun_at, self._count = time.monotonic(), 0
         self._seconds = 0.0  # that the last answer took
-        self._running: RequestAssembler | None = None
+        self._running: RequestAssembler | PooledAssembler | None = None
         self._reference: str | None = None
+        self._learns = False
         self._failure = ""
         self.mismatches = 0
 
@@ -83,6 +85,12 @@ class Canary:
         if not self._interval or self._engine.approximate:
             self._reference = None
 
+    def forget(self) -> None:
+        """Let the next run's answer be the one to compare with: other weights serve."""
+        self.abandon()
+        self._reference, self._failure = None, ""
+        self._learns = self._interval > 0.0 and not self._engine.approximate
+
     def _try(self) -> None:
         self._failure = ""
         self._begin()
@@ -99,7 +107,8 @@ class Canary:
         """Queue the request when its time has come and the engine has nothing else to do."""
         pause = max(self._interval, self._seconds / MOST_SHARE)
         due = self._interval > 0.0 and time.monotonic() - self._begun_at >= pause
-        compares = self._reference is not None and not self._engine.approximate
+        known = self._reference is not None or self._learns
+        compares = known and not self._engine.approximate
         if due and compares and not self._engine.has_work:
             self._begin()
 
@@ -116,14 +125,19 @@ class Canary:
             return others
         for output in outputs:
             if output.request_id == self._running.request.request_id:
-                self._running.push(output)
+                if isinstance(self._running, PooledAssembler):
+                    assert isinstance(output, PooledOutput | RequestFailed)
+                    self._running.push(output)
+                else:
+                    assert not isinstance(output, PooledOutput)
+                    self._running.push(output)
         if self._running.finished:
             self._seconds = time.monotonic() - self._begun_at
             if self._reference is None and self._running.failure is not None:
                 self._failure = self._running.failure.code
             elif not self._running.approximate:
                 self._compare(self._running)
-            self._running = None
+            self._running, self._learns = None, False
         return others
 
     def _begin(self) -> None:
@@ -134,10 +148,15 @@ class Canary:
             self._engine.model_config.vocab_size,
             self._engine.max_model_len,
         )
-        self._running = RequestAssembler(request, None)
+        pooler = self._engine.pooler
+        if pooler is None:
+            self._running = RequestAssembler(request, None)
+        else:
+            request = pooler.resolved(pooler.of(request))
+            self._running = PooledAssembler(request)
         self._engine.submit(request)
 
-    def _compare(self, found: RequestAssembler) -> None:
+    def _compare(self, found: RequestAssembler | PooledAssembler) -> None:
         digest = self._digest(found)
         if self._reference is None:
             self._reference = digest
@@ -150,13 +169,22 @@ class Canary:
                 self._reference,
             )
 
-    def _digest(self, found: RequestAssembler) -> str:
+    def _digest(self, found: RequestAssembler | PooledAssembler) -> str:
         if found.failure is not None:
             return f"none, it failed with {found.failure.code}"
-        runner = self._engine.runner
+        runner, pooler = self._engine.runner, self._engine.pooler
+        if isinstance(found, PooledAssembler):
+            assert found.output is not None and pooler is not None
+            names = runner.contracts.strict, runner.model_digest, pooler.digest
+            return pooled_digest(found.request, found.output.values, *names)
         choices = [[choice.logprobs for choice in found.answer().choices]]
         return replay_digest(
-            [found.request], choices, SEED, runner.contracts.strict, runner.model_digest
+            [found.request],
+            choices,
+            SEED,
+            runner.contracts.strict,
+            runner.model_digest,
+            logprobs_mode=self._engine.config.logprobs_mode,
         )
 
 

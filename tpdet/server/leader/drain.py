@@ -39,11 +39,35 @@ class Drain:
                 name = signal.Signals(self._signals.requested or signal.SIGTERM).name
                 _log.info("draining after %s: running requests get %g s", name, self._timeout)
 
+    def look_from_update(self, engine: "Engine") -> None:
+        """Look while a weight update waits for its sender, which may be silent for long.
+
+        Raises DrainTimeoutError past the drain's time, and as `look`.
+        """
+        self.look(engine)
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise DrainTimeoutError(
+                f"a weight update still waited for its sender {self._timeout:g} s after the stop "
+                "signal: stop the sender first, or raise --drain-timeout"
+            )
+
     def force_if_overdue(self, engine: "Engine") -> None:
-        """Raise DrainTimeoutError when requests still run past the drain's time."""
-        if self._deadline is not None and time.monotonic() > self._deadline and engine.has_work:
-            found = engine.statistics()
-            count = found.requests_running + found.requests_waiting
+        """Raise DrainTimeoutError when requests still run past the drain's time.
+
+        Where an update has left the weights incomplete they cannot end, and get no time.
+        """
+        if self._deadline is None or not engine.has_work:
+            return
+        found = engine.statistics()
+        count = found.requests_running + found.requests_waiting
+        if engine.weights.state == "torn":
+            error = DrainTimeoutError(
+                f"{count} requests waited for weights, and those here are incomplete: bring them "
+                "all, or end the requests by /abort_requests, before the server is stopped"
+            )
+            error.public = "its weights are incomplete"
+            raise error
+        if time.monotonic() > self._deadline:
             raise DrainTimeoutError(
                 f"{count} requests still ran {self._timeout:g} s after the stop signal: raise "
                 "--drain-timeout to let them finish"

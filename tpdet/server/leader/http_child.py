@@ -15,12 +15,16 @@ from tpdet.server.wire.process_config import ProcessConfig
 BACKLOG = 2048
 
 
-def bind_port(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet. Raises ResourceError if the port is taken."""
+def bind_port(host: str, port: int, flag: str = "--port") -> socket.socket:
+    """A bound socket that does not listen yet. Raises ResourceError if the port is taken.
+
+    flag: the one that names the port.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise UsageError(f"--host {host} is no address of this machine: {error}") from error
+        named = "--host" if flag == "--port" else flag
+        raise UsageError(f"{named} {host} is no address of this machine: {error}") from error
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     # Else a port stays closed for a minute after a server that had open connections.
@@ -32,17 +36,17 @@ def bind_port(host: str, port: int) -> socket.socket:
         raise ResourceError(f"port {port} needs privileges: choose one above 1023") from error
     except OSError as error:
         listener.close()
-        raise _taken(host, port, error) from error
+        raise _taken(host, port, error, flag) from error
     return listener
 
 
-def listen(listener: socket.socket) -> None:
+def listen(listener: socket.socket, flag: str = "--port") -> None:
     """Open the port. Raises ResourceError if another server was faster."""
     try:
         listener.listen(BACKLOG)
     except OSError as error:
         host, port = listener.getsockname()[:2]
-        raise _taken(host, port, error) from error
+        raise _taken(host, port, error, flag) from error
 
 
 def url_of(listener: socket.socket) -> str:
@@ -52,10 +56,10 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _taken(host: str, port: int, error: OSError) -> ResourceError:
+def _taken(host: str, port: int, error: OSError, flag: str) -> ResourceError:
     return ResourceError(
         f"{host}:{port} cannot be listened on ({os.strerror(error.errno or 0)}): stop what uses "
-        "it, or choose another --port (0 takes a free one)"
+        f"it, or choose another {flag} (0 takes a free one)"
     )
 
 
@@ -63,10 +67,12 @@ class HttpProcess:
     """A process, started at once. Its standard input stays open as long as this one lives."""
 
     def __init__(self, config: ProcessConfig) -> None:
+        inherited = [config.socket, config.admin_socket, config.tallies]
+        inherited += [] if config.audit is None else config.audit.sockets
         self._process = subprocess.Popen(
             python_command("-m", "tpdet.server.front.process"),
             stdin=subprocess.PIPE,
-            pass_fds=(config.socket, config.tallies),
+            pass_fds=[fd for fd in inherited if fd >= 0],
             env=python_environment() | {"PYTHONUNBUFFERED": "1"},
         )
         assert self._process.stdin is not None

@@ -68,11 +68,11 @@ class Reload:
             self._answer(75, "refused", why)
 
     def go_on(self) -> bool:
-        """Load once no client's request runs; True if loading was tried. Called each round."""
+        """Load once no client's request can run; True if loading was tried. Called each round."""
         if self._wanted is None:
             return False
         self._canary.abandon()
-        if not self._engine.has_work:
+        if not self._engine.has_work or not self._engine.weights.usable:
             self._load(self._wanted.model or self._engine.config.model)
             return True
         if time.monotonic() > self._deadline:
@@ -90,7 +90,10 @@ class Reload:
             self._answer(error.exit_code, error.code, str(error))
             return
         try:
-            self._canary.renew()
+            if engine.has_work:  # held up by torn weights: nothing may be answered before them
+                self._canary.forget()
+            else:
+                self._canary.renew()
         except CheckpointError as error:
             self._announce()
             what = "the server takes no requests until other weights are loaded"

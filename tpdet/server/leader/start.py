@@ -1,15 +1,19 @@
 """Starts the HTTP process from rank 0: the port first, so that a taken one is refused early."""
 
+import itertools
 import logging
 import os
+import platform
 import socket
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from tpdet.checkpoint.model_config.expert_load import route_shape
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.launch.host.listeners import listeners
 from tpdet.launch.life.lifecycle import end_start
@@ -24,9 +28,11 @@ from tpdet.server.leader.bridge import Bridge, EngineSocket, HttpLink
 from tpdet.server.leader.http_child import HttpProcess
 from tpdet.server.settings.keys import read_key_file
 from tpdet.server.settings.settings import ServerConfig, Settings
-from tpdet.server.wire.process_config import ProcessConfig
+from tpdet.server.wire.process_config import AuditConfig, BatchConfig, ProcessConfig
 
 if TYPE_CHECKING:
+    import torch
+
     from tpdet.engine import Engine
 
 
@@ -39,10 +45,11 @@ class Port:
 
     listener: socket.socket
     url: str
+    flag: str = "--port"
 
     def listen(self) -> None:
         """Open it. Raises ResourceError if another server was faster."""
-        http_child.listen(self.listener)
+        http_child.listen(self.listener, self.flag)
 
 
 def acting_at_start(
@@ -78,7 +85,34 @@ def open_port(config: ServerConfig) -> Port:
     return Port(listener, http_child.url_of(listener))
 
 
-def open_bridge(settings: Settings, run: RunDirectory, port: Port, signals: StopSignals) -> Bridge:
+def listen_on(ports: Sequence[Port]) -> None:
+    """Open the ports. Raises ResourceError if another server was faster."""
+    for port in ports:
+        port.listen()
+
+
+def open_admin_port(config: ServerConfig) -> Port | None:
+    """Take the port of the admin listener, if there is to be one. Raises as `open_port`."""
+    if config.admin_address is None:
+        return None
+    listener = http_child.bind_port(*config.admin_address, "--admin-listen")
+    port = Port(listener, http_child.url_of(listener), "--admin-listen")
+    asks = "asks for the admin key" if config.admin_asks else "asks for no key"
+    _log.warning(
+        "the admin listener %s has data and control routes and %s: it bypasses the API keys",
+        port.url,
+        asks,
+    )
+    return port
+
+
+def open_bridge(
+    settings: Settings,
+    run: RunDirectory,
+    port: Port,
+    signals: StopSignals,
+    admin: Port | None = None,
+) -> Bridge:
     """Start the HTTP processes beside the loading of the weights.
 
     Raises ResourceError and UsageError for what they cannot use.
@@ -103,17 +137,30 @@ def open_bridge(settings: Settings, run: RunDirectory, port: Port, signals: Stop
         step_timeout=settings.engine.step_timeout,
         created=int(time.time()),
         key_digests=_key_digests(settings),
+        admin_digests=_admin_digests(settings.server),
+        admin_socket=-1 if admin is None else admin.listener.fileno(),
+        admin_host=""
+        if settings.server.admin_address is None
+        else settings.server.admin_address[0],
+        admin_asks=settings.server.admin_asks,
         log_access=not settings.server.disable_uvicorn_access_log,
         log_statistics=not settings.server.disable_log_stats,
         batch_swing_alarm=settings.batch_swing_alarm,
         reasoning_parser=settings.server.reasoning_parser,
+        tool_call_parser=settings.server.tool_call_parser,
+        weight_senders=bool(settings.server.senders),
+        answer_cache=settings.server.answer_cache,
+        answer_cache_bytes=settings.server.answer_cache_bytes,
+        batches=_batches(settings),
     )
     links: list[HttpLink] = []
-    for index in range(count):
-        key = new_secret()
-        end = EngineSocket(str(run.path), key, index)
-        named = {"index": index, "engine_address": end.address, "channel_key": key.hex()}
-        links.append(HttpLink(end, HttpProcess(msgspec.structs.replace(common, **named))))
+    with _audits(settings.server) as audits:
+        for index, audit in enumerate(audits):
+            key = new_secret()
+            end = EngineSocket(str(run.path), key, index)
+            named = {"index": index, "engine_address": end.address, "channel_key": key.hex()}
+            own = msgspec.structs.replace(common, **named, audit=audit)
+            links.append(HttpLink(end, HttpProcess(own)))
     os.close(tallies)
     return Bridge(links, settings.engine.step_timeout, signals.fileno())
 
@@ -129,6 +176,15 @@ def start_facts(engine: "Engine", environment: RankEnvironment) -> EngineFacts:
         eos_token_ids=tuple(engine.model_config.eos_token_ids),
         tp=environment.size,
         approximate_fingerprint=engine.runner.fingerprint(approximate=True),
+        dtype=engine.model_config.dtype,
+        weights_number=engine.versions.number,
+        weight_version=engine.versions.version,
+        logprobs_mode=engine.config.logprobs_mode,
+        seed_policy=engine.config.seed_policy,
+        experts_shape=route_shape(engine.model_config),
+        device=_device_name(engine.runner.device),
+        pooling=None if engine.pooler is None else engine.pooler.pooling,
+        pooling_digest="" if engine.pooler is None else engine.pooler.digest,
     )
 
 
@@ -138,6 +194,53 @@ def _key_digests(settings: Settings) -> tuple[str, ...]:
         return (settings.api_key_digest,)
     path = settings.server.api_key_file
     return read_key_file(path) if path is not None else ()
+
+
+@contextmanager
+def _audits(config: ServerConfig) -> Iterator[list[AuditConfig | None]]:
+    """Where the receipts of each HTTP process go; None for none.
+
+    The first one writes all of them. It has a socket from each other one, which is theirs alone
+    once this process has closed its own ends.
+    """
+    if config.audit_dir is None or config.audit_key is None:
+        yield [None] * config.http_processes
+        return
+    first = AuditConfig(config.audit_dir, config.audit_key, config.audit_policy == "required")
+    pairs = [socket.socketpair() for _ in range(config.http_processes - 1)]
+    others = tuple(here.fileno() for here, _ in pairs)
+    try:
+        yield [
+            msgspec.structs.replace(first, others=others),
+            *(msgspec.structs.replace(first, writer=there.fileno()) for _, there in pairs),
+        ]
+    finally:
+        for end in itertools.chain(*pairs):
+            end.close()
+
+
+def _batches(settings: Settings) -> BatchConfig | None:
+    """Where files and batches lie; None for nowhere."""
+    directory, engine = settings.server.batch_dir, settings.engine
+    if directory is None:
+        return None
+    seats = engine.fixed_batch or engine.max_num_seqs
+    return BatchConfig(directory, settings.server.batch_dir_bytes, seats)
+
+
+def _admin_digests(config: ServerConfig) -> tuple[str, ...]:
+    """The digests of the admin keys; none without a file of them."""
+    path = config.admin_key_file
+    return read_key_file(path, "--admin-key-file") if path is not None else ()
+
+
+def _device_name(device: "torch.device") -> str:
+    """What rank 0 computes on, as its maker or its system calls it."""
+    if device.type == "cpu":
+        return platform.processor() or platform.machine()
+    import torch
+
+    return str(torch.cuda.get_device_name(device))
 
 
 def log_model(name: str, engine: "Engine", environment: RankEnvironment) -> None:

@@ -18,8 +18,8 @@ EVERYDAY = (
 GROUPS = {
     "everyday": EVERYDAY,
     "model and tokenizer": (
-        "revision", "load_format", "tokenizer", "skip_tokenizer_init", "chat_template",
-        "chat_template_date", "reasoning_parser",
+        "task", "revision", "load_format", "tokenizer", "skip_tokenizer_init", "chat_template",
+        "chat_template_date", "reasoning_parser", "tool_call_parser",
     ),
     "memory and batches": (
         "gpu_memory_utilization", "kv_pages", "enable_prefix_caching",
@@ -27,14 +27,19 @@ GROUPS = {
         "max_num_batched_tokens", "fixed_batch", "drafts", "draft_model", "max_queue",
     ),
     "arithmetic (what may change bits)": (
-        "fold_order", "row_layers", "leaves", "approximate", "on_slowdown", "max_slowdown", "seed",
+        "fold_order", "row_layers", "leaves", "logprobs_mode", "approximate", "on_slowdown",
+        "max_slowdown", "seed", "seed_policy",
     ),
     "ranks and kernels": (
         "transport", "experts", "share_draws", "enforce_eager", "compile_ahead", "kernel_cache",
         "start_timeout", "step_timeout", "run_secret_file",
     ),
     "operation": (
+        "admin_key_file", "admin_listen", "admin_insecure",
         "run_dir", "http_processes", "drain_timeout", "canary_interval",
+        "weights_root", "weights_peers", "weights_timeout",
+        "audit_dir", "audit_key", "audit_policy",
+        "answer_cache", "answer_cache_bytes", "batch_dir", "batch_dir_bytes",
         "batch_swing_alarm", "disable_log_stats", "disable_uvicorn_access_log", "print_limits",
         "allow_faults",
     ),
@@ -44,12 +49,16 @@ _WORDS = {
     "model": "DIR_OR_NAME", "tokenizer": "DIR_OR_NAME", "host": "ADDRESS", "port": "PORT",
     "served_model_name": "NAME", "api_key_file": "FILE", "run_secret_file": "FILE",
     "chat_template": "FILE", "chat_template_date": "YYYY-MM-DD",
+    "admin_key_file": "FILE", "admin_listen": "HOST:PORT",
     "kernel_cache": "DIR", "draft_model": "DIR", "run_dir": "DIR",
     "max_model_len": "TOKENS",
     "max_num_batched_tokens": "TOKENS", "gpu_memory_utilization": "SHARE", "max_slowdown": "SHARE",
     "batch_swing_alarm": "SHARE", "step_timeout": "SECONDS", "start_timeout": "SECONDS",
     "drain_timeout": "SECONDS", "canary_interval": "SECONDS", "kv_pages": "PAGES",
-    "revision": "NAME",
+    "revision": "NAME", "weights_root": "DIR", "weights_peers": "ADDRESSES",
+    "weights_timeout": "SECONDS", "audit_dir": "DIR", "audit_key": "FILE|URI",
+    "answer_cache": "DIR", "answer_cache_bytes": "BYTES",
+    "batch_dir": "DIR", "batch_dir_bytes": "BYTES",
 }  # fmt: skip
 _KINDS = {int: "N", float: "NUMBER", str: "TEXT"}
 _EPILOG = """\

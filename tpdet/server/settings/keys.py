@@ -17,24 +17,22 @@ MAX_KEY_FILE_BYTES = 1 << 20
 _DIGEST = re.compile(rb"sha256:([0-9a-f]{64})")
 
 
-def read_key_file(path: str) -> tuple[str, ...]:
+def read_key_file(path: str, flag: str = "--api-key-file") -> tuple[str, ...]:
     """SHA-256 (hex) of each key in the file: one key a line, blank and `#` lines skipped.
 
-    A line `sha256:` with 64 hex digits holds a key's digest instead of the key.
+    A line `sha256:` with 64 hex digits holds a key's digest instead of the key. `flag` named it.
 
     Raises NotFoundError, NotPermittedError if it is not ours or others may use it, UsageError if
     it is no file of at most 1 MiB, holds no key, or a key that cannot stand in a header.
     """
-    data = read_private_file(path, "--api-key-file", "one key a line", MAX_KEY_FILE_BYTES)
+    data = read_private_file(path, flag, "one key a line", MAX_KEY_FILE_BYTES)
     lines = [line.strip() for line in data.splitlines()]
     keys = [line for line in lines if line and not line.startswith(b"#")]
     if not keys:
-        raise UsageError("--api-key-file holds no key: one key a line")
+        raise UsageError(f"{flag} holds no key: one key a line")
     for key in keys:
         if not all(33 <= byte <= 126 for byte in key):
-            raise UsageError(
-                "--api-key-file holds a key that is not printable ASCII without blanks"
-            )
+            raise UsageError(f"{flag} holds a key that is not printable ASCII without blanks")
     return tuple(_digest(key) for key in keys)
 
 
@@ -65,10 +63,16 @@ class KeyRing:
         """
         if not self._digests:
             return ""
-        scheme, _, key = (authorization or b"").partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
-        found = None
+        key = bearer_key(authorization)
+        digest = hashlib.sha256(key).digest()
+        matching = None
         for known, salt in zip(self._digests, self._salts, strict=True):
             if hmac.compare_digest(known, digest):
-                found = salt
-        return found if scheme.lower() == b"bearer" else None
+                matching = salt
+        return matching if key else None
+
+
+def bearer_key(authorization: bytes | None) -> bytes:
+    """The key in an Authorization header; empty if it holds none."""
+    scheme, _, key = (authorization or b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else b""

@@ -5,7 +5,6 @@ that each name is written once: `max_model_len` is `--max-model-len`, TPDET_MAX_
 TOML, either spelling.
 """
 
-import ipaddress
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,10 +15,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from tpdet.arguments.command_line import Parser
 from tpdet.arguments.vllm_arguments import REASONING_PARSERS, accept_habit
-from tpdet.config import EngineConfig, validated
+from tpdet.config import EngineConfig, Size, validated
 from tpdet.errors import UsageError
 from tpdet.requests.body.limits import limits_json
 from tpdet.server.settings import flags
+from tpdet.server.settings.addresses import is_loopback, split_address
 from tpdet.server.settings.sources import (
     PREFIX,
     SettingsSource,
@@ -30,11 +30,18 @@ from tpdet.server.settings.sources import (
     read_variables,
     unknown_key,
 )
+from tpdet.text.parsing.families import TOOL_PARSERS
 
 
 def _own_parser(value: object) -> object:
-    """The reasoning parser for vLLM's name of one; anything else unchanged."""
+    """The reasoning parser for another engine's name of one; anything else unchanged."""
     return REASONING_PARSERS.get(value, value) if isinstance(value, str) else value
+
+
+def _own_family(value: object) -> object:
+    """The family for vLLM's or SGLang's name of its parser of calls; anything else unchanged."""
+    family = TOOL_PARSERS.get(value) if isinstance(value, str) else None
+    return value if family is None else family.name
 
 
 class ServerConfig(BaseModel):
@@ -55,15 +62,63 @@ class ServerConfig(BaseModel):
         None, min_length=1, max_length=256, description="name in the API; --model's by default"
     )
     reasoning_parser: Annotated[
-        Literal["off", "auto", "think", "harmony"], BeforeValidator(_own_parser)
+        Literal["off", "auto", "think", "harmony", "text_think"], BeforeValidator(_own_parser)
     ] = Field(
         "off",
         description="what splits the reasoning from the content of chats; think: a block between "
-        "think tags; harmony: gpt-oss's channels; auto: the one whose marks the tokenizer has; "
-        "vLLM's names (qwen3, glm45, deepseek_r1, seed_oss, mistral, openai_gptoss) stand for them",
+        "think tags; harmony: gpt-oss's channels; text_think: think tags that are no tokens; auto: "
+        "the one whose marks the tokenizer has; vLLM's and SGLang's names (qwen3, glm45, "
+        "deepseek_r1, seed_oss, mistral, olmo3, openai_gptoss, gpt-oss) stand for them",
+    )
+    tool_call_parser: Annotated[
+        Literal[
+            "off",
+            "auto",
+            "hermes",
+            "qwen3_coder",
+            "llama3_json",
+            "pythonic",
+            "mistral",
+            "glm",
+            "harmony",
+            "granite",
+            "phi4_mini",
+            "olmo3",
+            "seed_oss",
+        ],
+        BeforeValidator(_own_family),
+    ] = Field(
+        "off",
+        description="what reads the calls of tools in chats; auto: the one whose marks the chat "
+        "template has; vLLM's and SGLang's names (qwen25, qwen3_xml, llama3, glm45, glm47, openai, "
+        "gpt-oss, phi4_mini_json and others) stand for them",
     )
     api_key_file: str | None = Field(
         None, description="file (mode 0600) with one API key a line; without it all is open"
+    )
+    admin_key_file: str | None = Field(
+        None,
+        description="file (mode 0600) with one admin key a line; it opens the control routes "
+        "(pauses, weights) on the port to them",
+    )
+    admin_listen: str | None = Field(
+        None,
+        description="HOST:PORT of a listener of its own that serves data and control routes to "
+        "whoever reaches it, without a key: it bypasses the API keys; loopback only, another "
+        "address needs --admin-key-file, which it then asks for, or --admin-insecure",
+    )
+    admin_insecure: bool = Field(
+        False, description="let --admin-listen take an address that others reach, without a key"
+    )
+    weights_root: str | None = Field(
+        None,
+        description="directory below which weight updates may come from directories; none may "
+        "without it",
+    )
+    weights_peers: str | None = Field(
+        None,
+        description="addresses of the senders that weight updates may come from, with commas "
+        "between them; none may without it",
     )
     run_secret_file: str | None = Field(
         None,
@@ -83,6 +138,26 @@ class ServerConfig(BaseModel):
         "of the time; 0 for never",
     )
 
+    answer_cache: str | None = Field(
+        None,
+        min_length=1,
+        description="directory in which answers are kept, to give a request that is asked again "
+        "the same bits without computing them; one server's alone",
+    )
+    answer_cache_bytes: Size = Field(
+        1 << 30, ge=1, description="bytes of kept answers, at most; the least recently used leave"
+    )
+
+    batch_dir: str | None = Field(
+        None,
+        min_length=1,
+        description="directory of files and batches, which /v1/files and /v1/batches then take; "
+        "one server's alone",
+    )
+    batch_dir_bytes: Size = Field(
+        16 << 30, ge=1, description="bytes of the files in it past which no more are taken"
+    )
+
     batch_swing_alarm: float = Field(
         0.0,
         ge=0.0,
@@ -95,8 +170,86 @@ class ServerConfig(BaseModel):
         False, description="let TPDET_FAULTS break the server on purpose; for tests"
     )
 
+    audit_dir: str | None = Field(
+        None, description="directory that gets a signed receipt of every answer; none without it"
+    )
+    audit_key: str | None = Field(
+        None,
+        description="private key that signs them: a file (mode 0600) that tpdet audit keygen made, "
+        "or a URI of securesystemslib",
+    )
+    audit_policy: Literal["required", "best-effort"] = Field(
+        "required",
+        description="required: an answer whose receipt cannot be made durable is an error (503); "
+        "best-effort: it is given, and counted",
+    )
+
     disable_log_stats: bool = Field(False, description="no line of statistics every 10 seconds")
     disable_uvicorn_access_log: bool = Field(False, description="no log line for each request")
+
+    @property
+    def admin_address(self) -> tuple[str, int] | None:
+        """Host and port of `admin_listen`."""
+        return None if self.admin_listen is None else split_address(self.admin_listen)
+
+    @property
+    def admin_asks(self) -> bool:
+        """Whether the admin listener asks for the admin key, because others reach it."""
+        address = self.admin_address
+        far = address is not None and not is_loopback(address[0])
+        return far and self.admin_key_file is not None and not self.admin_insecure
+
+    @model_validator(mode="after")
+    def _refuse_open_control(self) -> "ServerConfig":
+        if self.admin_listen is None:
+            return self
+        try:
+            host, _ = split_address(self.admin_listen)
+        except ValueError as error:
+            raise ValueError(f"{{admin_listen}} {error}") from None
+        if not (is_loopback(host) or self.admin_key_file or self.admin_insecure):
+            raise ValueError(
+                f"{{admin_listen}} {host} can be reached from other machines: listen on 127.0.0.1, "
+                "give --admin-key-file, or --admin-insecure if nobody else is in that network"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_batches_of_several_processes(self) -> "ServerConfig":
+        if self.batch_dir is not None and self.http_processes > 1:
+            raise ValueError(
+                f"{{http_processes}} {self.http_processes}: one process works on batches: leave it "
+                "or {batch_dir} out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_receipts_that_cannot_be_signed(self) -> "ServerConfig":
+        if (self.audit_dir is None) != (self.audit_key is None):
+            names = ("dir", "key") if self.audit_dir else ("key", "dir")
+            raise ValueError("{{audit_{}}} wants {{audit_{}}} too: give both".format(*names))
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_closed_weights(self) -> "ServerConfig":
+        for name in ("weights_root", "weights_peers"):
+            closed = self.admin_listen is None and self.admin_key_file is None
+            if getattr(self, name) is not None and closed:
+                raise ValueError(
+                    f"{{{name}}} is for control routes, and none is open: give --admin-listen or "
+                    "--admin-key-file, too"
+                )
+        if self.weights_peers is not None and not self.senders:
+            raise ValueError(
+                f"{{weights_peers}} {self.weights_peers!r} names no address: give one such as "
+                "127.0.0.1"
+            )
+        return self
+
+    @property
+    def senders(self) -> tuple[str, ...]:
+        """The addresses of `weights_peers`."""
+        return tuple(filter(None, (self.weights_peers or "").replace(" ", "").split(",")))
 
 
 class WorldConfig(BaseModel):
@@ -125,8 +278,8 @@ class WorldConfig(BaseModel):
 MODELS = (EngineConfig, ServerConfig, WorldConfig)
 SETTINGS = {name: field for model in MODELS for name, field in model.model_fields.items()}
 FILE_ONLY = ("nodes",)
-FLAG_ONLY = ("allow_faults",)
-"""A stray variable must not be able to break a server."""
+FLAG_ONLY = ("allow_faults", "admin_insecure")
+"""A stray variable must not be able to break a server, or to open it."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +360,7 @@ def load_settings(
     engine = validated(EngineConfig, part(EngineConfig), spell)
     server = validated(ServerConfig, part(ServerConfig), spell)
     world = validated(WorldConfig, part(WorldConfig), spell)
-    if key is None and server.api_key_file is None and not _is_loopback(server.host):
+    if key is None and server.api_key_file is None and not is_loopback(server.host):
         raise UsageError(
             f"{spell('host')} {server.host} can be reached from other machines: give "
             "--api-key-file, or set TPDET_API_KEY, or listen on 127.0.0.1"
@@ -274,10 +427,3 @@ def _key_that_counts(
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

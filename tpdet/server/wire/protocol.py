@@ -7,8 +7,8 @@ standard input; it is not the run secret, so that a process which faces clients 
 the ranks would obey.
 
 Order of a life: Hello (HTTP is able to serve) -> EngineFacts (the engine is ready) -> Serving (the
-port accepts) -> Submit, Abort, Ping against Accepted, Refused, Prompts, Outputs, Status -> Stop or
-Dead -> the HTTP process ends.
+port accepts) -> Submit, Abort, Control, Ping against Accepted, Refused, Prompts, Outputs,
+Controlled, Status -> Stop or Dead -> the HTTP process ends.
 """
 
 from typing import Generic, TypeVar
@@ -20,7 +20,7 @@ from tpdet.errors import IntegrityError, UsageError
 from tpdet.requests.answer.prompt_scores import PromptPart
 from tpdet.requests.body.limits import MAX_MESSAGE_BYTES
 from tpdet.requests.engine_facts import EngineFacts
-from tpdet.requests.request import Request, RequestFailed, TokenOutput
+from tpdet.requests.request import PooledOutput, Request, RequestFailed, TokenOutput
 
 # sockaddr_un holds 108 bytes with the terminating zero.
 MAX_SOCKET_PATH_BYTES = 107
@@ -33,6 +33,11 @@ REFUSALS = {
     "unusable": ("engine_dead", "the model's weights cannot answer: it takes no requests"),
     "damaged": ("engine_dead", "the server's page tables are damaged: it takes no requests"),
     "reloading": ("draining", "the server is loading other weights: try again"),
+    "incomplete": (
+        "weights_incomplete",
+        "the weights are incomplete: no answer until an update or a reload has brought all",
+    ),
+    "paused": ("paused", "the server is paused: try again once it is resumed"),
 }
 
 
@@ -49,8 +54,8 @@ class Serving(msgspec.Struct, frozen=True, tag="serving"):
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """HTTP to engine: the prompts of one HTTP request, admitted together or not at all.
 
-    If the first request's seed is None the engine chooses one, and all of the group use it: one
-    seed replays the whole answer.
+    If the first request's seed is None the engine chooses one, and all of the group without one
+    use it.
     """
 
     group_id: str
@@ -64,12 +69,20 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     choice: int | None = None
 
 
+class Control(msgspec.Struct, frozen=True, tag="control"):
+    """HTTP to engine: do what a control route asks for; `body` is JSON of the verb's fields."""
+
+    call_id: int
+    verb: str
+    body: bytes
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """HTTP to engine, every second: the HTTP process is not stuck."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
-    """Engine to HTTP: the group is queued under this seed."""
+    """Engine to HTTP: the group is queued, its first request under this seed."""
 
     group_id: str
     seed: int
@@ -90,8 +103,8 @@ class Prompts(msgspec.Struct, frozen=True, tag="prompts"):
     parts: tuple[PromptPart, ...]
 
 
-class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """Engine to HTTP: tokens and failures of one step.
+class Outputs(msgspec.Struct, frozen=True, tag="outputs", omit_defaults=True):
+    """Engine to HTTP: tokens, failures and pooled answers of one step.
 
     Of several HTTP processes each gets those of its own requests, and the first hears of every
     step, with its `step_seconds`.
@@ -100,6 +113,7 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
     step_seconds: float | None
     tokens: tuple[TokenOutput, ...]
     failed: tuple[RequestFailed, ...]
+    pooled: tuple[PooledOutput, ...] = ()
 
 
 class Status(msgspec.Struct, frozen=True, tag="status"):
@@ -116,6 +130,14 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     counters: dict[str, float]
 
 
+class Controlled(msgspec.Struct, frozen=True, tag="controlled"):
+    """Engine to HTTP: a control call is done or refused; `status` is HTTP's, `body` JSON."""
+
+    call_id: int
+    status: int
+    body: bytes
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Engine to HTTP: every request is finished; flush the answers and end with 0."""
 
@@ -127,8 +149,8 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
     message: str
 
 
-ToEngine = Hello | Serving | Submit | Abort | Ping
-ToHttp = EngineFacts | Accepted | Refused | Prompts | Outputs | Status | Stop | Dead
+ToEngine = Hello | Serving | Submit | Abort | Control | Ping
+ToHttp = EngineFacts | Accepted | Refused | Prompts | Outputs | Controlled | Status | Stop | Dead
 
 _encoder = msgspec.msgpack.Encoder()
 Sent = TypeVar("Sent")

@@ -93,6 +93,8 @@ def _plain(target: Sequence) -> Sequence:
         min_tokens=0,
         logprobs=None,
         prompt_logprobs=None,
+        prompt_logprobs_last_n=None,
+        logprob_token_ids=(),
         presence_penalty=0.0,
         frequency_penalty=0.0,
         repetition_penalty=1.0,

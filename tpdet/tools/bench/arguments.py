@@ -1,27 +1,17 @@
-"""The benchmarks of `tpdet bench` and their flags, as data; running one imports its module."""
+"""The benchmarks of `tpdet bench` and their flags, as data."""
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from tpdet.arguments.command_line import number, results_file, whole_number
+from tpdet.arguments.command_line import results_file
+from tpdet.arguments.flags import Flag, add_command, choice, count, figure, file, flag, later
 from tpdet.checkpoint.model_config.known_shapes import SHAPES
 from tpdet.client.engine_settings import add_engine_settings
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS
 
 _MODEL_SHAPES = "qwen3-8b,llama-3-70b"
-
-
-@dataclass(frozen=True)
-class Flag:
-    """One flag, or a positional argument: its names and what argparse's `add_argument` takes."""
-
-    names: tuple[str, ...]
-    options: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -36,50 +26,26 @@ class Benchmark:
     """Whether it takes the engine's settings too."""
 
 
-def _flag(*names: str, **options: Any) -> Flag:
-    return Flag(names, options)
-
-
-def _text(name: str, default: str, text: str) -> Flag:
-    return Flag((name,), {"default": default, "help": text})
-
-
-def _choice(name: str, default: str, *others: str, **options: Any) -> Flag:
-    return _flag(name, default=default, choices=[default, *others], **options)
-
-
-def _count(name: str, default: int | None, text: str) -> Flag:
-    return _flag(name, type=whole_number, default=default, help=text)
-
-
-def _number(name: str, default: float | None, text: str) -> Flag:
-    return _flag(name, type=number, default=default, help=text)
-
-
-def _file(name: str, text: str) -> Flag:
-    return _flag(name, type=Path, metavar="FILE", help=text)
-
-
 _JSON = "end with the run as one line of JSON (default: where standard output is no terminal)"
 _RESULTS = (
-    _flag("--output", type=results_file,
-          help="results file (JSON) to append to, or a directory that holds them by GPU"),
-    _flag("--json", action=argparse.BooleanOptionalAction, default=None, help=_JSON),
+    flag("--output", "results file (JSON) to append to, or a directory that holds them by GPU",
+         type=results_file),
+    flag("--json", _JSON, action=argparse.BooleanOptionalAction, default=None),
 )  # fmt: skip
 _ADDED = "order in which leaf sums are added"
-_FOLD_ORDER = _flag("--fold-order", default=DEFAULT_FOLD_ORDER, choices=FOLD_ORDERS, help=_ADDED)
+_FOLD_ORDER = flag("--fold-order", _ADDED, default=DEFAULT_FOLD_ORDER, choices=FOLD_ORDERS)
 _MODEL = (
     *_RESULTS,
-    _flag("model", help="Hugging Face directory or hub name"),
-    _text("--tp", "1", "tensor-parallel sizes, a list such as 1,2,4"),
+    flag("model", "Hugging Face directory or hub name"),
+    flag("--tp", "tensor-parallel sizes, a list such as 1,2,4", default="1"),
 )
 _ENGINE = (
     *_MODEL,
-    _flag("--budget", dest="max_num_batched_tokens", metavar="TOKENS",
-          help="the same as --max-num-batched-tokens"),
+    flag("--budget", "the same as --max-num-batched-tokens", dest="max_num_batched_tokens",
+         metavar="TOKENS"),
 )  # fmt: skip
 """Besides the settings of `LLM`, each with its default there."""
-_SHAPES = _text("--model-shape", _MODEL_SHAPES, f"a list of {', '.join(sorted(SHAPES))}")
+_SHAPES = flag("--model-shape", f"a list of {', '.join(sorted(SHAPES))}", default=_MODEL_SHAPES)
 _URL = "http://127.0.0.1:8000"
 _OUR_KEY = "(default: the key in TPDET_API_KEY or VLLM_API_KEY)"
 
@@ -88,137 +54,137 @@ def _kernel(sizes: str) -> tuple[Flag, ...]:
     """The flags of a kernel's benchmark at these tensor-parallel sizes by default."""
     return (
         *_RESULTS,
-        _text("--tp", sizes, "shards as of these tensor-parallel sizes"),
-        _count("--repeats", 9, "replays; the median counts"),
+        flag("--tp", "shards as of these tensor-parallel sizes", default=sizes),
+        count("--repeats", "replays; the median counts", default=9),
     )
 
 
 BENCHMARKS = (
     Benchmark("latency", "latency", "ms a decode step, prompt tokens/s of prefill", (
         *_ENGINE,
-        _text("--batch", "1,16", "decode batch sizes"),
-        _flag("--context", "--prompt-tokens", default="128", help="prompt lengths before decoding"),
-        _text("--prefill-tokens", "1024", "prompt lengths of prefill"),
-        _count("--prefill-prompts", 4, "prompts prefilled together"),
-        _count("--steps", 16, "decode steps timed"),
+        flag("--batch", "decode batch sizes", default="1,16"),
+        flag("--context --prompt-tokens", "prompt lengths before decoding", default="128"),
+        flag("--prefill-tokens", "prompt lengths of prefill", default="1024"),
+        count("--prefill-prompts", "prompts prefilled together", default=4),
+        count("--steps", "decode steps timed", default=16),
     ), engine=True),
     Benchmark("throughput", "throughput", "seconds for many requests submitted at once", (
         *_ENGINE,
-        _count("--requests", 256, "in all"),
-        _text("--input", "64:1024", "prompt tokens, LEAST:MOST"),
-        _count("--generate", 128, "tokens of each answer"),
-        _count("--seed", 0, "of lengths and prompts"),
+        count("--requests", "in all", default=256),
+        flag("--input", "prompt tokens, LEAST:MOST", default="64:1024"),
+        count("--generate", "tokens of each answer", default=128),
+        count("--seed", "of lengths and prompts", default=0),
     ), engine=True),
     Benchmark("generate", "generate",
               "LLM.generate: decode, prefill, a mixed load; beside another engine's", (
         *_ENGINE,
-        _text("--batch", "1,16,64,256", "decode batch sizes"),
-        _count("--prefill-prompts", 16, "prompts prefilled together"),
-        _count("--prefill-tokens", 4096, "tokens of each"),
-        _count("--requests", 256, "of the mixed load"),
-        _text("--input", "64:1023", "its prompt tokens, LEAST:MOST"),
-        _count("--generate", 128, "tokens of each of its answers"),
-        _count("--seed", 0, "of lengths and prompts"),
-        _flag("--peer", type=Path, action="append", metavar="FILE",
-              help="figures of another engine, a file a size: scripts/vllm_generate.py"),
+        flag("--batch", "decode batch sizes", default="1,16,64,256"),
+        count("--prefill-prompts", "prompts prefilled together", default=16),
+        count("--prefill-tokens", "tokens of each", default=4096),
+        count("--requests", "of the mixed load", default=256),
+        flag("--input", "its prompt tokens, LEAST:MOST", default="64:1023"),
+        count("--generate", "tokens of each of its answers", default=128),
+        count("--seed", "of lengths and prompts", default=0),
+        file("--peer", "figures of another engine, a file a size: scripts/vllm_generate.py",
+             action="append"),
     ), engine=True),
     Benchmark("drafts", "drafts", "steps and tokens/s with drafters, synthetic ones and on text", (
         *_ENGINE,
-        _choice("--cases", "all", "synthetic", "text", help="what is measured"),
-        _text("--batch", "1,16", "batch sizes of synthetic drafts"),
-        _text("--acceptance", "0,0.5,0.8,1", "shares of them that are right"),
-        _count("--context", 128, "prompt tokens of each request with them"),
-        _count("--generate", 128, "tokens of each answer"),
-        _count("--repeats", 2, "runs; the fastest counts"),
-        _count("--seed", 0, "of prompts, answers and drafts"),
+        choice("--cases", "what is measured", "all", "synthetic", "text"),
+        flag("--batch", "batch sizes of synthetic drafts", default="1,16"),
+        flag("--acceptance", "shares of them that are right", default="0,0.5,0.8,1"),
+        count("--context", "prompt tokens of each request with them", default=128),
+        count("--generate", "tokens of each answer", default=128),
+        count("--repeats", "runs; the fastest counts", default=2),
+        count("--seed", "of prompts, answers and drafts", default=0),
     ), engine=True),
     Benchmark("serve", "serve", "load a running OpenAI-compatible server; vLLM's JSON keys", (
         *_RESULTS,
-        _flag("--base-url", "--url", default=_URL, metavar="URL", help="its address"),
-        _flag("--model", help="served name; the server's first if unset"),
-        _file("--api-key-file", f"its first key is sent {_OUR_KEY}"),
-        _count("--tp", None, "the server's size, for the results file only"),
-        _count("--requests", 64, "in all"),
-        _number("--rate", None, "requests a second, at random (default: all at once)"),
-        _count("--concurrency", None, "requests at a time, at most"),
-        _text("--input", "128", "prompt tokens, N or LEAST:MOST"),
-        _count("--generate", 64, "tokens of each answer"),
-        _number("--temperature", 0.0, "0 is greedy"),
-        _count("--vocabulary", 1000, "prompt ids are below it"),
-        _count("--seed", 0, "of prompts and arrivals"),
-        _number("--timeout", 600.0, "seconds for one request"),
+        flag("--base-url --url", "its address", default=_URL, metavar="URL"),
+        flag("--model", "served name; the server's first if unset"),
+        file("--api-key-file", f"its first key is sent {_OUR_KEY}"),
+        count("--tp", "the server's size, for the results file only"),
+        count("--requests", "in all", default=64),
+        figure("--rate", "requests a second, at random (default: all at once)"),
+        count("--concurrency", "requests at a time, at most"),
+        flag("--input", "prompt tokens, N or LEAST:MOST", default="128"),
+        count("--generate", "tokens of each answer", default=64),
+        figure("--temperature", "0 is greedy", default=0.0),
+        count("--vocabulary", "prompt ids are below it", default=1000),
+        count("--seed", "of prompts and arrivals", default=0),
+        figure("--timeout", "seconds for one request", default=600.0),
     )),
     Benchmark("peer", "peer",
               "this server beside any OpenAI-compatible one, by the same requests in turn", (
         *_RESULTS,
-        _flag("--peer-url", required=True, metavar="URL", help="the other server's address"),
-        _flag("--url", default=_URL, metavar="URL", help="our server's"),
-        _flag("--peer-name", help="such as 'vLLM 0.26.0'; what the server says if unset"),
-        _flag("--model", help="served name; the first of our server if unset"),
-        _flag("--peer-model", help="its name at the peer; the first there if unset"),
-        _file("--api-key-file", f"its first key is sent to our server {_OUR_KEY}"),
-        _file("--peer-api-key-file",
+        flag("--peer-url", "the other server's address", required=True, metavar="URL"),
+        flag("--url", "our server's", default=_URL, metavar="URL"),
+        flag("--peer-name", "such as 'vLLM 0.26.0'; what the server says if unset"),
+        flag("--model", "served name; the first of our server if unset"),
+        flag("--peer-model", "its name at the peer; the first there if unset"),
+        file("--api-key-file", f"its first key is sent to our server {_OUR_KEY}"),
+        file("--peer-api-key-file",
               "its first key is sent to the peer; no variable is read for it"),
-        _count("--tp", None, "the servers' size, for the results file only"),
-        _text("--concurrency", "1,16,64,256", "requests at a time, a list"),
-        _count("--requests", None, "at each; three a reader and at least 8 if unset"),
-        _count("--turns", 2, "loads of each server at each concurrency"),
-        _text("--input", "512", "prompt tokens, N or LEAST:MOST"),
-        _count("--generate", 128, "tokens of each answer"),
-        _count("--vocabulary", 1000, "prompt ids are below it"),
-        _count("--seed", 0, "of prompts"),
-        _number("--timeout", 600.0, "seconds for one request"),
+        count("--tp", "the servers' size, for the results file only"),
+        flag("--concurrency", "requests at a time, a list", default="1,16,64,256"),
+        count("--requests", "at each; three a reader and at least 8 if unset"),
+        count("--turns", "loads of each server at each concurrency", default=2),
+        flag("--input", "prompt tokens, N or LEAST:MOST", default="512"),
+        count("--generate", "tokens of each answer", default=128),
+        count("--vocabulary", "prompt ids are below it", default=1000),
+        count("--seed", "of prompts", default=0),
+        figure("--timeout", "seconds for one request", default=600.0),
     )),
     Benchmark("host", "host", "rank 0's processor time in a decode step, part by part", (
         *_MODEL,
-        _choice("--load-format", "auto", "dummy", help="dummy: random weights"),
-        _choice("--device", "auto", "cpu", "cuda", help="on the CPU no model is run"),
-        _count("--batch", 256, "sequences that decode"),
-        _count("--context", 512, "prompt tokens of each"),
-        _count("--steps", 64, "decode steps timed"),
-        _number("--temperature", 0.0, "0 is greedy"),
-        _number("--top-p", 1.0, "1 is off"),
+        choice("--load-format", "dummy: random weights", "auto", "dummy"),
+        choice("--device", "on the CPU no model is run", "auto", "cpu", "cuda"),
+        count("--batch", "sequences that decode", default=256),
+        count("--context", "prompt tokens of each", default=512),
+        count("--steps", "decode steps timed", default=64),
+        figure("--temperature", "0 is greedy", default=0.0),
+        figure("--top-p", "1 is off", default=1.0),
     )),
     Benchmark("gemm", "kernels.gemm", "matrix products beside torch's linear", (
         *_kernel("1,2,4"),
         _SHAPES,
         _FOLD_ORDER,
-        _text("--rows", "1,8,16,32,64,128,256,512,1024,4096", "a list"),
+        flag("--rows", "a list", default="1,8,16,32,64,128,256,512,1024,4096"),
     )),
     Benchmark("experts", "kernels.experts",
               "experts of a layer, whole on ranks and cut over them", (
         *_kernel("1,2,4"),
-        _text("--model-shape", "qwen3-30b-a3b", "mixtures, a list"),
+        flag("--model-shape", "mixtures, a list", default="qwen3-30b-a3b"),
         _FOLD_ORDER,
-        _text("--rows", "1,16,64,256,2048,8192", "a list"),
-        _number("--skew", 0.0, "odds of expert i: (1 + i) ** -SKEW"),
+        flag("--rows", "a list", default="1,16,64,256,2048,8192"),
+        figure("--skew", "odds of expert i: (1 + i) ** -SKEW", default=0.0),
     )),
     Benchmark("attention", "kernels.attention", "prefill beside cuDNN's attention, decode", (
         *_kernel("1,4"),
         _SHAPES,
-        _text("--decode", "1:8192,16:8192,64:2048,256:512,1:32768", "BATCH:CONTEXT pairs"),
-        _text("--prefill", "1:4096,2:4096,1:16384", "PROMPTS:LENGTH"),
+        flag("--decode", "BATCH:CONTEXT pairs", default="1:8192,16:8192,64:2048,256:512,1:32768"),
+        flag("--prefill", "PROMPTS:LENGTH", default="1:4096,2:4096,1:16384"),
     )),
     Benchmark("sampler", "kernels.sampler", "sampling tokens beside torch's way", (
         *_kernel("1,4"),
-        _count("--vocabulary", 151_936, "its tokens"),
-        _text("--batch", "1,16,64,256", "rows, a list"),
+        count("--vocabulary", "its tokens", default=151_936),
+        flag("--batch", "rows, a list", default="1,16,64,256"),
     )),
     Benchmark("allreduce", "exchange", "the exchange between ranks beside NCCL's", (
         *_kernel("2"),
-        _count("--hidden", 4096, "values of a row"),
+        count("--hidden", "values of a row", default=4096),
         _FOLD_ORDER,
-        _text("--kilobytes", "8,32,128,512,2048,8192,32768,131072", "of the bf16 output"),
+        flag("--kilobytes", "of the bf16 output", default="8,32,128,512,2048,8192,32768,131072"),
     )),
     Benchmark("kernels", "kernels.cpu", "the CPU's matrix product beside torch.mm",
-              (*_RESULTS, _count("--size", 4096, "rows and columns of it"))),
+              (*_RESULTS, count("--size", "rows and columns of it", default=4096))),
     Benchmark("plot", "plot", "throughput against latency, and the roofline", (
-        _flag("--results", type=Path, default=Path("docs/results"), help="their folder"),
-        _flag("--output", type=Path, default=Path("docs/plots"), help="folder"),
-        _flag("--gpu", help="such as h200; the one with most results if unset"),
+        flag("--results", "their folder", type=Path, default=Path("docs/results")),
+        flag("--output", "folder", type=Path, default=Path("docs/plots")),
+        flag("--gpu", "such as h200; the one with most results if unset"),
     )),
 )  # fmt: skip
-NAMES = tuple(each.name for each in BENCHMARKS)
+NAMES = tuple(benchmark.name for benchmark in BENCHMARKS)
 
 
 def complete(arguments: Sequence[str]) -> list[str]:
@@ -242,17 +208,14 @@ def add_bench(commands: argparse._SubParsersAction) -> None:
         epilog="tpdet bench MODEL is tpdet bench latency MODEL.",
     )
     group = bench.add_subparsers(required=True, metavar="BENCHMARK")
-    for each in BENCHMARKS:
-        text = f"{each.help[:1].upper()}{each.help[1:]}."
-        command = group.add_parser(each.name, help=each.help, description=text)
-        for flag in each.flags:
-            command.add_argument(*flag.names, **flag.options)
-        if each.engine:
+    for benchmark in BENCHMARKS:
+        command = add_command(
+            group,
+            benchmark.name,
+            later(f"tpdet.tools.bench.{benchmark.module}", f"{benchmark.name}_command"),
+            benchmark.flags,
+            help=benchmark.help,
+            description=f"{benchmark.help[:1].upper()}{benchmark.help[1:]}.",
+        )
+        if benchmark.engine:
             add_engine_settings(command)
-        command.set_defaults(run=partial(_run, each))
-
-
-def _run(benchmark: Benchmark, options: argparse.Namespace) -> int:
-    module = import_module(f"tpdet.tools.bench.{benchmark.module}")
-    code: int = getattr(module, f"{benchmark.name}_command")(options)
-    return code

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tpdet.checkpoint.model_config import ModelConfig, load_model_config
 from tpdet.checkpoint.model_config.known_shapes import directory_of
@@ -20,6 +20,8 @@ from tpdet.tools.bench.spec import BenchResult, EngineSpec, result_of
 from tpdet.tools.measurement.floor import CaseWork, here
 from tpdet.tools.measurement.rows import BenchRow
 from tpdet.tools.worlds.lists import parse_sizes
+
+TimedSpec = TypeVar("TimedSpec", bound=EngineSpec)
 
 
 @contextmanager
@@ -51,7 +53,7 @@ def ready(
 
 
 def measure_engine(
-    spec: EngineSpec, time: Callable[[Engine, EngineSpec], tuple[list[BenchRow], list[str]]]
+    spec: TimedSpec, time: Callable[[Engine, TimedSpec], tuple[list[BenchRow], list[str]]]
 ) -> BenchResult | None:
     """One rank: start the engine, and `time` it on rank 0, which has the result."""
     config = EngineConfig.from_values(**({"drafts": "off"} | spec.settings))

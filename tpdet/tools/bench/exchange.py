@@ -7,6 +7,7 @@ after it. Our bytes are first compared with those of the gathered form.
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,8 +57,7 @@ def allreduce_command(options: argparse.Namespace) -> int:
             figures = " / ".join(f"{floor:.1f}" for floor in floors)
             print(f"floor, TP {tp}, {options.kilobytes} KB: {figures} us", flush=True)
     rows, largest = run_worlds(tps, spec)
-    finish("allreduce", largest.machine, rows, options.output, as_json=options.json)
-    return 0
+    return finish("allreduce", largest.machine, rows, options.output, as_json=options.json)
 
 
 def measure(spec: ExchangeSpec) -> BenchResult | None:
@@ -69,9 +69,9 @@ def measure(spec: ExchangeSpec) -> BenchResult | None:
     rows = [output_rows(kilobytes, spec.hidden) for kilobytes in spec.kilobytes]
     device = torch.device("cuda", torch.cuda.current_device())
     exchange = open_exchange("auto", plan, world, max(rows), spec.hidden, torch.bfloat16, device)
-    found: list[BenchRow] = []
+    timed: list[BenchRow] = []
     for kilobytes, count in zip(spec.kilobytes, rows, strict=True):
-        found += Case(world, plan, exchange, spec, count).rows(kilobytes)
+        timed += Case(world, plan, exchange, spec, count).rows(kilobytes)
         torch.cuda.empty_cache()
     carrier = exchange.carrier
     carrier.report()
@@ -80,7 +80,7 @@ def measure(spec: ExchangeSpec) -> BenchResult | None:
     notes = () if carrier.memory else ("no peer memory here: ours is the gathered form",)
     world.barrier()
     world.close()
-    return result_of(found, "cuda", world.size, notes) if world.rank == 0 else None
+    return result_of(timed, "cuda", world.size, notes) if world.rank == 0 else None
 
 
 class Case:
@@ -113,18 +113,14 @@ class Case:
         rates, values = here(), self._count * self._spec.hidden
         floor = None if rates is None else exchange_seconds(rates, self._plan, values) * 1e6
         peers = {"NCCL + norm": library, "NCCL": alone, "gather": gathered}
+        case: dict[str, Any] = {
+            "mode": self._spec.fold_order,
+            "tp": self._world.size,
+            "batch": self._count,
+            "context": kilobytes,
+        }
         return [
-            kernel_row(
-                "allreduce",
-                ours,
-                floor,
-                name,
-                value,
-                mode=self._spec.fold_order,
-                tp=self._world.size,
-                batch=self._count,
-                context=kilobytes,
-            )
+            kernel_row("allreduce", ours, floor, (name, value), **case)
             for name, value in peers.items()
         ]
 
@@ -144,8 +140,8 @@ class Case:
 
     def check_bits(self) -> None:
         """Raises TpdetError when the exchange and the gathered form differ in y."""
-        ours, wanted = self._ours(self._residual)[1], self._gathered(self._residual)[1]
-        if not torch.equal(ours.view(torch.int16), wanted.view(torch.int16)):
+        ours, gathered = self._ours(self._residual)[1], self._gathered(self._residual)[1]
+        if not torch.equal(ours.view(torch.int16), gathered.view(torch.int16)):
             raise TpdetError(f"{self._count} rows: the exchange gives other bits than the gather")
 
     def _times(self, calls: int) -> list[float]:
@@ -160,9 +156,7 @@ class Case:
             for graph, times in zip(graphs, taken, strict=True):
                 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 self._world.barrier()
-                self._exchange.carrier.all_gather(
-                    self._norm.weight[:8]
-                )  # the GPUs leave it together
+                self._gather(self._norm.weight[:8])  # the GPUs leave it together
                 begin.record()
                 graph.replay()
                 end.record()

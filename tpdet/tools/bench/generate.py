@@ -53,8 +53,7 @@ def generate_command(options: argparse.Namespace) -> int:
         spec = GenerateSpec(settings=settings, sizes=sizes)
         rows, largest = run_worlds(tps, spec, config)
     rows = [beside(row, peers) for row in rows]
-    finish("peer", largest.machine, rows, options.output, as_json=options.json)
-    return 0
+    return finish("peer", largest.machine, rows, options.output, as_json=options.json)
 
 
 def read_peer(path: Path) -> PeerFigures:
@@ -75,12 +74,8 @@ def beside(row: BenchRow, peers: Sequence[PeerFigures]) -> BenchRow:
         for other in peer.rows:
             same = (other.case, other.batch, other.context, other.unit)
             if peer.tp == row.tp and same == (row.case, row.batch, row.context, row.unit):
-                rate = row.unit.endswith("/s")
-                ratio = other.value / row.value if rate else row.value / other.value
                 metrics = {"peer_settings": peer.settings}
-                return msgspec.structs.replace(
-                    row, peer=peer.peer, peer_value=other.value, ratio=ratio, metrics=metrics
-                )
+                return row.beside(peer.peer, other.value, metrics=metrics)
     return row
 
 
@@ -98,7 +93,7 @@ def measure(spec: GenerateSpec) -> BenchResult | None:
             llm.generate(prompts, params, use_tqdm=False)
             return time.perf_counter() - begin
 
-        rows = [engine_row(engine, **each.plain()) for each in time_generate(generate, sizes)]
+        rows = [engine_row(engine, **figure.plain()) for figure in time_generate(generate, sizes)]
         device = engine.runner.device.type
         return result_of(rows, device, engine.world.size) if llm.rank == 0 else None
 

@@ -72,20 +72,20 @@ def time_generate(generate: Generate, sizes: Sizes) -> list[GenerateFigure]:
             [chosen.randrange(low, sizes.vocabulary) for _ in range(length)] for _ in range(count)
         ]
 
-    found = []
+    figures = []
     for batch in sizes.batches:
         generate(prompts(batch, sizes.prompt), _WARM_UP_TOKENS)
         short = generate(prompts(batch, sizes.prompt), sizes.few)
         long = generate(prompts(batch, sizes.prompt), sizes.many)
         step = 1e3 * (long - short) / (sizes.many - sizes.few)
-        found.append(GenerateFigure("LLM decode", batch, sizes.prompt, step, "ms"))
+        figures.append(GenerateFigure("LLM decode", batch, sizes.prompt, step, "ms"))
     count, length = sizes.prefill_prompts, sizes.prefill_tokens
     generate(prompts(-(-count // 2), length), 1)
     speed = count * length / generate(prompts(count, length), 1)
-    found.append(GenerateFigure("LLM prefill", count, length, speed, "tokens/s"))
+    figures.append(GenerateFigure("LLM prefill", count, length, speed, "tokens/s"))
     least, most = sizes.mixed_prompt
     lengths = [chosen.randint(least, most) for _ in range(sizes.mixed_requests)]
     mixed = [prompts(1, length)[0] for length in lengths]
     seconds = generate(mixed, sizes.mixed_tokens)
-    found.append(GenerateFigure("LLM mixed", len(mixed), most + 1, seconds, "s"))
-    return found
+    figures.append(GenerateFigure("LLM mixed", len(mixed), most + 1, seconds, "s"))
+    return figures

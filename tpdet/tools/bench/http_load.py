@@ -27,8 +27,12 @@ _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 
 @dataclass(frozen=True)
 class Target:
-    """A server and the name of its model. `headers` hold the API key, if it wants one."""
+    """A server and the name of its model. `headers` hold the API key, if it wants one.
 
+    name: of the server, in the table and in messages.
+    """
+
+    name: str
     address: Address
     headers: Mapping[str, str]
     model: str
@@ -123,7 +127,7 @@ def metrics(
             span = answer.pieces[-1] - answer.pieces[0]
             later.append(span / (answer.output_tokens - 1))
         between += [end - begin for begin, end in pairwise(answer.pieces)]
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "duration": duration,
         "completed": len(good),
         "failed": len(answers) - len(good),
@@ -137,10 +141,10 @@ def metrics(
     }
     for name, seconds in (("ttft", first), ("tpot", later), ("itl", between)):
         times = [1e3 * second for second in seconds]
-        found[f"mean_{name}_ms"] = statistics.fmean(times) if times else 0.0
-        found[f"median_{name}_ms"] = statistics.median(times) if times else 0.0
-        found[f"p99_{name}_ms"] = percentile(times, 99)
-    return found
+        figures[f"mean_{name}_ms"] = statistics.fmean(times) if times else 0.0
+        figures[f"median_{name}_ms"] = statistics.median(times) if times else 0.0
+        figures[f"p99_{name}_ms"] = percentile(times, 99)
+    return figures
 
 
 def accepted_drafts(target: Target) -> int | None:
@@ -163,9 +167,9 @@ def added(so_far: int | None, before: int | None, after: int | None) -> int | No
     return so_far + after - before
 
 
-def tell_of_drafts(name: str, found: Mapping[str, Any]) -> None:
+def tell_of_drafts(name: str, figures: Mapping[str, Any]) -> None:
     """Say on standard error how many tokens came from drafts: they are no plain decoding."""
-    accepted, tokens = found["accepted_draft_tokens"], found["total_output_tokens"]
+    accepted, tokens = figures["accepted_draft_tokens"], figures["total_output_tokens"]
     if accepted:
         print(
             f"{name}: {accepted:,} of {tokens:,} tokens came from drafts, which greedy answers to "
@@ -180,10 +184,10 @@ def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         return 0.0
     ordered = sorted(values)
-    place = percent / 100 * (len(ordered) - 1)
-    low = int(place)
+    index = percent / 100 * (len(ordered) - 1)
+    low = int(index)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    return ordered[low] + (index - low) * (ordered[high] - ordered[low])
 
 
 def bearer(key: str | None) -> dict[str, str]:

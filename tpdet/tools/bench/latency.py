@@ -15,9 +15,9 @@ from tpdet.engine import Engine
 from tpdet.kernels.cuda.hardware import Rates
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.tools.bench.engine import engine_of, measure_engine, ready, row_beside_floor
-from tpdet.tools.bench.load import prompt, submit
+from tpdet.tools.bench.load import prompt, run_all, submit
 from tpdet.tools.bench.run import run_worlds
-from tpdet.tools.bench.spec import BenchResult, EngineSpec, LatencyCases
+from tpdet.tools.bench.spec import BenchResult, LatencySpec
 from tpdet.tools.measurement.floor import decode_work, prefill_work
 from tpdet.tools.measurement.rows import BenchRow, finish
 from tpdet.tools.worlds.lists import parse_sizes
@@ -29,36 +29,35 @@ _LAST_STEPS = 2  # in which nothing follows
 
 def latency_command(options: argparse.Namespace) -> int:
     """Decode steps and prefill of a model, a world a size."""
-    cases = LatencyCases(
-        batches=parse_sizes(options.batch),
-        contexts=parse_sizes(options.context),
-        steps=options.steps,
-        prefill_tokens=parse_sizes(options.prefill_tokens),
-        prefill_prompts=options.prefill_prompts,
-    )
     with engine_of(options) as engine:
+        spec = LatencySpec(
+            settings=engine.model_dump(exclude_unset=True),
+            batches=parse_sizes(options.batch),
+            contexts=parse_sizes(options.context),
+            steps=options.steps,
+            prefill_tokens=parse_sizes(options.prefill_tokens),
+            prefill_prompts=options.prefill_prompts,
+        )
         tps, config, rates = ready(options, engine)
         if rates is not None:
-            _print_floors(cases, tps, config, rates)
-        spec = EngineSpec(settings=engine.model_dump(exclude_unset=True), latency=cases)
+            _print_floors(spec, tps, config, rates)
         rows, largest = run_worlds(tps, spec, engine)
-    finish("latency", largest.machine, rows, options.output, as_json=options.json)
-    return 0
+    return finish("latency", largest.machine, rows, options.output, as_json=options.json)
 
 
-def measure(spec: EngineSpec) -> BenchResult | None:
+def measure(spec: LatencySpec) -> BenchResult | None:
     """One rank; the result on rank 0."""
     return measure_engine(spec, time_latency)
 
 
 def _print_floors(
-    cases: LatencyCases, tps: Sequence[int], config: ModelConfig, rates: Rates
+    cases: LatencySpec, tps: Sequence[int], config: ModelConfig, rates: Rates
 ) -> None:
     batches = "/".join(map(str, cases.batches))
     for tp in tps:
         for context in cases.contexts:
-            each = [decode_work(config, b, context).over(tp).seconds(rates) for b in cases.batches]
-            figures = " / ".join(f"{seconds * 1e3:.2f}" for seconds in each)
+            works = (decode_work(config, batch, context) for batch in cases.batches)
+            figures = " / ".join(f"{work.over(tp).seconds(rates) * 1e3:.2f}" for work in works)
             print(f"floor, TP {tp}, context {context}, batch {batches}: {figures} ms a step")
         for length in cases.prefill_tokens:
             seconds = prefill_work(config, cases.prefill_prompts, length).over(tp).seconds(rates)
@@ -66,11 +65,8 @@ def _print_floors(
             print(f"floor, TP {tp}: prefill of {length} {speed:,.0f} tokens/s", flush=True)
 
 
-def time_latency(engine: Engine, spec: EngineSpec) -> tuple[list[BenchRow], list[str]]:
+def time_latency(engine: Engine, cases: LatencySpec) -> tuple[list[BenchRow], list[str]]:
     """Rows of every case, and the cases that the engine's limits leave out, with reasons."""
-    cases = spec.latency
-    if cases is None:
-        raise ValueError("no latency cases")
     rows, notes, budget = [], [], engine.scheduler.policy.max_num_batched_tokens
     for context in cases.contexts:
         for batch in cases.batches:
@@ -81,16 +77,15 @@ def time_latency(engine: Engine, spec: EngineSpec) -> tuple[list[BenchRow], list
             else:
                 notes.append(f"decode, {_sizes(engine, batch, context)}: left out, {reason}")
     for length in cases.prefill_tokens:
-        reason = _left_out(engine, 1, length + 1)
+        reason, count = _left_out(engine, 1, length + 1), cases.prefill_prompts
         if reason is None:
-            rows.append(_prefill(engine, cases, length))
+            rows.append(_prefill(engine, count, length))
         else:
-            sizes = _sizes(engine, cases.prefill_prompts, length)
-            notes.append(f"prefill, {sizes}: left out, {reason}")
+            notes.append(f"prefill, {_sizes(engine, count, length)}: left out, {reason}")
     return rows, notes
 
 
-def decode_tokens(cases: LatencyCases, budget: int, batch: int, context: int) -> int:
+def decode_tokens(cases: LatencySpec, budget: int, batch: int, context: int) -> int:
     """Tokens each sequence generates: the first ones do while the last ones' prompts are read.
 
     budget: tokens of a step, at most.
@@ -126,10 +121,8 @@ def _decode(engine: Engine, batch: int, context: int, tokens: int) -> BenchRow:
     while engine.has_work:
         if len(engine.step()) == batch:
             ends.append(time.perf_counter())
-    seconds, work = (
-        statistics.median(_between(ends)),
-        decode_work(engine.model_config, batch, context),
-    )
+    work = decode_work(engine.model_config, batch, context)
+    seconds = statistics.median(_between(ends))
     case = {"case": "decode", "batch": batch, "context": context}
     return row_beside_floor(engine, work, seconds, 1e3 * seconds, "ms", **case)
 
@@ -142,9 +135,9 @@ def _between(ends: list[float]) -> list[float]:
     return [end - begin for begin, end in pairwise(steady)]
 
 
-def _prefill(engine: Engine, cases: LatencyCases, length: int) -> BenchRow:
+def _prefill(engine: Engine, count: int, length: int) -> BenchRow:
     """Prompt tokens a second over all prompts together, one token generated each."""
-    count, vocabulary = cases.prefill_prompts, engine.model_config.vocab_size
+    vocabulary = engine.model_config.vocab_size
     # Prompts that nobody has sent yet: what is timed is computed, and no prefix cache holds it.
     fresh = [
         prompt(length, vocabulary, f"prefill-{count}-{length}-{i}")
@@ -152,12 +145,9 @@ def _prefill(engine: Engine, cases: LatencyCases, length: int) -> BenchRow:
     ]
     warm_up, prompts = fresh[:_WARM_UP_PROMPTS], fresh[_WARM_UP_PROMPTS:]
     submit(engine, warm_up, 1, "warm-up")
-    while engine.has_work:
-        engine.step()
+    run_all(engine)
     submit(engine, prompts, 1, "prefill")
-    begin = time.perf_counter()
-    while engine.has_work:
-        engine.step()
-    seconds, work = time.perf_counter() - begin, prefill_work(engine.model_config, count, length)
+    seconds, _ = run_all(engine)
+    work = prefill_work(engine.model_config, count, length)
     case = {"case": "prefill", "batch": count, "context": length}
     return row_beside_floor(engine, work, seconds, count * length / seconds, "tokens/s", **case)

@@ -30,18 +30,18 @@ _PEER_LOADS = ("LLM decode", "LLM prefill", "LLM mixed", "HTTP output")
 def plot_command(options: argparse.Namespace) -> int:
     """Plot the results of one GPU; prints the names of the files."""
     require_matplotlib()
-    found = results_of(options.results, options.gpu)
-    if not found:
+    runs = results_of(options.results, options.gpu)
+    if not runs:
         raise NotFoundError(f"{options.results} holds no results of a GPU: see tpdet bench --help")
-    gpu = found[0][0]["gpu"]
+    gpu = runs[0][0]["gpu"]
     options.output.mkdir(parents=True, exist_ok=True)
     suffix = short_name(gpu)
     models: dict[str, list[Curve]] = {}
-    for curve in curves(found):
+    for curve in curves(runs):
         models.setdefault(curve.model, []).append(curve)
-    for model, mine in models.items():
-        save_figure(_draw_latency(gpu, model, mine), options.output / f"latency-{model}.{suffix}")
-    for model, growth in by_context(found).items():
+    for model, drawn in models.items():
+        save_figure(_draw_latency(gpu, model, drawn), options.output / f"latency-{model}.{suffix}")
+    for model, growth in by_context(runs).items():
         save_figure(_draw_growth(gpu, model, growth), options.output / f"context-{model}.{suffix}")
     for model, both in costs(results_of(options.results, suffix, all_rows)).items():
         save_figure(_draw_cost(gpu, model, both), options.output / f"cost-{model}.{suffix}")
@@ -51,7 +51,7 @@ def plot_command(options: argparse.Namespace) -> int:
             rows = [row for row in peer_rows(beside, model) if row["case"] in _PEER_LOADS]
             if rows:
                 save_figure(_draw_peer(gpu, model, rows), options.output / f"peer-{model}.{suffix}")
-    measured = points(found)
+    measured = points(runs)
     if measured:
         save_figure(_draw_roofline(gpu, measured), options.output / f"roofline.{suffix}")
     return 0
@@ -69,10 +69,10 @@ def results_of(
     by_gpu: dict[str, list[tuple[Run, list[Row]]]] = {}
     for path in sorted(folder.glob("*.json")):
         try:
-            found = read(path)
+            runs = read(path)
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path} is no results file: {error}") from error
-        for run, rows in found:
+        for run, rows in runs:
             name = run.get("gpu") or "cpu"
             timed = [row for row in rows if "value" in row]
             if timed and name != "cpu" and gpu in (None, short_name(name)):
@@ -95,7 +95,7 @@ def _new_figure(title: str, across: str, up: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _draw_latency(gpu: str, model: str, found: list[Curve]) -> Any:
+def _draw_latency(gpu: str, model: str, drawn: list[Curve]) -> Any:
     """Tokens a second over milliseconds a step, a point a batch."""
     from matplotlib.ticker import StrMethodFormatter
 
@@ -104,9 +104,9 @@ def _draw_latency(gpu: str, model: str, found: list[Curve]) -> Any:
         "milliseconds a step (what each reader waits for a token)",
         "tokens a second, all readers",
     )
-    sizes = sorted({curve.tp for curve in found})
-    modes = sorted({curve.mode for curve in found}, key=lambda mode: (mode == APPROXIMATE, mode))
-    for curve in found:
+    sizes = sorted({curve.tp for curve in drawn})
+    modes = sorted({curve.mode for curve in drawn}, key=lambda mode: (mode == APPROXIMATE, mode))
+    for curve in drawn:
         colour = COLOURS[sizes.index(curve.tp) % len(COLOURS)]
         style = ("-", "--", ":", "-.")[modes.index(curve.mode) % 4]
         axes.plot(
@@ -133,14 +133,14 @@ def _draw_latency(gpu: str, model: str, found: list[Curve]) -> Any:
     return figure
 
 
-def _draw_growth(gpu: str, model: str, found: list[Growth]) -> Any:
+def _draw_growth(gpu: str, model: str, lines: list[Growth]) -> Any:
     """Milliseconds a step over the context, a line a size and batch."""
     figure, axes = _new_figure(
         f"{model}, decode on {gpu}: cost of context", "tokens of context", "milliseconds a step"
     )
-    sizes = sorted({growth.tp for growth in found})
-    batches = sorted({growth.batch for growth in found})
-    for growth in found:
+    sizes = sorted({growth.tp for growth in lines})
+    batches = sorted({growth.batch for growth in lines})
+    for growth in lines:
         axes.plot(
             [context for context, _ in growth.steps],
             [ms for _, ms in growth.steps],
@@ -152,7 +152,7 @@ def _draw_growth(gpu: str, model: str, found: list[Growth]) -> Any:
     return figure
 
 
-def _draw_cost(gpu: str, model: str, found: list[DeterminismCost]) -> Any:
+def _draw_cost(gpu: str, model: str, both: list[DeterminismCost]) -> Any:
     """Per cent of time that determinism adds, a group of bars a case, a bar a size."""
     from matplotlib.ticker import PercentFormatter
 
@@ -161,9 +161,9 @@ def _draw_cost(gpu: str, model: str, found: list[DeterminismCost]) -> Any:
     )
     axes.set_xscale("linear")
     axes.set_yscale("linear")
-    names = list(dict.fromkeys(name for cost in found for name, _ in cost.cases))
-    width = 0.8 / len(found)
-    for index, cost in enumerate(found):
+    names = list(dict.fromkeys(name for cost in both for name, _ in cost.cases))
+    width = 0.8 / len(both)
+    for index, cost in enumerate(both):
         bars = axes.bar(
             [names.index(name) - 0.4 + (index + 0.5) * width for name, _ in cost.cases],
             [ratio - 1 for _, ratio in cost.cases],
@@ -190,11 +190,11 @@ def _draw_peer(gpu: str, model: str, rows: list[Row]) -> Any:
     axes = figure.add_subplot()
     width = 0.27
     for index, name in enumerate(names):
-        mine = sorted((row for row in rows if load_name(row) == name), key=lambda row: row["tp"])
-        for turn, row in enumerate(mine):
+        of_load = sorted((row for row in rows if load_name(row) == name), key=lambda row: row["tp"])
+        for turn, row in enumerate(of_load):
             speed = 1 / row["ratio"]
             bar = axes.bar(
-                index + (turn - (len(mine) - 1) / 2) * width,
+                index + (turn - (len(of_load) - 1) / 2) * width,
                 speed,
                 width,
                 color=COLOURS[sizes.index(row["tp"])],
@@ -220,9 +220,7 @@ def _draw_peer(gpu: str, model: str, rows: list[Row]) -> Any:
 def _draw_roofline(gpu: str, measured: list[Point]) -> Any:
     """Operations a second over operations a byte, under the GPU's bandwidth and peak."""
     figure, axes = _new_figure(
-        f"Roofline on one {gpu}",
-        "bf16 operations a byte",
-        "operations a second",
+        f"Roofline on one {gpu}", "bf16 operations a byte", "operations a second"
     )
     rates = gpu_rates(gpu)
     if rates is not None:
@@ -236,10 +234,10 @@ def _draw_roofline(gpu: str, measured: list[Point]) -> Any:
             label=f"{rates.bytes / 1e12:g} TB/s, {rates.flops / 1e12:g} TFLOP/s",
         )
     for index, group in enumerate(dict.fromkeys(point.group for point in measured)):
-        mine = [point for point in measured if point.group == group]
+        members = [point for point in measured if point.group == group]
         axes.scatter(
-            [point.intensity for point in mine],
-            [point.speed for point in mine],
+            [point.intensity for point in members],
+            [point.speed for point in members],
             s=18,
             color=COLOURS[index % len(COLOURS)],
             marker=_MARKERS[index % len(_MARKERS)],

@@ -9,9 +9,8 @@ from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.config import APPROXIMATE
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
-from tpdet.tools.measurement.default_order import in_default_order
 from tpdet.tools.measurement.floor import CaseWork, decode_work, prefill_work
-from tpdet.tools.measurement.results_file import Row, Run, newest_rows
+from tpdet.tools.measurement.results_file import Row, Run, in_default_order, newest_rows
 from tpdet.tools.worlds.shapes import named_config
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -70,12 +69,12 @@ class Point:
     speed: float
 
 
-def curves(found: Iterable[tuple[Run, list[Row]]]) -> list[Curve]:
+def curves(results: Iterable[tuple[Run, list[Row]]]) -> list[Curve]:
     """Curves of decode rows in the default fold order, else another, and of approximate ones.
 
     Of several contexts only the shortest one is drawn.
     """
-    runs = list(found)
+    runs = list(results)
     strict = [row for _, row in in_default_order(runs)]
     approximate = [row for _, rows in runs for row in rows if row.get("mode") == APPROXIMATE]
     steps: dict[tuple[str, int, str, int], dict[int, float]] = {}
@@ -88,19 +87,19 @@ def curves(found: Iterable[tuple[Run, list[Row]]]) -> list[Curve]:
         for model, _, _, _ in steps
     }
     return [
-        Curve(*key, tuple(sorted(mine.items())))
-        for key, mine in sorted(steps.items())
+        Curve(*key, tuple(sorted(times.items())))
+        for key, times in sorted(steps.items())
         if key[3] == shortest[key[0]]
     ]
 
 
-def by_context(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[Growth]]:
+def by_context(results: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[Growth]]:
     """By model, where a batch was timed at more than one context.
 
     Of one strict mode: the default fold order, or the first where that was not timed so.
     """
     steps: dict[str, dict[str, dict[tuple[int, int], dict[int, float]]]] = {}
-    for _, rows in found:
+    for _, rows in results:
         for row in rows:
             if row["case"] != "decode" or row["unit"] != "ms" or _approximate(row):
                 continue
@@ -111,24 +110,24 @@ def by_context(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[Growth]
     for model, modes in steps.items():
         for mode in sorted(modes, key=lambda mode: mode != DEFAULT_FOLD_ORDER):
             growth = [
-                Growth(tp, batch, tuple(sorted(mine.items())), mode)
-                for (tp, batch), mine in sorted(modes[mode].items())
-                if len(mine) > 1
+                Growth(tp, batch, tuple(sorted(times.items())), mode)
+                for (tp, batch), times in sorted(modes[mode].items())
+                if len(times) > 1
             ]
             if growth:
                 grown.setdefault(model, growth)
     return grown
 
 
-def costs(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[DeterminismCost]]:
+def costs(results: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[DeterminismCost]]:
     """By model, size and strict mode, of cases that one commit measured both ways, one transport.
 
-    `found` holds every run, not the newest rows alone: what counts is the newest commit that has
+    `results` hold every run, not the newest rows alone: what counts is the newest commit that has
     both, for figures of two machines are no comparison. Of its strict modes the default fold order
     counts, else the first that was measured.
     """
     times: dict[tuple[str, int, str, str], dict[str | None, dict[str, float]]] = {}
-    for run, rows in found:
+    for run, rows in results:
         for row in rows:
             seconds = _case_seconds(row)
             if seconds is None:
@@ -158,14 +157,14 @@ def _by_numbers(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def points(found: Iterable[tuple[Run, list[Row]]]) -> list[Point]:
+def points(results: Iterable[tuple[Run, list[Row]]]) -> list[Point]:
     """Points of rows that say their work, and of steps of well-known models.
 
     Steps are those of the default fold order, or of another where that was not timed.
     """
     configs: dict[str, ModelConfig | None] = {}
     measured = []
-    runs = list(found)
+    runs = list(results)
     others = [row for _, rows in runs for row in rows if row["case"] not in _STEPS]
     kernels = [row for row in others if not _approximate(row)]
     steps = [row for _, row in in_default_order(runs) if row["case"] in _STEPS]
@@ -182,7 +181,7 @@ def peer_rows(path: Path, model: str) -> list[Row]:
 
     Of each load at each size the newest: an older row may name its dtype, which HTTP does not tell.
     """
-    rows = [row for _, found in newest_rows(path) for row in found]
+    rows = [row for _, newest in newest_rows(path) for row in newest]
     rows = [row for row in rows if row["model"] == model and row.get("peer") and row.get("ratio")]
     newest = {(*load_of(row), row["tp"]): row for row in rows if row["peer"] == rows[-1]["peer"]}
     return list(newest.values())

@@ -10,9 +10,14 @@ from tpdet.tools.measurement.rows import BenchRow
 from tpdet.tools.worlds.machine import Machine, machine
 
 
-class LatencyCases(msgspec.Struct, frozen=True, kw_only=True):
-    """Decode steps of every batch at every context, then prompts of each `prefill_tokens`."""
+class LatencySpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Decode steps of every batch at every context, then prompts of each `prefill_tokens`.
 
+    settings: those of the engine that were given (`EngineConfig`); the others have its defaults.
+    """
+
+    module: ClassVar[str] = "latency"
+    settings: dict[str, Any]
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
     steps: int
@@ -20,30 +25,19 @@ class LatencyCases(msgspec.Struct, frozen=True, kw_only=True):
     prefill_prompts: int
 
 
-class MixedCase(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests submitted at once: random lengths, even from `shortest` to `longest`."""
+class MixedSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Requests submitted at once: random lengths, even from `shortest` to `longest`.
 
+    settings: as of `LatencySpec`.
+    """
+
+    module: ClassVar[str] = "throughput"
+    settings: dict[str, Any]
     requests: int
     shortest: int
     longest: int
     generate: int
     seed: int
-
-
-class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """One model at one size; `latency` or `mixed` says what to time.
-
-    settings: those of the engine that were given (`EngineConfig`); the others have its defaults.
-    """
-
-    settings: dict[str, Any]
-    latency: LatencyCases | None = None
-    mixed: MixedCase | None = None
-
-    @property
-    def module(self) -> str:
-        """The benchmark that times it."""
-        return "latency" if self.latency else "throughput"
 
 
 class GenerateSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -62,7 +56,7 @@ class DraftsSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     counts.
     """
 
-    module: ClassVar[str] = "drafts_rank"
+    module: ClassVar[str] = "drafts"
     settings: dict[str, Any]
     batches: tuple[int, ...]
     acceptance: tuple[float, ...]
@@ -103,6 +97,7 @@ class ExchangeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     timeout: float = 600.0
 
 
+EngineSpec = LatencySpec | MixedSpec
 Spec = EngineSpec | GenerateSpec | DraftsSpec | HostSpec | ExchangeSpec
 """`measure` of a spec's `module` does its work on a rank."""
 

@@ -1,23 +1,23 @@
 """Reads recorded answers: lines of `tpdet generate --json` and of `tpdet run-batch --record`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
+from tpdet.audit.recorded import RecordedAnswer, RecordedChoice, check_version
 from tpdet.checkpoint.model_config.json_file import parse_json_object
 from tpdet.client.input_file import numbered_lines, read_by_each_rank, text_of
 from tpdet.errors import CheckpointError, RequestError
-from tpdet.llm.recorded import RecordedAnswer, RecordedChoice, check_version
-from tpdet.requests.body.work import Route
+from tpdet.requests.body.batch_lines import ROUTES, answered_line, with_seed
+from tpdet.requests.engine_facts import RAW_LOGPROBS, LogprobsMode
 
-ROUTES: dict[str, Route] = {"/v1/completions": "completion", "/v1/chat/completions": "chat"}
 CHANGED = "or the record was changed"
 _FORMS = "take lines of tpdet generate --json, or of tpdet run-batch --record"
 _BODY = "response.body"
 
 
-class BatchRequest(msgspec.Struct, frozen=True):
+class SentRequest(msgspec.Struct, frozen=True):
     """A request of a batch: the path and the body that was sent."""
 
     url: str
@@ -25,23 +25,44 @@ class BatchRequest(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """What computed an answer over HTTP, the seed and the limit that were used, and so on.
+    """What computed an answer over HTTP, the seeds and the limit that were used, and so on.
 
-    json_schema_after: the ids before its schema.
+    seed: of all prompts; where they had others, seeds has each one's. json_schema_after: the ids
+    before its schema.
     """
 
     contract: str
     weights: str
-    seed: int
+    seed: int | None
+    seeds: tuple[int, ...] = ()
     json_schema_after: tuple[int, ...] = ()
     max_tokens: int | None = None
     replay_version: int = 1
+    logprobs_mode: LogprobsMode = RAW_LOGPROBS
+
+    def __post_init__(self) -> None:
+        if (self.seed is None) is not (len(self.seeds) > 1):
+            raise ValueError("one seed is for all prompts, or seeds are for each: not both")
+
+    def seeds_of(self, prompts: int, where: str) -> tuple[int, ...]:
+        """The seed of each prompt. Raises CheckpointError for another number of prompts."""
+        seeds = self.seeds if self.seed is None else (self.seed,) * prompts
+        if len(seeds) != prompts:
+            raise CheckpointError(
+                f"{where} has {len(seeds)} seeds for {prompts} prompts: record it again, {CHANGED}"
+            )
+        return seeds
 
 
 class ChoiceOverHttp(RecordedChoice, frozen=True):
     """A choice with the ids of its prompt."""
 
     prompt_token_ids: tuple[int, ...] = ()
+
+
+def bare_choice(choice: ChoiceOverHttp) -> RecordedChoice:
+    """The ids of a choice and their bits alone."""
+    return RecordedChoice(choice.token_ids, choice.logprob_bits)
 
 
 class BodyOverHttp(msgspec.Struct, frozen=True):
@@ -60,33 +81,39 @@ class Response(msgspec.Struct, frozen=True):
 class BatchLine(msgspec.Struct, frozen=True):
     """A line of `tpdet run-batch --record`."""
 
-    request: BatchRequest
+    request: SentRequest
     response: Response
 
 
 class Line(NamedTuple):
-    """A line of a file: its number, its JSON, and the answer in the form of its record."""
+    """A line of a file: its number, its JSON, and the answer in the form of its record.
+
+    name: what messages call it; empty for its number.
+    """
 
     number: int
     fields: dict[str, Any]
     answer: RecordedAnswer | BatchLine
+    name: str = ""
+
+    @property
+    def where(self) -> str:
+        """What messages call it."""
+        return self.name or f"line {self.number}"
 
     @property
     def origin(self) -> RecordedAnswer | Origin:
         """What computed it."""
-        found = self.answer
-        return found if isinstance(found, RecordedAnswer) else found.response.body.tpdet
+        answer = self.answer
+        return answer if isinstance(answer, RecordedAnswer) else answer.response.body.tpdet
 
     @property
     def choices(self) -> tuple[RecordedChoice, ...]:
         """The recorded choices of all its prompts, in their order."""
-        found = self.answer
-        if isinstance(found, RecordedAnswer):
-            return found.outputs
-        return tuple(
-            RecordedChoice(choice.token_ids, choice.logprob_bits)
-            for choice in found.response.body.choices
-        )
+        answer = self.answer
+        if isinstance(answer, RecordedAnswer):
+            return answer.outputs
+        return tuple(map(bare_choice, answer.response.body.choices))
 
     @property
     def tokens(self) -> int:
@@ -102,14 +129,14 @@ class Line(NamedTuple):
     def shown_choices(self) -> list[dict[str, Any]]:
         """The choices as they are shown."""
         offline = isinstance(self.answer, RecordedAnswer)
-        found: list[dict[str, Any]] = self.fields["outputs"] if offline else self.body["choices"]
-        return found
+        choices: list[dict[str, Any]] = self.fields["outputs"] if offline else self.body["choices"]
+        return choices
 
     @property
     def body(self) -> dict[str, Any]:
         """The body that a server answered."""
-        found: dict[str, Any] = self.fields["response"]["body"]
-        return found
+        body: dict[str, Any] = self.fields["response"]["body"]
+        return body
 
     @property
     def is_split(self) -> bool:
@@ -126,6 +153,29 @@ class Line(NamedTuple):
         return f"outputs[{choice}]" if offline else f"{_BODY}.choices[{choice}]"
 
 
+class Question(NamedTuple):
+    """A request over HTTP that is to be answered and recorded: a path, a body and a name.
+
+    seed: used where the body has none; split: whether reasoning is split off.
+    """
+
+    name: str
+    url: str
+    body: dict[str, Any]
+    seed: int = 0
+    split: bool = False
+
+    @property
+    def seeded_body(self) -> dict[str, Any]:
+        """The body with a seed."""
+        return with_seed(self.body, self.seed)
+
+    def line(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A line of `run-batch --record` with an answer's body."""
+        line = answered_line("batch_req_0", self.name, body["id"], body)
+        return line | {"request": {"url": self.url, "body": self.body}}
+
+
 def read_lines(path: str) -> list[Line]:
     """The answers of a file.
 
@@ -133,17 +183,17 @@ def read_lines(path: str) -> list[Line]:
     answer, and UsageError for standard input under a launcher.
     """
     data = read_by_each_rank(path, "give a file of recorded answers")
-    found = [Line(number, *_read(line, path, number)) for number, line in numbered_lines(data)]
-    if not found:
+    lines = [_read(line, path, number) for number, line in numbered_lines(data)]
+    if not lines:
         raise CheckpointError(f"{path} has no answers: record some with tpdet generate --json")
-    return found
+    return lines
 
 
 def check_same_choices(line: Line, asked: int) -> None:
     """Refuse (CheckpointError) a line with more or fewer choices than its request asks for."""
     if len(line.choices) != asked:
         raise CheckpointError(
-            f"line {line.number} has {len(line.choices)} choices, and its request asks for "
+            f"{line.where} has {len(line.choices)} choices, and its request asks for "
             f"{asked}: record it again, {CHANGED}"
         )
 
@@ -152,43 +202,44 @@ def check_same_prompt(line: Line, recorded: Sequence[int], read: Sequence[int]) 
     """Refuse (CheckpointError) a line whose request has other ids than were recorded."""
     if tuple(recorded) != tuple(read):
         raise CheckpointError(
-            f"line {line.number}: the tokenizer makes other ids of the prompt than were recorded: "
+            f"{line.where}: the tokenizer makes other ids of the prompt than were recorded: "
             "check it with the tokenizer, the chat template and the --chat-template-date that "
             f"made it, {CHANGED}"
         )
 
 
 def asked_body(line: Line, answer: BatchLine) -> dict[str, Any]:
-    """What was asked, as it is asked again: with the seed that was used.
+    """What was asked, as it is asked again: with the seeds that were used.
 
     What the server chose by its own context is what the answer says.
     """
     left_out = ("model", "stream", "stream_options")
     body = {key: value for key, value in answer.request.body.items() if key not in left_out}
-    body["seed"] = answer.response.body.tpdet.seed
+    origin = answer.response.body.tpdet
+    body["seed"] = origin.seed
     limits = (body.get("max_tokens"), body.get("max_completion_tokens"))
-    chosen = answer.response.body.tpdet.max_tokens
+    chosen = origin.max_tokens
     if limits == (None, None) and chosen is not None:
         body["max_tokens"] = chosen
     return body
 
 
-def _read(data: bytes, path: str, number: int) -> tuple[dict[str, Any], RecordedAnswer | BatchLine]:
-    place = f"{path}, line {number}"
+def line_of(fields: dict[str, Any], where: str, number: int = 1, name: str = "") -> Line:
+    """A recorded answer of its JSON. Raises CheckpointError, in which `where` names it."""
     try:
-        fields = parse_json_object(text_of(data, place, _FORMS), place, _FORMS)
-        answer = _decoded(fields)
-        version = answer.replay_version if isinstance(answer, RecordedAnswer) else 1
-        if isinstance(answer, BatchLine):
-            version = answer.response.body.tpdet.replay_version
-        check_version(version, place)
+        line = Line(number, fields, _decoded(fields), name)
+        check_version(line.origin.replay_version, where)
     except RequestError as error:
         raise CheckpointError(str(error)) from None
-    except CheckpointError:
-        raise
     except (msgspec.DecodeError, ValueError) as error:
-        raise CheckpointError(f"{place} is no recorded answer ({error}): {_FORMS}") from None
-    return fields, answer
+        raise CheckpointError(f"{where} is no recorded answer ({error}): {_FORMS}") from None
+    return line
+
+
+def _read(data: bytes, path: str, number: int) -> Line:
+    where = f"{path}, line {number}"
+    fields = parse_json_object(text_of(data, where, _FORMS), where, _FORMS)
+    return line_of(fields, where, number)
 
 
 def _decoded(fields: dict[str, Any]) -> RecordedAnswer | BatchLine:
@@ -200,17 +251,14 @@ def _decoded(fields: dict[str, Any]) -> RecordedAnswer | BatchLine:
         return answer
     if fields.get("error") is not None:
         raise ValueError("its request failed: leave the line out")
-    found = msgspec.convert(fields, BatchLine)
-    if found.request.url not in ROUTES:
-        raise ValueError(f"url {found.request.url!r} is none of {', '.join(ROUTES)}")
-    wrong = [name for name, wanted in _as_recorded(found) if not wanted]
-    if wrong:
+    line = msgspec.convert(fields, BatchLine)
+    if line.request.url not in ROUTES:
+        raise ValueError(f"url {line.request.url!r} is none of {', '.join(ROUTES)}")
+    body = line.request.body
+    as_recorded = {
+        "return_token_ids": body.get("return_token_ids") is True,
+        "stream": body.get("stream") in (None, False),
+    }
+    if wrong := [name for name, same in as_recorded.items() if not same]:
         raise ValueError(f"its request has another {wrong[0]} than is recorded, {CHANGED}")
-    return found
-
-
-def _as_recorded(found: BatchLine) -> Iterator[tuple[str, bool]]:
-    """What the body of a recorded request says, and whether it does."""
-    body = found.request.body
-    yield "return_token_ids", body.get("return_token_ids") is True
-    yield "stream", body.get("stream") in (None, False)
+    return line

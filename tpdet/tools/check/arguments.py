@@ -1,15 +1,25 @@
-"""The flags of `tpdet check`; what runs it is imported then."""
+"""The flags of `tpdet check`."""
 
 import argparse
 
+from tpdet.arguments.flags import add_command, flag, later, switch
 from tpdet.client.arguments import add_server
 from tpdet.client.engine_settings import add_engine_settings, add_tp
+
+_FLAGS = (
+    flag("model", "Hugging Face directory or hub name", nargs="?"),
+    flag("answers", "recorded answers", metavar="ANSWERS.jsonl"),
+    switch("--json", "JSON lines: each difference with both values, then what was checked"),
+)
 
 
 def add_check(commands: argparse._SubParsersAction) -> None:
     """Add `tpdet check`."""
-    command = commands.add_parser(
+    command = add_command(
+        commands,
         "check",
+        later("tpdet.tools.check.command", "check"),
+        _FLAGS,
         usage="tpdet check [MODEL] ANSWERS.jsonl [flags]",
         description="Compute recorded answers again, by a model that is loaded here or, without "
         "MODEL, by a running server, and\nname what differs of each: the first token or bit, and "
@@ -20,20 +30,6 @@ def add_check(commands: argparse._SubParsersAction) -> None:
         "  tpdet check models/smollm2 answers.jsonl\n"
         "  tpdet check answers.jsonl --url http://host:8000 --json",
     )
-    command.add_argument("model", nargs="?", help="Hugging Face directory or hub name")
-    command.add_argument("answers", metavar="ANSWERS.jsonl", help="recorded answers")
-    command.add_argument(
-        "--json",
-        action="store_true",
-        help="JSON lines: each difference with both values, then what was checked",
-    )
     add_server(command, named=False)
     add_tp(command)
     add_engine_settings(command, leave_out=("share_draws", "fixed_batch", "approximate"))
-    command.set_defaults(run=_check)
-
-
-def _check(options: argparse.Namespace) -> int:
-    from tpdet.tools.check.command import check
-
-    return check(options)

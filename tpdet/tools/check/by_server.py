@@ -4,22 +4,27 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 
+from tpdet.audit.recorded import RecordedAnswer, RecordedChoice, check_mode, tokens_of
 from tpdet.audit.replay import COVERED
 from tpdet.client.commands import connect
 from tpdet.client.connection import Connection
 from tpdet.errors import CheckpointError, DisagreementError, RequestError, TpdetError, UsageError
-from tpdet.llm.recorded import CHECKED_AT_ONCE, RecordedAnswer, RecordedChoice, tokens_of
+from tpdet.llm.recorded import CHECKED_AT_ONCE
+from tpdet.requests.engine_facts import RAW_LOGPROBS
 from tpdet.requests.structured_outputs import form_in
 from tpdet.tools.check.answers import (
     BatchLine,
     BodyOverHttp,
     Line,
+    Question,
     asked_body,
+    bare_choice,
     check_same_choices,
     check_same_prompt,
 )
@@ -43,9 +48,9 @@ def check_by_server(
     connection = connect(options)
     facts = server_facts(connection)
     begin = time.monotonic()
-    found = compare_by_server(connection, lines, facts)
+    compared = compare_by_server(connection, lines, facts)
     names = facts["contract"], facts["weights"], facts["system_fingerprint"]
-    return found, Checked.of(*names, found, time.monotonic() - begin)
+    return compared, Checked.of(*names, compared, time.monotonic() - begin)
 
 
 def server_facts(connection: Connection) -> dict[str, Any]:
@@ -70,11 +75,27 @@ def compare_by_server(
         try:
             answer = connection.post_patiently(path, {**body, "model": facts["model"]})
         except RequestError as error:
-            raise RequestError(f"line {line.number}: {error}", error.param) from None
+            raise RequestError(f"{line.where}: {error}", error.param) from None
         return _compared(line, answer, facts)
 
     with ThreadPoolExecutor(CHECKED_AT_ONCE) as pool:
         return list(pool.map(one, lines))
+
+
+def record_by_server(
+    connection: Connection, questions: Sequence[Question], facts: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The answers, as lines of `run-batch --record`. Raises what `Connection` raises."""
+
+    def one(question: Question) -> dict[str, Any]:
+        body = {"model": facts["model"], **question.seeded_body}
+        try:
+            return question.line(connection.post_patiently(question.url, body))
+        except RequestError as error:
+            raise RequestError(f"{question.name}: {error}", error.param) from None
+
+    with ThreadPoolExecutor(CHECKED_AT_ONCE) as pool:
+        return list(pool.map(one, questions))
 
 
 def _refuse_other(line: Line, facts: dict[str, Any]) -> None:
@@ -82,21 +103,23 @@ def _refuse_other(line: Line, facts: dict[str, Any]) -> None:
     for name, theirs in (("contract", line.origin.contract), ("weights", line.origin.weights)):
         if theirs != facts[name]:
             raise DisagreementError(
-                f"line {line.number} was computed with {name} {theirs}, and the server has "
+                f"{line.where} was computed with {name} {theirs}, and the server has "
                 f"{facts[name]}: check it by a server of the same"
             )
+    here = facts.get("logprobs_mode", RAW_LOGPROBS)
+    check_mode(line.origin.logprobs_mode, here, line.where)
     answer = line.answer
     if isinstance(answer, RecordedAnswer):
-        for name in ("logprobs", "prompt_logprobs"):
+        for name in ("logprobs", "prompt_logprobs", "tool_calls"):
             if getattr(answer.params, name) is not None:
                 raise CheckpointError(
-                    f"line {line.number} has {name} {getattr(answer.params, name)}, which no "
+                    f"{line.where} has {name} {getattr(answer.params, name)!s:.80}, which no "
                     "server shows in that form: check it by its model, tpdet check MODEL"
                 )
         schema = answer.params.json_schema
         if schema is not None and schema != _as_sent(schema):
             raise CheckpointError(
-                f"line {line.number} has a schema that is not compact JSON, as servers read it: "
+                f"{line.where} has a schema that is not compact JSON, as servers read it: "
                 "check it by its model, tpdet check MODEL"
             )
         return
@@ -104,24 +127,23 @@ def _refuse_other(line: Line, facts: dict[str, Any]) -> None:
     if answer.request.url.endswith("/chat/completions") and splits != line.is_split:
         theirs, ours = ("with", "without") if line.is_split else ("without", "with")
         raise DisagreementError(
-            f"line {line.number} was made {theirs} a reasoning parser, and the server runs {ours} "
+            f"{line.where} was made {theirs} a reasoning parser, and the server runs {ours} "
             "one: check it by its model, tpdet check MODEL"
         )
 
 
 def _compared(line: Line, answer: dict[str, Any], facts: dict[str, Any]) -> Compared:
     try:
-        found = msgspec.convert(answer, BodyOverHttp)
+        body = msgspec.convert(answer, BodyOverHttp)
     except msgspec.ValidationError as error:
-        raise TpdetError(f"line {line.number}: the answer lacks ids: {error}") from None
-    check_same_choices(line, len(found.choices))
-    choices = [RecordedChoice(c.token_ids, c.logprob_bits) for c in found.choices]
-    recorded = line.answer
+        raise TpdetError(f"{line.where}: the answer lacks ids: {error}") from None
+    check_same_choices(line, len(body.choices))
+    choices, recorded = [*map(bare_choice, body.choices)], line.answer
     if isinstance(recorded, BatchLine):
-        for theirs, ours in zip(recorded.response.body.choices, found.choices, strict=True):
+        for theirs, ours in zip(recorded.response.body.choices, body.choices, strict=True):
             check_same_prompt(line, theirs.prompt_token_ids, ours.prompt_token_ids)
         return compare_line(line, choices, batch_line(line, answer))
-    for choice in found.choices:
+    for choice in body.choices:
         check_same_prompt(line, recorded.prompt_token_ids, choice.prompt_token_ids)
     answered = _offline_answer(line, recorded, answer, facts)
     return compare_line(line, choices, offline_line(line, answered))
@@ -131,20 +153,21 @@ def _offline_answer(
     line: Line, recorded: RecordedAnswer, answer: dict[str, Any], facts: dict[str, Any]
 ) -> dict[str, Any]:
     """The fields of a line of `tpdet generate`, of what a server answers to the same request."""
-    names = ("contract", "weights")
-    found = {name: facts[name] for name in names} | {
+    answered = {name: facts[name] for name in ("contract", "weights")} | {
         "seed": recorded.seed,
         "prompt_token_ids": list(recorded.prompt_token_ids),
         "replay_digest": answer["tpdet"]["replay_digest"],
         "replay_version": answer["tpdet"]["replay_version"],
+        "request_digest": answer["tpdet"].get("request_digest"),
+        "logprobs_mode": answer["tpdet"].get("logprobs_mode", RAW_LOGPROBS),
         "outputs": [_offline_choice(recorded, choice) for choice in answer["choices"]],
     }
     if line.is_bare:
         ids = ("token_ids", "logprob_bits")
-        found["outputs"] = [{name: one[name] for name in ids} for one in found["outputs"]]
-        return found
+        answered["outputs"] = [{name: one[name] for name in ids} for one in answered["outputs"]]
+        return answered
     shown = {"request_id": None, "prompt_logprobs": None, "prompt_routed_experts": None}
-    return found | shown | {"finished": True, "system_fingerprint": answer["system_fingerprint"]}
+    return answered | shown | {"finished": True, "system_fingerprint": answer["system_fingerprint"]}
 
 
 def _offline_choice(recorded: RecordedAnswer, choice: dict[str, Any]) -> dict[str, Any]:
@@ -170,8 +193,11 @@ def _question(line: Line) -> tuple[str, dict[str, Any]]:
         path, body = answer.request.url, asked_body(line, answer)
         recorded_origin = answer.response.body.tpdet
         after, version = recorded_origin.json_schema_after, recorded_origin.replay_version
-    wanted = body.get("response_format") or {}
-    if wanted.get("type", "text") != "text" or form_in(body) is not None:
+        if recorded_origin.seeds:
+            own["seeds"] = recorded_origin.seeds
+    response_format = body.get("response_format") or {}
+    formed = response_format.get("type", "text") != "text" or form_in(body) is not None
+    if formed or (after and body.get("tools")):
         own["json_schema_after"] = after
     one_prompt = isinstance(answer, RecordedAnswer) or _has_one_prompt(body)
     if one_prompt and not body.get("echo"):

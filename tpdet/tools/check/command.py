@@ -22,17 +22,17 @@ def check(options: argparse.Namespace) -> int:
     if options.model is None:
         from tpdet.tools.check.by_server import check_by_server
 
-        found, checked = check_by_server(options, lines)
+        compared, checked = check_by_server(options, lines)
     else:
         from tpdet.tools.check.by_model import check_by_model
 
         by_model = check_by_model(options, lines)
         if by_model is None:
             return 0  # rank 0 prints
-        found, checked = by_model
+        compared, checked = by_model
     if options.json:
-        print_utf8(json_lines(found, checked))
+        print_utf8(json_lines(compared, checked))
     else:
-        for line in table_lines(found, checked):
+        for line in table_lines(compared, checked):
             print(line)
     return int(checked.different > 0)

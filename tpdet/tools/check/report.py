@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tpdet.llm.recorded import ChangedPart, Difference
-from tpdet.tools.check.computed import Compared
-from tpdet.tools.check.parts import Elsewhere
+from tpdet.audit.recorded import ChangedPart, Difference
+from tpdet.tools.check.computed import Compared, Elsewhere
 
 _SHOWN = 20
 """Differences of a line that the table shows."""
@@ -67,8 +66,8 @@ def json_lines(compared: Sequence[Compared], checked: Checked) -> Iterator[str]:
     for one in compared:
         if one.differences:
             parts = tuple(_path(one, difference) for difference in one.differences)
-            found = FoundDifference(one.line.number, one.differences[0], parts)
-            yield msgspec.json.encode(found).decode()
+            shown = FoundDifference(one.line.number, one.differences[0], parts)
+            yield msgspec.json.encode(shown).decode()
     yield msgspec.json.encode(checked).decode()
 
 

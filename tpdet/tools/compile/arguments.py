@@ -1,8 +1,9 @@
-"""The flags of `tpdet compile`. Nothing heavy is imported before it runs."""
+"""The flags of `tpdet compile`."""
 
 import argparse
 from pathlib import Path
 
+from tpdet.arguments.flags import add_command, flag, later
 from tpdet.client.engine_settings import add_engine_settings
 from tpdet.kernels.cuda.hardware import KNOWN
 
@@ -11,30 +12,24 @@ LEFT_OUT = (
     "chat_template", "chat_template_date", "enable_prefix_caching", "load_format",
 )  # fmt: skip
 """Settings on which no compiled kernel depends; approximate answers come from a library's."""
+_FLAGS = (
+    flag("model", "Hugging Face directory; only its config.json", nargs="?"),
+    flag("--gpu", " or ".join(KNOWN), required=True, metavar="NAME"),
+    flag("--tp", "tensor-parallel sizes, such as 1,2,4", default="1", metavar="SIZES"),
+    flag("--output", "a new or empty folder", type=Path, required=True, metavar="DIR"),
+)
 
 
 def add_compile(commands: argparse._SubParsersAction) -> None:
     """Add `compile` to the commands of `tpdet`."""
-    command = commands.add_parser(
+    command = add_command(
+        commands,
         "compile",
+        later("tpdet.tools.compile.command", "compile_command"),
+        _FLAGS,
         description="Compile every kernel that a start of MODEL would, for a GPU that need not be "
         "there.\nGive the settings of the start: others may need other kernels.",
         epilog="  tpdet compile MODEL --gpu h200 --tp 1,2,4 --output kernels\n"
         "  tpdet serve MODEL --tp 2 --kernel-cache kernels",
     )
-    command.add_argument("model", nargs="?", help="Hugging Face directory; only its config.json")
-    command.add_argument("--gpu", required=True, metavar="NAME", help=" or ".join(KNOWN))
-    command.add_argument(
-        "--tp", default="1", metavar="SIZES", help="tensor-parallel sizes, such as 1,2,4"
-    )
-    command.add_argument(
-        "--output", type=Path, required=True, metavar="DIR", help="a new or empty folder"
-    )
     add_engine_settings(command, LEFT_OUT)
-    command.set_defaults(run=_compile)
-
-
-def _compile(options: argparse.Namespace) -> int:
-    from tpdet.tools.compile.command import compile_command
-
-    return compile_command(options)

@@ -10,7 +10,7 @@ weights nobody reads, over tensors of the CPU that the kernels take for a GPU's.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -22,7 +22,7 @@ from tpdet.checkpoint.source import UnreadWeights
 from tpdet.comm.world.rehearsal_world import RehearsalWorld
 from tpdet.config import EngineConfig
 from tpdet.kernels.cuda.compile.plain_form import TargetDriver
-from tpdet.kernels.cuda.compile.recording import recording
+from tpdet.kernels.cuda.compile.recording import Recorded, recording
 from tpdet.kernels.cuda.gemm import admission
 from tpdet.kernels.cuda.hardware import MEMORY, Gpu, gpu_of, pretending
 from tpdet.kernels.inputs.product import HEAD_ROWS
@@ -38,9 +38,6 @@ from tpdet.runner.start.step_tokens import choose_step_tokens
 from tpdet.runner.start.warming import rehearse_checks, rehearse_steps, room_for_samples
 from tpdet.runner.step.shared_rows import open_sharing
 from tpdet.tools.compile.weightless import Weightless
-
-if TYPE_CHECKING:
-    from tpdet.kernels.cuda.compile.recording import Recorded
 
 _CPU = torch.device("cpu")
 
@@ -61,7 +58,7 @@ def on_gpu(gpu: Gpu) -> Iterator[None]:
 
 def kernels_of(
     config: EngineConfig, model: ModelConfig, context: int, rank: int, size: int
-) -> "Recorded":
+) -> Recorded:
     """What one rank of `size` asks for, by digest; inside `on_gpu`.
 
     context: tokens of a sequence, at most. Raises UsageError for a size that does not fit.
@@ -99,7 +96,7 @@ def _most_tokens(config: EngineConfig, model: ModelConfig, size: int) -> int:
     """Tokens of a step that ranks of this size agree on."""
     gpu = gpu_of(_CPU)
     whole = (partition_of(config, model, RehearsalWorld(rank, size)) for rank in range(size))
-    return min(choose_step_tokens(config, each, gpu, MEMORY[gpu]).most for each in whole)
+    return min(choose_step_tokens(config, part, gpu, MEMORY[gpu]).most for part in whole)
 
 
 def contract_of(config: EngineConfig, model: ModelConfig, size: int) -> str:

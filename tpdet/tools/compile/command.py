@@ -54,12 +54,7 @@ def compile_command(options: argparse.Namespace) -> int:
 
 
 def compile_to(
-    output: Path,
-    config: EngineConfig,
-    model: ModelConfig,
-    context: int,
-    gpu: Gpu,
-    sizes: list[int],
+    output: Path, config: EngineConfig, model: ModelConfig, context: int, gpu: Gpu, sizes: list[int]
 ) -> int:
     """Compile what starts at `sizes` ask for, and write it to `output`; how many kernels.
 
@@ -100,12 +95,12 @@ def compile_to(
 
 def named_gpu(name: str) -> Gpu:
     """The GPU of a short name. Raises UsageError for one that is not known."""
-    found = KNOWN.get(name.lower())
-    if found is None:
+    gpu = KNOWN.get(name.lower())
+    if gpu is None:
         raise UsageError(
             f"--gpu {name!r} is not known: use one of {', '.join(KNOWN)}{did_you_mean(name, KNOWN)}"
         )
-    return found
+    return gpu
 
 
 def tensor_parallel_sizes(text: str) -> list[int]:

@@ -26,31 +26,31 @@ class Weightless(TorchDispatchMode):
     ) -> Any:
         """Compute small tensors; of large ones the shape."""
         kwargs = kwargs or {}
-        given = args, kwargs
-        if func.is_view or not (tree_any(_large, given) or _makes(func, given)):
+        operands = args, kwargs
+        if func.is_view or not (tree_any(_large, operands) or _makes(func, operands)):
             return func(*args, **kwargs)
         written = [
-            kwargs.get(each.name, args[i] if i < len(args) else None)
-            for i, each in enumerate(func._schema.arguments)
-            if each.alias_info is not None and each.alias_info.is_write
+            kwargs.get(argument.name, args[i] if i < len(args) else None)
+            for i, argument in enumerate(func._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
         ]
         if len(written) == 1 and _large(written[0]):
             return written[0]
         if written:
             return func(*args, **kwargs)
         shapes = _shapes(func, args, kwargs)
-        if shapes is None or not (tree_any(_large, given) or tree_any(_large, shapes)):
+        if shapes is None or not (tree_any(_large, operands) or tree_any(_large, shapes)):
             return func(*args, **kwargs)
         return tree_map(_unwritten, shapes)
 
 
-def _makes(func: Any, given: Any) -> bool:
+def _makes(func: Any, operands: Any) -> bool:
     """Whether it makes a tensor of no other."""
-    return _takes_device(func) and not tree_any(torch.is_tensor, given)
+    return _takes_device(func) and not tree_any(torch.is_tensor, operands)
 
 
 def _takes_device(func: Any) -> bool:
-    return any(each.name == "device" for each in func._schema.arguments)
+    return any(argument.name == "device" for argument in func._schema.arguments)
 
 
 def _shapes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -61,11 +61,11 @@ def _shapes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if "pin_memory" in named:
         named |= {"pin_memory": None}
     try:
-        found = func(*tree_map(_to_meta, args), **tree_map(_to_meta, named))
+        results = func(*tree_map(_to_meta, args), **tree_map(_to_meta, named))
     except (RuntimeError, NotImplementedError):
         return None
-    tensors = [each for each in tree_flatten(found)[0] if isinstance(each, torch.Tensor)]
-    return found if tensors else None
+    tensors = [tensor for tensor in tree_flatten(results)[0] if isinstance(tensor, torch.Tensor)]
+    return results if tensors else None
 
 
 def _to_meta(value: Any) -> Any:

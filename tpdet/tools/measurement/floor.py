@@ -71,7 +71,9 @@ def linear_weights(config: ModelConfig, rows: int) -> float:
 
     Of experts those that rows touch on average which choose them evenly and each for itself.
     """
-    return sum(each.n * each.k * _touched(config, each, rows) for each in _products(config))
+    return sum(
+        product.n * product.k * _touched(config, product, rows) for product in _products(config)
+    )
 
 
 def multiplied_weights(config: ModelConfig) -> int:
@@ -82,7 +84,7 @@ def multiplied_weights(config: ModelConfig) -> int:
 def _products(config: ModelConfig) -> list[LayerProduct]:
     partition = cut_for(config, 1, DEFAULT_FOLD_ORDER)
     layers = range(config.num_layers)
-    return [each for index in layers for each in layer_products(partition, index)]
+    return [product for index in layers for product in layer_products(partition, index)]
 
 
 def _touched(config: ModelConfig, product: LayerProduct, rows: int) -> float:
@@ -124,11 +126,11 @@ def _finishing(config: ModelConfig) -> int:
     """Values by which one row is multiplied behind the last layer's keys and values."""
     partition = cut_for(config, 1, DEFAULT_FOLD_ORDER)
     products = layer_products(partition, config.num_layers - 1)
-    return _multiplied(each for each in products if each.name != "qkv")
+    return _multiplied(product for product in products if product.name != "qkv")
 
 
 def _multiplied(products: Iterable[LayerProduct]) -> int:
-    return sum(each.n * each.k * (each.chosen or 1) for each in products)
+    return sum(product.n * product.k * (product.chosen or 1) for product in products)
 
 
 def mixed_work(config: ModelConfig, lengths: list[int], generate: int) -> CaseWork:

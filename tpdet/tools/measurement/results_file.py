@@ -6,6 +6,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS
 from tpdet.tools.worlds.machine import Machine
 
 Run = dict[str, Any]
@@ -25,19 +27,38 @@ CASE = ("case", "model", "dtype", "mode", "tp", "batch", "context", "peer")
 def newest_rows(path: Path) -> list[tuple[Run, list[Row]]]:
     """Runs of a file, oldest first, each with the rows that no newer run measured again."""
     seen: set[tuple[Any, ...]] = set()
-    found: list[tuple[Run, list[Row]]] = []
+    newest: list[tuple[Run, list[Row]]] = []
     for run in reversed(json.loads(path.read_text(encoding="utf-8"))):
         keys = [tuple(row.get(name) for name in CASE) for row in run["rows"]]
         rows = [row for row, key in zip(run["rows"], keys, strict=True) if key not in seen]
         seen.update(keys)
         if rows:
-            found.append((run, rows))
-    return found[::-1]
+            newest.append((run, rows))
+    return newest[::-1]
 
 
 def all_rows(path: Path) -> list[tuple[Run, list[Row]]]:
     """Runs of a file, oldest first, each with all its rows."""
     return [(run, run["rows"]) for run in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def in_default_order(results: Iterable[tuple[Run, list[Row]]]) -> list[tuple[Run, Row]]:
+    """Choose for each case the row of the default fold order, else the newest of another order.
+
+    `results` are what `newest_rows` gives. Approximate arithmetic, gathered row layers and modes
+    that name a transport are left out; a row's `mode` says which order it was measured in.
+    """
+    chosen: dict[tuple[Any, ...], tuple[Run, Row]] = {}
+    for run, rows in results:
+        for row in rows:
+            if row.get("mode") not in FOLD_ORDERS:
+                continue
+            key = tuple(row.get(name) for name in CASE if name != "mode")
+            known = chosen.get(key)
+            is_default = known is not None and known[1]["mode"] == DEFAULT_FOLD_ORDER
+            if row["mode"] == DEFAULT_FOLD_ORDER or not is_default:
+                chosen[key] = run, row
+    return list(chosen.values())
 
 
 def append_run(path: Path, bench: str, machine: Machine, command: str, rows: list) -> None:

@@ -5,7 +5,7 @@ no terminal and `--no-json` is not.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tpdet.launch.host.standard_streams import print_utf8
+from tpdet.tools.measurement.floor import CaseWork
 from tpdet.tools.measurement.results_file import append_record, run_record, this_command
 from tpdet.tools.worlds.machine import Machine
 
@@ -44,25 +45,38 @@ class BenchRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes: float | None = None
     metrics: dict[str, Any] | None = None
 
+    def beside(self, peer: str, value: float, **fields: Any) -> "BenchRow":
+        """The row with a peer's figure of the same unit, and with more fields."""
+        ratio = None
+        if not self.unit.endswith("/s"):
+            ratio = self.value / value
+        elif self.value:
+            ratio = value / self.value
+        return msgspec.structs.replace(self, peer=peer, peer_value=value, ratio=ratio, **fields)
+
 
 def kernel_row(
     case: str,
     value: float,
     floor: float | None,
-    peer: str | None = None,
-    peer_value: float | None = None,
+    peer: tuple[str, float] | None = None,
+    work: CaseWork | None = None,
     **fields: Any,
 ) -> BenchRow:
-    """The row of a kernel on a GPU that took `value` us, beside its peer's, else its floor's."""
-    base = peer_value or floor
+    """The row of a kernel on a GPU that took `value` us, beside its peer's, else its floor's.
+
+    peer: its name, and its microseconds. work: what one GPU computes and moves.
+    """
+    base = peer[1] if peer else floor
+    counted = {} if work is None else {"flops": work.flops, "bytes": work.bytes}
     return BenchRow(
-        **{"dtype": "bfloat16"} | fields,
+        **{"dtype": "bfloat16"} | counted | fields,
         case=case,
         value=value,
         unit="us",
         floor=floor,
-        peer=peer,
-        peer_value=peer_value,
+        peer=peer[0] if peer else None,
+        peer_value=peer[1] if peer else None,
         ratio=value / base if base else None,
     )
 
@@ -74,10 +88,11 @@ def finish(
     output: Path | None,
     file: str | None = None,
     as_json: bool | None = None,
-) -> None:
-    """Print the rows, `keep` the run, print it as JSON where `print_line` does."""
+) -> int:
+    """Print the rows, `keep` the run, print it as JSON where `print_line` does; exit code 0."""
     print_rows(rows)
     print_line(keep(bench, machine, rows, output, file), as_json)
+    return 0
 
 
 def keep(
@@ -103,39 +118,43 @@ def print_line(record: dict[str, Any], as_json: bool | None = None) -> None:
         print_utf8([msgspec.json.encode(record)])
 
 
+_FIGURES: dict[str, Callable[[BenchRow], str]] = {
+    "floor": lambda row: "" if row.floor is None else f"{row.floor:,.2f}",
+    "value": lambda row: f"{row.value:,.2f} {row.unit}",
+    "peer": lambda row: "" if row.peer is None else f"{row.peer} {row.peer_value:,.2f}",
+    "ratio": lambda row: "" if row.ratio is None else f"{row.ratio:.2f}",
+}
+
+
 def print_rows(rows: Sequence[BenchRow]) -> None:
     """A table without empty columns; the floor stands before the value."""
-    names = ("case", "model", "dtype", "mode", "tp", "batch", "context")
+    names = ("case", "model", "dtype", "mode", "tp", "batch", "context", *_FIGURES)
     used = [name for name in names if any(getattr(row, name) is not None for row in rows)]
+    shown = [[_cell(row, name) for name in used] for row in rows]
+    left = [name for name in used if name not in _FIGURES]
+    wide_console(160).print(make_table(used, shown, left))
+
+
+def _cell(row: BenchRow, name: str) -> str:
+    if name in _FIGURES:
+        return _FIGURES[name](row)
+    value = getattr(row, name)
+    return "" if value is None else str(value)
+
+
+def make_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str]
+) -> Table:
+    """A table of these rows; `left`: the columns that are not of figures."""
     table = Table()
-    for column in used:
-        table.add_column(column)
-    figures = [
-        name
-        for name in ("floor", "value", "peer", "ratio")
-        if any(getattr(row, name) is not None for row in rows)
-    ]
-    for column in figures:
-        table.add_column(column, justify="right")
+    for column in columns:
+        table.add_column(column, justify="left" if column in left else "right")
     for row in rows:
-        peer = "" if row.peer is None else f"{row.peer} {row.peer_value:,.2f}"
-        shown = {
-            "floor": "" if row.floor is None else f"{row.floor:,.2f}",
-            "value": f"{row.value:,.2f} {row.unit}",
-            "peer": peer,
-            "ratio": "" if row.ratio is None else f"{row.ratio:.2f}",
-        }
-        table.add_row(
-            *(_text(getattr(row, name)) for name in used), *(shown[name] for name in figures)
-        )
-    wide_console(160).print(table)
+        table.add_row(*row)
+    return table
 
 
 def wide_console(width: int) -> Console:
     """Where tables go; of this width where standard output is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=width)
-
-
-def _text(value: object) -> str:
-    return "" if value is None else str(value)

@@ -13,7 +13,7 @@ from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
 from tpdet.runner.start.step_tokens import MOST_TOKENS
 from tpdet.server.settings.settings import Settings, load_settings
-from tpdet.tools.measurement.rows import wide_console
+from tpdet.tools.measurement.rows import make_table, wide_console
 from tpdet.tools.plan.draft import DraftPlan, draft_request
 from tpdet.tools.plan.hardware import GIB, Network
 from tpdet.tools.plan.plan import Plan, PlanRequest, RecommendedSize, choose_size, plan_size
@@ -42,9 +42,9 @@ def plan_command(options: argparse.Namespace) -> int:
     tp = request.tp or choice.tp
     plan = plan_size(request, tp) if tp else None
     if options.json:
-        found = {"plan": plan, "recommended": {"tp": choice.tp, "reason": choice.reason},
+        shown = {"plan": plan, "recommended": {"tp": choice.tp, "reason": choice.reason},
                  "sizes": choice.sizes}  # fmt: skip
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        sys.stdout.write(msgspec.json.encode(shown).decode() + "\n")
     else:
         print_plan(plan, choice)
     return 0 if plan is not None and plan.fits else _NO_ROOM
@@ -59,8 +59,7 @@ def request_of(options: argparse.Namespace) -> PlanRequest:
     model = settings.engine.model if settings is not None else options.model
     if model is None:
         raise UsageError("no model is given: name one with --model, or a file with --config")
-    found = find_model(model)
-    request = PlanRequest(model, found, options.gpu.lower(), context=4096, batch=64)
+    request = PlanRequest(model, find_model(model), options.gpu.lower(), context=4096, batch=64)
     if settings is not None:
         request = configured(request, settings)
     flags = {name: getattr(options, name) for name in _OF_FLAGS}
@@ -195,21 +194,15 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
+_COLUMNS = (
+    "TP", "worlds", "fits", "sequences", "ms a step", "decode tokens/s", "prefill tokens/s",
+    "most of a step",
+)  # fmt: skip
+
+
 def _sizes(choice: RecommendedSize) -> Table:
-    table = Table()
-    for column in (
-        "TP",
-        "worlds",
-        "fits",
-        "sequences",
-        "ms a step",
-        "decode tokens/s",
-        "prefill tokens/s",
-        "most of a step",
-    ):
-        table.add_column(column, justify="left" if column == "most of a step" else "right")
-    for size in choice.sizes:
-        table.add_row(
+    rows = [
+        (
             str(size.tp),
             str(size.worlds),
             "yes" if size.fits else "no",
@@ -219,4 +212,6 @@ def _sizes(choice: RecommendedSize) -> Table:
             f"{size.prefill_tokens:,.0f}",
             size.decode_limit,
         )
-    return table
+        for size in choice.sizes
+    ]
+    return make_table(_COLUMNS, rows, left=("most of a step",))

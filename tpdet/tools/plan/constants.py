@@ -1,6 +1,7 @@
 """The planner's constants of one GPU, which `scripts/fit/planner.py` writes from measured results.
 
-Times are in seconds, rates in bytes or operations a second.
+A cost tells the seconds of a kernel by its work, a formula that is also fitted to figures. Times
+are in seconds, rates in bytes or operations a second.
 """
 
 from functools import cache
@@ -9,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from tpdet.errors import UsageError
+from tpdet.kernels.cuda.cost.roofline import roofline
 from tpdet.kernels.inputs.activations import GATED_KINDS
 
 FORMAT = 1
@@ -26,6 +28,13 @@ class ProductCost(msgspec.Struct, frozen=True):
     sharpness: float
     activations: float
 
+    def seconds(self, work: tuple[float, float, float]) -> float:
+        """Seconds of a product, or a layer's experts: bytes of weights, operations, other bytes."""
+        weight, flops, activations = work
+        reading, computing = weight / self.bytes, flops / self.flops
+        rest = activations / self.activations
+        return float(roofline(self.launch, computing, reading, rest, self.sharpness))
+
 
 class DecodeAttentionCost(msgspec.Struct, frozen=True):
     """One layer's decode attention: launch, reading of keys and values, work of heads and splits.
@@ -38,12 +47,21 @@ class DecodeAttentionCost(msgspec.Struct, frozen=True):
     head: float
     split: float
 
+    def seconds(self, work: tuple[float, float, float]) -> float:
+        """Seconds of the bytes, heads and splits that `decode_attention_work` counts."""
+        cached, heads, splits = work
+        return self.launch + cached / self.bytes + heads * self.head + splits * self.split
+
 
 class PrefillAttentionCost(msgspec.Struct, frozen=True):
     """One layer's prefill attention; flops counts only scores that the mask leaves visible."""
 
     launch: float
     flops: float
+
+    def seconds(self, flops: float) -> float:
+        """Seconds of a step of `flops` operations on visible keys."""
+        return self.launch + flops / self.flops
 
 
 class ExchangeCost(msgspec.Struct, frozen=True):
@@ -53,6 +71,10 @@ class ExchangeCost(msgspec.Struct, frozen=True):
     peer: float
     bytes: float
 
+    def seconds(self, ranks: int, sent: float) -> float:
+        """Seconds of an exchange in which each of `ranks` sends `sent` bytes."""
+        return self.launch + self.peer * (ranks - 1) + sent / self.bytes
+
 
 class SamplingCost(msgspec.Struct, frozen=True):
     """Greedy sampling: launch, extra time of several ranks, reading of a rank's fp32 logits."""
@@ -60,6 +82,10 @@ class SamplingCost(msgspec.Struct, frozen=True):
     launch: float
     ranks: float
     bytes: float
+
+    def seconds(self, ranks: int, rows: int, columns: int) -> float:
+        """Seconds of sampling `rows` rows, from `columns` fp32 logits of a rank."""
+        return self.launch + (self.ranks if ranks > 1 else 0.0) + rows * columns * 4 / self.bytes
 
 
 class LayerCost(msgspec.Struct, frozen=True):
@@ -132,12 +158,12 @@ def load_constants(gpu: str, folder: Path = FOLDER) -> Constants:
         )
     path = folder / f"{gpu}.json"
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Constants)
+        constants = msgspec.json.decode(path.read_bytes(), type=Constants)
     except msgspec.DecodeError as error:
         raise UsageError(f"{path} holds no constants ({error}): write it anew") from error
-    if found.format != FORMAT:
-        raise UsageError(f"{path} has format {found.format}, not {FORMAT}: write it anew")
-    return found
+    if constants.format != FORMAT:
+        raise UsageError(f"{path} has format {constants.format}, not {FORMAT}: write it anew")
+    return constants
 
 
 def write_constants(constants: Constants, path: Path) -> None:

@@ -11,7 +11,7 @@ from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.runner.start.step_tokens import LEAST_TOKENS
 from tpdet.speculative.draft_model.pair import check_pair, draft_page_bytes, draft_pages
 from tpdet.tools.plan.memory import rank_memory
-from tpdet.tools.plan.step import PlanWorld, decode_parts, make_world, step_seconds
+from tpdet.tools.plan.step import PlanWorld, decode_parts, step_seconds
 from tpdet.tools.worlds.shapes import find_model
 
 
@@ -65,7 +65,7 @@ def draft_request(
     numbers of token ids do, and as `find_model`.
     """
     draft = find_model(name, dtype)
-    here = all(Path(each).exists() for each in (name, tokenizer or model))
+    here = all(Path(path).exists() for path in (name, tokenizer or model))
     directory = resolve_model(name) if here else Path(name)
     compared = check_pair(
         draft, directory, config, resolve_tokenizer(tokenizer, model) if here else None
@@ -80,7 +80,7 @@ def draft_plan(
 
     utilization: the share of the memory to use.
     """
-    own = make_world(
+    own = PlanWorld(
         draft.config, 1, world.constants, world.hardware, world.network, budget=draft.budget
     )
     positions = min(context, draft.config.max_position)

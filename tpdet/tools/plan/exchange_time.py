@@ -13,7 +13,7 @@ from tpdet.comm.exchange.peer import OVERLAP_PROGRAMS
 from tpdet.comm.exchange.slot_layout import SlotLayout, by_ranks
 from tpdet.kernels.order import fold_plan
 from tpdet.tools.measurement.floor import sent_bytes
-from tpdet.tools.plan.constants import Constants, ExchangeCost
+from tpdet.tools.plan.constants import Constants
 from tpdet.tools.plan.hardware import Network
 
 
@@ -50,11 +50,6 @@ def levels_of(
     return Levels(local, nodes, slots, node_slots, layout.one_shot_rows, hidden)
 
 
-def cost_seconds(cost: ExchangeCost, ranks: int, sent: float) -> float:
-    """Seconds of an exchange in which each of `ranks` sends `sent` bytes."""
-    return cost.launch + cost.peer * (ranks - 1) + sent / cost.bytes
-
-
 def exchange_seconds(
     constants: Constants, levels: Levels, rows: int, network: Network
 ) -> tuple[float, float]:
@@ -69,11 +64,11 @@ def exchange_seconds(
     one, two = sent_bytes(levels.local, levels.slots, values)
     share = -(-values // levels.local)
     one_shot = (
-        cost_seconds(constants.one_shot, levels.local, one),
+        constants.one_shot.seconds(levels.local, one),
         between_seconds(constants, levels, values, network),
     )
     two_shot = (
-        cost_seconds(constants.two_shot, levels.local, two),
+        constants.two_shot.seconds(levels.local, two),
         between_seconds(constants, levels, share, network),
     )
     if levels.nodes > 1:

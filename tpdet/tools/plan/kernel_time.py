@@ -1,17 +1,10 @@
-"""The planner's formulas for the seconds of one kernel, which are also fitted to figures."""
+"""What one kernel moves and computes: the work whose seconds its cost tells (`constants`)."""
 
 from collections.abc import Iterable, Sequence
 
 from tpdet.checkpoint.model_config.expert_load import fullest_rank
-from tpdet.kernels.cuda.cost.roofline import roofline
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.layers.products import LayerProduct
-from tpdet.tools.plan.constants import (
-    DecodeAttentionCost,
-    PrefillAttentionCost,
-    ProductCost,
-    SamplingCost,
-)
 
 
 def product_work(kind: str, rows: int, n: int, k: int, roots: int) -> tuple[float, float, float]:
@@ -32,20 +25,12 @@ def experts_work(
     experts: both products, as a rank holds them, of `total` experts: those of the fullest rank are
     read, and its rows are an even share.
     """
-    held, chosen = experts[0].experts, experts[0].chosen
-    touched = fullest_rank(total, chosen, rows, total // held)
-    mine = rows * chosen * held / total
-    weights = sum(each.n * each.k for each in experts)
-    moved = sum(each.n + each.k for each in experts)
-    return 2.0 * touched * weights, 2.0 * mine * weights, 2.0 * mine * moved
-
-
-def product_seconds(cost: ProductCost, work: tuple[float, float, float]) -> float:
-    """Seconds of a product, or a layer's experts: launch, smooth roofline, and activations."""
-    weight, flops, activations = work
-    reading, computing = weight / cost.bytes, flops / cost.flops
-    rest = activations / cost.activations
-    return float(roofline(cost.launch, computing, reading, rest, cost.sharpness))
+    of_rank, chosen = experts[0].experts, experts[0].chosen
+    touched = fullest_rank(total, chosen, rows, total // of_rank)
+    share = rows * chosen * of_rank / total
+    weights = sum(product.n * product.k for product in experts)
+    moved = sum(product.n + product.k for product in experts)
+    return 2.0 * touched * weights, 2.0 * share * weights, 2.0 * share * moved
 
 
 def decode_attention_work(
@@ -56,25 +41,9 @@ def decode_attention_work(
     return heads * context * head_dim * 4, heads, float(-(-context // PAGE_TOKENS))
 
 
-def decode_attention_seconds(cost: DecodeAttentionCost, work: tuple[float, float, float]) -> float:
-    """Seconds of one layer's attention in a decode step."""
-    cached, heads, splits = work
-    return cost.launch + cached / cost.bytes + heads * cost.head + splits * cost.split
-
-
-def prefill_attention_seconds(cost: PrefillAttentionCost, flops: float) -> float:
-    """Seconds of one layer's attention in a prefill step of `flops` operations on visible keys."""
-    return cost.launch + flops / cost.flops
-
-
-def sampling_seconds(cost: SamplingCost, ranks: int, rows: int, columns: int) -> float:
-    """Seconds of greedy sampling of `rows` rows, from `columns` fp32 logits of a rank."""
-    return cost.launch + (cost.ranks if ranks > 1 else 0.0) + rows * columns * 4 / cost.bytes
-
-
 def layer_bytes(rows: int, products: Iterable[LayerProduct]) -> float:
     """Bytes that the kernels between one layer's products move, in bf16.
 
     Each reads a product's outputs and writes what the product says; exchanges are counted apart.
     """
-    return float(rows * 2 * sum(each.n + each.written for each in products if each.written))
+    return float(rows * 2 * sum(it.n + it.written for it in products if it.written))

@@ -37,8 +37,8 @@ class Memory:
     @property
     def fixed(self) -> int:
         """Bytes of everything except KV pages."""
-        held = self.weights + self.tables + self.slots + self.workspaces
-        return held + self.reserved + self.draft
+        tensors = self.weights + self.tables + self.slots + self.workspaces
+        return tensors + self.reserved + self.draft
 
     @property
     def pages(self) -> int:

@@ -14,15 +14,7 @@ from tpdet.tools.plan.constants import load_constants
 from tpdet.tools.plan.draft import DraftPlan, DraftRequest, draft_plan
 from tpdet.tools.plan.hardware import GIB, Hardware, Network, hardware_of
 from tpdet.tools.plan.memory import Memory, rank_memory
-from tpdet.tools.plan.step import (
-    Parts,
-    PlanWorld,
-    decode_parts,
-    limit_of,
-    make_world,
-    prefill_parts,
-    step_seconds,
-)
+from tpdet.tools.plan.step import PlanWorld, decode_parts, limit_of, prefill_parts, step_seconds
 
 MEASURED_GPUS = 4
 """GPUs of a node whose exchanges were measured, at most."""
@@ -110,7 +102,7 @@ def plan_size(request: PlanRequest, tp: int) -> Plan:
         sizes = request.batch, request.context, request.utilization
         draft = draft_plan(request.draft, world, *sizes)
         memory = replace(memory, draft=draft.bytes)
-    held = memory.sequences(request.context)
+    sequences = memory.sequences(request.context)
     decode = decode_parts(world, request.batch, request.context)
     prefill = prefill_parts(world, request.context)
     seconds = step_seconds(decode)
@@ -128,11 +120,11 @@ def plan_size(request: PlanRequest, tp: int) -> Plan:
         memory=_memory_fields(memory),
         kv_pages=memory.pages,
         kv_tokens=memory.tokens,
-        kv_sequences=held,
-        fits=held >= request.batch and (draft is None or draft.kv_pages > 0),
+        kv_sequences=sequences,
+        fits=sequences >= request.batch and (draft is None or draft.kv_pages > 0),
         decode_ms=1e3 * seconds,
         floor_ms=1e3 * work.seconds(RATES[KNOWN[request.gpu].name]),
-        decode_parts=_milliseconds(decode),
+        decode_parts={name: 1e3 * part for name, part in decode.items()},
         decode_limit=limit_of(decode),
         decode_tokens=worlds * request.batch / seconds,
         prefill_tokens=worlds * request.budget / step_seconds(prefill),
@@ -140,7 +132,7 @@ def plan_size(request: PlanRequest, tp: int) -> Plan:
         notes=(
             *_notes(world),
             *_expert_notes(world, request.batch),
-            *_draft_notes(request, draft, held),
+            *_draft_notes(request, draft, sequences),
         ),
         draft=draft,
     )
@@ -156,7 +148,7 @@ def plan_world(request: PlanRequest, tp: int) -> PlanWorld:
         )
     if tp > hardware.gpus and tp % hardware.gpus:
         raise UsageError(f"--tp {tp} is no multiple of the {hardware.gpus} GPUs of a node")
-    return make_world(
+    return PlanWorld(
         request.config,
         tp,
         load_constants(request.gpu),
@@ -226,10 +218,6 @@ def _memory_fields(memory: Memory) -> dict[str, int]:
     }
 
 
-def _milliseconds(parts: Parts) -> dict[str, float]:
-    return {name: 1e3 * seconds for name, seconds in parts.items()}
-
-
 def _notes(world: PlanWorld) -> tuple[str, ...]:
     notes = []
     if world.config.dtype != "bfloat16":
@@ -271,8 +259,8 @@ def _expert_notes(world: PlanWorld, batch: int) -> tuple[str, ...]:
     )
 
 
-def _draft_notes(request: PlanRequest, draft: DraftPlan | None, held: int) -> tuple[str, ...]:
-    """What of a draft model does not fit, with the remedy. held: sequences beside it."""
+def _draft_notes(request: PlanRequest, draft: DraftPlan | None, sequences: int) -> tuple[str, ...]:
+    """What of a draft model does not fit, with the remedy. sequences: those beside it."""
     if request.draft is None or draft is None:
         return ()
     notes = []
@@ -282,10 +270,10 @@ def _draft_notes(request: PlanRequest, draft: DraftPlan | None, held: int) -> tu
     if not request.draft.compared:
         notes.append("the tokenizers were not compared: a start does, where both are directories")
     without = draft.pages_without // -(-request.context // PAGE_TOKENS)
-    if held < min(request.batch, without) or not draft.kv_pages:
+    if sequences < min(request.batch, without) or not draft.kv_pages:
         notes.append(
-            f"beside the draft model, which takes {draft.bytes / GIB:.1f} GiB of rank 0, {held:,} "
-            f"sequences fit, without it {without:,}: take a smaller one, leave --draft-model out, "
-            "raise --gpu-memory-utilization, or use more GPUs (--tp)"
+            f"beside the draft model, which takes {draft.bytes / GIB:.1f} GiB of rank 0, "
+            f"{sequences:,} sequences fit, without it {without:,}: take a smaller one, leave "
+            "--draft-model out, raise --gpu-memory-utilization, or use more GPUs (--tp)"
         )
     return tuple(notes)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.kernels.cuda.cost.roofline import smooth_maximum
@@ -22,14 +23,10 @@ from tpdet.tools.plan.exchange_time import (
 )
 from tpdet.tools.plan.hardware import Hardware, Network
 from tpdet.tools.plan.kernel_time import (
-    decode_attention_seconds,
     decode_attention_work,
     experts_work,
     layer_bytes,
-    prefill_attention_seconds,
-    product_seconds,
     product_work,
-    sampling_seconds,
 )
 from tpdet.tools.worlds.shapes import cut_for
 
@@ -39,56 +36,32 @@ class PlanWorld:
     """A model divided over ranks on nodes, with the constants for its steps.
 
     budget: rows of a step, at most; overlapped: multiprocessors of an exchange that overlaps
-    products, None for the runtime's.
+    products, None for the runtime's. Raises UsageError naming the sizes or leaves that fit the
+    model.
     """
 
-    partition: Partition
-    levels: Levels
+    config: ModelConfig
+    ranks: int
     constants: Constants
     hardware: Hardware
     network: Network
-    budget: int
+    budget: int = 8192
+    fold_order: str = DEFAULT_FOLD_ORDER
+    leaves: int | None = None
     overlapped: int | None = None
 
-    @property
-    def config(self) -> ModelConfig:
-        """The model's configuration."""
-        return self.partition.config
+    @cached_property
+    def partition(self) -> Partition:
+        """The cut of the rank that holds most of the model."""
+        cut = self.config, self.ranks, self.fold_order, self.leaves
+        parts = [cut_for(*cut, rank=rank) for rank in range(self.ranks)]
+        return max(parts, key=lambda part: (len(part.key_heads), len(part.query_heads)))
 
-    @property
-    def ranks(self) -> int:
-        """The number of ranks."""
-        return self.partition.world.size
-
-
-def make_world(
-    config: ModelConfig,
-    ranks: int,
-    constants: Constants,
-    hardware: Hardware,
-    network: Network,
-    *,
-    budget: int = 8192,
-    fold_order: str = DEFAULT_FOLD_ORDER,
-    leaves: int | None = None,
-    overlapped: int | None = None,
-) -> PlanWorld:
-    """The world of `ranks`, seen from the rank that holds most of it.
-
-    Raises UsageError naming the sizes or leaves that fit the model.
-    """
-    parts = [cut_for(config, ranks, fold_order, leaves, rank=rank) for rank in range(ranks)]
-    partition = max(parts, key=lambda part: (len(part.key_heads), len(part.query_heads)))
-    cut = partition.leaves, fold_order, config.hidden_size, budget
-    return PlanWorld(
-        partition,
-        levels_of(ranks, hardware.gpus, *cut),
-        constants,
-        hardware,
-        network,
-        budget,
-        overlapped,
-    )
+    @cached_property
+    def levels(self) -> Levels:
+        """The levels of its fold."""
+        cut = self.partition.leaves, self.fold_order, self.config.hidden_size, self.budget
+        return levels_of(self.ranks, self.hardware.gpus, *cut)
 
 
 Parts = dict[str, float]
@@ -116,7 +89,7 @@ def decode_parts(world: PlanWorld, batch: int, context: int) -> Parts:
     inside, between = exchange_seconds(constants, levels, batch, world.network)
     return {
         "products": _layers_products(world, batch) + _head(world, batch),
-        "attention": layers * decode_attention_seconds(constants.decode_attention, work),
+        "attention": layers * constants.decode_attention.seconds(work),
         "other kernels": layers * _between_products(world, batch),
         "sampling": _sampling(world, batch),
         "exchange in a node": exchanges * inside + _expert_rows(world, batch),
@@ -137,8 +110,7 @@ def prefill_parts(world: PlanWorld, length: int) -> Parts:
     micro_batches = 2 if overlaps and rows >= MICRO_BATCH_ROWS else 1
     size = -(-rows // micro_batches)
     attention = rows * attention_flops(config, length / 2) / layers / world.ranks
-    cost = world.constants.prefill_attention
-    attention_time = layers * prefill_attention_seconds(cost, attention)
+    attention_time = layers * world.constants.prefill_attention.seconds(attention)
     products = micro_batches * _layers_products(world, size)
     other = layers * micro_batches * _between_products(world, size)
     inside, between = _prefill_exchanges(world, micro_batches, products + attention_time + other)
@@ -167,8 +139,8 @@ def _prefill_exchanges(
         return count * inside, count * between
     between *= count
     programs = world.overlapped or levels.overlapped
-    mine = world.hardware.multiprocessors
-    slowed = computed * mine / (mine - programs)
+    every = world.hardware.multiprocessors
+    slowed = computed * every / (every - programs)
     inside = count * overlapped_seconds(constants, levels, size, programs)
     whole = smooth_maximum(slowed, inside + between, constants.overlapped.sharpness)
     added = whole - computed
@@ -187,10 +159,10 @@ def _layers_products(world: PlanWorld, rows: int) -> float:
 def _layer_products(world: PlanWorld, rows: int, index: int) -> float:
     """Seconds of a rank's products of layer `index`."""
     products = layer_products(world.partition, index)
-    alone = sum(_product(world, each, rows) for each in products if not each.experts)
-    if experts := [each for each in products if each.experts]:
+    alone = sum(_product(world, product, rows) for product in products if not product.experts)
+    if experts := [product for product in products if product.experts]:
         work = experts_work(experts, world.config.experts, rows)
-        alone += product_seconds(world.constants.product(EXPERTS), work)
+        alone += world.constants.product(EXPERTS).seconds(work)
     return max(alone - world.constants.layer.saved, 0.0)
 
 
@@ -200,13 +172,12 @@ def _expert_rows(world: PlanWorld, rows: int) -> float:
     It has the costs of a one-shot exchange; the totals behind the experts count as the exchange of
     any layer.
     """
-    mixture, constants = world.config.mixture, world.constants.one_shot
+    config, mixture, ranks = world.config, world.config.mixture, world.ranks
     if mixture is None or world.partition.experts is None:
         return 0.0
-    ranks = world.ranks
     sent = 2.0 * rows * mixture.routing.chosen * mixture.width * (ranks - 1) / ranks
-    each = constants.launch + (ranks - 1) * constants.peer + sent / constants.bytes
-    return sum(map(world.config.has_experts, range(world.config.num_layers))) * each
+    gather = world.constants.one_shot.seconds(ranks, sent)
+    return sum(map(config.has_experts, range(config.num_layers))) * gather
 
 
 def _head(world: PlanWorld, rows: int) -> float:
@@ -217,9 +188,9 @@ def _head(world: PlanWorld, rows: int) -> float:
     return sum(_product(world, head, block) for block in blocks)
 
 
-def _product(world: PlanWorld, each: LayerProduct, rows: int) -> float:
-    work = product_work(each.kind, rows, each.n, each.k, world.levels.slots)
-    return product_seconds(world.constants.product(each.kind), work)
+def _product(world: PlanWorld, product: LayerProduct, rows: int) -> float:
+    work = product_work(product.kind, rows, product.n, product.k, world.levels.slots)
+    return world.constants.product(product.kind).seconds(work)
 
 
 def _between_products(world: PlanWorld, rows: int) -> float:
@@ -231,7 +202,7 @@ def _between_products(world: PlanWorld, rows: int) -> float:
 
 def _sampling(world: PlanWorld, rows: int) -> float:
     columns = head_product(world.partition).n
-    return sampling_seconds(world.constants.sampling, world.ranks, rows, columns)
+    return world.constants.sampling.seconds(world.ranks, rows, columns)
 
 
 def _embedding(world: PlanWorld, rows: int) -> float:

@@ -2,11 +2,15 @@
 
 import argparse
 import os
+from typing import NamedTuple
+
+import msgspec
 
 from tpdet.checkpoint.model_config import load_model_config
 from tpdet.checkpoint.model_config.fit import context_length
 from tpdet.checkpoint.resolve import resolve_model, resolve_tokenizer
 from tpdet.client.engine_settings import engine_config, ranks_asked
+from tpdet.client.input_file import STDIN, read_by_each_rank
 from tpdet.config import EngineConfig
 from tpdet.errors import RequestError, UsageError
 from tpdet.launch.host.standard_streams import print_utf8
@@ -24,7 +28,17 @@ from tpdet.tools.score.report import (
     table_lines,
     total,
 )
-from tpdet.tools.score.source import ScoredSource, read_source
+
+_MAX_BYTES = 64 << 20
+"""The most bytes of a text: far more than any context holds."""
+
+
+class ScoredSource(NamedTuple):
+    """A text, or else token ids; `name` is what messages call it."""
+
+    name: str
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
 
 
 def score(options: argparse.Namespace) -> int:
@@ -42,8 +56,8 @@ def score(options: argparse.Namespace) -> int:
         tokenizer = Tokenizer.load(directory)
     special = options.add_special_tokens is not False
     token_ids = _checked_ids(source, config, tokenizer, special, params)
-    given = config.model_dump(include=config.model_fields_set) | {"skip_tokenizer_init": True}
-    with LLM(**given, tensor_parallel_size=ranks) as llm:
+    settings = config.model_dump(include=config.model_fields_set) | {"skip_tokenizer_init": True}
+    with LLM(**settings, tensor_parallel_size=ranks) as llm:
         (answer,) = llm.generate([token_ids], params, use_tqdm=False)
         what = Score(
             llm.engine.arithmetic.contract,
@@ -56,11 +70,11 @@ def score(options: argparse.Namespace) -> int:
     if rank > 0:
         return 0
     assert answer.prompt_logprobs is not None
-    found = _found(what, token_ids, answer.prompt_logprobs, options.top, tokenizer)
+    scored = _scored(what, token_ids, answer.prompt_logprobs, options.top, tokenizer)
     if options.json:
-        print_utf8(json_lines(found))
+        print_utf8(json_lines(scored))
     else:
-        print("\n".join(table_lines(found)))
+        print("\n".join(table_lines(scored)))
     return 0
 
 
@@ -103,7 +117,7 @@ def _checked_ids(
     return ids
 
 
-def _found(
+def _scored(
     what: Score,
     token_ids: tuple[int, ...],
     positions: list[dict[int, Logprob] | None],
@@ -126,8 +140,60 @@ def _found(
         entry = alternative(token_id, text(token_id), entries[token_id])
         logprobs.append(entries[token_id].logprob)
         likely = sorted(entries.items(), key=lambda pair: pair[1].rank or 0)[:top]
-        others = tuple(alternative(other, text(other), found) for other, found in likely)
+        others = tuple(alternative(other, text(other), chance) for other, chance in likely)
         tokens.append(
             Token(position, token_id, entry.text, entry.logprob, entry.bits, entry.rank, others)
         )
     return ScoredText(what, tuple(tokens), total(logprobs))
+
+
+def read_source(options: argparse.Namespace) -> ScoredSource:
+    """The one source that the flags name.
+
+    Raises UsageError for none or several, for an empty text and for what is no UTF-8 or no list of
+    ids; and what `read_by_each_rank` raises.
+    """
+    sources = [
+        *(("FILE", path) for path in [options.file] if path is not None),
+        *(("--prompt", text) for text in options.prompt or ()),
+        *(("--tokens", path) for path in options.tokens or ()),
+    ]
+    if len(sources) != 1:
+        said = " and ".join(flag for flag, _ in sources) or "none"
+        raise UsageError(f"give one of FILE, --prompt and --tokens, not {said}")
+    flag, value = sources[0]
+    if flag == "--tokens":
+        if options.add_special_tokens is not None:
+            raise UsageError("--add-special-tokens is for texts: leave it out beside --tokens")
+        name = f"--tokens {value}"
+        return ScoredSource(name, token_ids=_ids(_read(value), name))
+    name = flag if flag == "--prompt" else _shown(value)
+    text = value if flag == "--prompt" else _decoded(_read(value), name)
+    if not text:
+        raise UsageError(f"{name} is empty: give a text")
+    return ScoredSource(name, text=text)
+
+
+def _read(path: str) -> bytes:
+    return read_by_each_rank(path, "give a file, or --prompt TEXT", _MAX_BYTES)
+
+
+def _decoded(data: bytes, name: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{name} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}; convert it "
+            "(iconv -t UTF-8)"
+        ) from None
+
+
+def _ids(data: bytes, name: str) -> tuple[int, ...]:
+    try:
+        return tuple(msgspec.json.decode(data, type=list[int]))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{name}: {error}: give a JSON list of ids, such as [5, 6, 7]") from None
+
+
+def _shown(path: str) -> str:
+    return "standard input" if path == STDIN else path

@@ -72,10 +72,10 @@ class ScoredText(msgspec.Struct, frozen=True):
     total: Total
 
 
-def alternative(token_id: int, text: str | None, found: Logprob) -> Alternative:
+def alternative(token_id: int, text: str | None, entry: Logprob) -> Alternative:
     """One entry of the engine's table of a position."""
-    bits = logprob_bits(found.logprob)
-    return Alternative(token_id, text, shortest_float32(found.logprob), bits, found.rank)
+    bits = logprob_bits(entry.logprob)
+    return Alternative(token_id, text, shortest_float32(entry.logprob), bits, entry.rank)
 
 
 def total(logprobs: Sequence[float]) -> Total:
@@ -89,21 +89,21 @@ def total(logprobs: Sequence[float]) -> Total:
     return Total(len(logprobs), whole, mean, perplexity)
 
 
-def json_lines(found: ScoredText) -> Iterator[str]:
+def json_lines(scored: ScoredText) -> Iterator[str]:
     """A line for what was computed, one for each token, one for the totals."""
-    for line in (found.score, *found.tokens, found.total):
+    for line in (scored.score, *scored.tokens, scored.total):
         yield msgspec.json.encode(line).decode()
 
 
-def table_lines(found: ScoredText) -> Iterator[str]:
+def table_lines(scored: ScoredText) -> Iterator[str]:
     """An aligned table, with a position's other likely tokens below its token; then the totals."""
     head = ("position", "id", "logprob", "bits", "rank", "text")
-    rows = [head, *(row for token in found.tokens for row in _rows(token))]
+    rows = [head, *(row for token in scored.tokens for row in _rows(token))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
     for row in rows:
         cells = (cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=True))
         yield "  ".join((*cells, row[-1]))
-    score, whole = found.score, found.total
+    score, whole = scored.score, scored.total
     yield ""
     yield f"tokens scored    {whole.scored}"
     yield f"log-probability  {whole.sum:.6f}, {whole.mean:.6f} a token"

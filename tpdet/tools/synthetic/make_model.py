@@ -4,7 +4,6 @@ The random weights make answers worth comparing: projections keep the size of th
 weights lie around 1, and logits spread over several units, neither uniform nor one-hot.
 """
 
-import json
 import os
 import shutil
 import tempfile
@@ -19,12 +18,11 @@ from tpdet.checkpoint.model_config import FAMILIES, HEAD_SIZES, load_model_confi
 from tpdet.checkpoint.model_config.fields import Fields
 from tpdet.checkpoint.model_config.model import Mixture
 from tpdet.errors import UsageError
-from tpdet.tools.synthetic.train_tokenizer import train_tokenizer
+from tpdet.tools.synthetic.train_tokenizer import MIN_VOCAB_SIZE, train_tokenizer, write_json
 
 _FAMILIES = {family.name: family for family in FAMILIES.values()}
 _DTYPES = ("float32", "bfloat16", "float16")
 _INTERMEDIATE_GROUP = 128
-_MIN_VOCABULARY = 1024
 _LOGIT_SPREAD = 3.0
 _MOST_SKEW = 16.0
 _OWN_SETTINGS: dict[str, dict[str, Any]] = {
@@ -137,8 +135,8 @@ class ModelShape:
             raise UsageError(
                 f"head_dim {self.head_dim}: use an even number up to {max(HEAD_SIZES)}"
             )
-        if self.vocab < _MIN_VOCABULARY:
-            raise UsageError(f"vocab {self.vocab}: use at least {_MIN_VOCABULARY}")
+        if self.vocab < MIN_VOCAB_SIZE:
+            raise UsageError(f"vocab {self.vocab}: use at least {MIN_VOCAB_SIZE}")
         if self.dtype not in _DTYPES:
             raise UsageError(f"dtype {self.dtype!r}: use float32, bfloat16 or float16")
         if not 0.0 <= self.router_skew <= _MOST_SKEW:
@@ -176,8 +174,8 @@ def make_model(directory: Path | str, *, seed: int = 0, shards: int = 1, **shape
     temporary = _temporary(directory)
     try:
         config = _config(model, train_tokenizer(temporary, model.vocab))
-        _write_json(temporary / "config.json", config)
-        _write_json(
+        write_json(temporary / "config.json", config)
+        write_json(
             temporary / "generation_config.json",
             {"eos_token_id": config["eos_token_id"], "bos_token_id": config["bos_token_id"]},
         )
@@ -270,11 +268,11 @@ def _write_weights(
     mapping: dict[str, str] = {}
     for shard in range(shards):
         file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
-        mine = names[shard * len(names) // shards : (shard + 1) * len(names) // shards]
-        save_file({n: tensors[n] for n in mine}, directory / file, metadata={"format": "pt"})
-        mapping |= dict.fromkeys(mine, file)
+        own = names[shard * len(names) // shards : (shard + 1) * len(names) // shards]
+        save_file({n: tensors[n] for n in own}, directory / file, metadata={"format": "pt"})
+        mapping |= dict.fromkeys(own, file)
     size = sum(tensor.nbytes for tensor in tensors.values())
-    _write_json(
+    write_json(
         directory / "model.safetensors.index.json",
         {"metadata": {"total_size": size}, "weight_map": mapping},
     )
@@ -353,7 +351,7 @@ def _expert_shapes(mixture: Mixture, block: str, hidden: int) -> dict[str, tuple
         shapes[f"{block}.gate.{mixture.choice_bias}"] = (mixture.routing.experts,)
     if mixture.shared:
         name, width = f"{block}.{mixture.shared}", mixture.shared_width
-        shapes |= dict.fromkeys((f"{name}.{each}.weight" for each in (gate, up)), (width, hidden))
+        shapes |= dict.fromkeys((f"{name}.{part}.weight" for part in (gate, up)), (width, hidden))
         shapes[f"{name}.{down}.weight"] = (hidden, width)
     return shapes
 
@@ -386,7 +384,3 @@ def _random(
     if name.endswith(("lm_head.weight", "embed_tokens.weight")):
         return values * (_LOGIT_SPREAD / shape[1] ** 0.5)
     return values / shape[1] ** 0.5
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")

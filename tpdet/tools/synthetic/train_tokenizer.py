@@ -75,8 +75,8 @@ def train_tokenizer(directory: Path | str, vocab_size: int) -> dict[str, int]:
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
     }
-    _write_json(directory / "tokenizer_config.json", config)
-    _write_json(directory / "special_tokens_map.json", named)
+    write_json(directory / "tokenizer_config.json", config)
+    write_json(directory / "special_tokens_map.json", named)
     ids = tokenizer.get_vocab(with_added_tokens=True)
     return {f"{name}_id": ids[token] for name, token in named.items()}
 
@@ -122,5 +122,6 @@ def _corpus() -> list[str]:
     return texts
 
 
-def _write_json(path: Path, value: Mapping[str, object]) -> None:
+def write_json(path: Path, value: Mapping[str, object]) -> None:
+    """Write indented JSON, as the files of a model are."""
     path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")

@@ -127,22 +127,22 @@ class LayerTuner:
         layer = self.expert.layer
         count = next(steps for most, steps in _STEPS.items() if tokens <= most)
         generator = torch.Generator(self._device).manual_seed(tokens)
-        found = []
+        steps = []
         for i in range(max(count, len(self._weights))):
             x = torch.randn(tokens, layer.hidden, generator=generator, device=self._device)
             logits = torch.randn(tokens, layer.total, generator=generator, device=self._device)
-            found.append(TuneStep(x.bfloat16(), logits, *self._weights[i % len(self._weights)]))
-        return found
+            steps.append(TuneStep(x.bfloat16(), logits, *self._weights[i % len(self._weights)]))
+        return steps
 
     def _tune_step(self, tokens: int, refused: dict[str, None]) -> LayerRow:
         steps, static = self._steps(tokens), self._static(tokens)
         forms = sorted(
             (self._form(steps, form, refused) for form in block_forms(self.expert.layer, tokens)),
-            key=lambda found: found[0],
+            key=lambda form: form[0],
         )
         tried = [pair for us, pairs in forms[:_FORMS] if us < math.inf for pair in pairs]
         tried = list(dict.fromkeys([static, *tried]))
-        times = full_us([self._whole(tokens, each) for each in tried], steps, self._repeats)
+        times = full_us([self._whole(tokens, tiles) for tiles in tried], steps, self._repeats)
         best = min(range(len(tried)), key=times.__getitem__)
         if times[best] > _GAIN * times[0]:
             best = 0
@@ -174,7 +174,7 @@ class LayerTuner:
         self, steps: Sequence[TuneStep], block_rows: int, by_token: bool, gated: bool
     ) -> list[GroupedRows]:
         """What one of both products reads in each step."""
-        layer, found = self.expert.layer, []
+        layer, grouped = self.expert.layer, []
         for step in steps:
             ids = step.logits.topk(layer.chosen).indices.sort().values.int()
             tokens = sort_tokens(ids, self._lanes.experts, block_rows, by_token)
@@ -182,8 +182,8 @@ class LayerTuner:
                 rows = step.x if by_token else rows_in_blocks(step.x, tokens)
             else:
                 rows = self._draw(tokens.rows, layer.width, seed=3)
-            found.append(GroupedRows(rows, tokens, step.gate_up if gated else step.down))
-        return found
+            grouped.append(GroupedRows(rows, tokens, step.gate_up if gated else step.down))
+        return grouped
 
     def _tiles(self, block_rows: int, gated: bool) -> list[Tile]:
         gate_up, down = weights_of(self.expert.layer, 2)
@@ -236,13 +236,13 @@ class LayerTuner:
 
     def _floor(self, tokens: int, steps: Sequence[TuneStep]) -> float:
         """Least microseconds: the touched weights at `_RATES`, or `_FLOPS`."""
-        layer, each = self.expert.layer, 3 * self.expert.layer.width * self.expert.layer.hidden
-        touched = chosen = 0
+        layer = self.expert.layer
+        weights, touched, chosen = 3 * layer.width * layer.hidden, 0, 0
         for step in steps:
             ids = step.logits.topk(layer.chosen).indices
-            mine = ids[ids < layer.held]
-            touched, chosen = touched + mine.unique().numel(), chosen + mine.numel()
-        least = max(2 * touched * each / _RATES.bytes, 2 * chosen * each / _FLOPS)
+            own = ids[ids < layer.held]
+            touched, chosen = touched + own.unique().numel(), chosen + own.numel()
+        least = max(2 * touched * weights / _RATES.bytes, 2 * chosen * weights / _FLOPS)
         return 1e6 * least / len(steps)
 
 

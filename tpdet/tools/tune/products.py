@@ -78,9 +78,9 @@ def launches(operands: ProductOperands, buckets: Iterable[int]) -> Iterator[Call
     """Calls that launch every kernel which tuning measures; a library needs no compiler."""
     for bucket in buckets:
         for product in operands.products:
-            for each in operands.candidates(product, bucket).values():
-                if not each.choice.library:
-                    yield partial(each.run, operands.cold[0])
+            for candidate in operands.candidates(product, bucket).values():
+                if not candidate.choice.library:
+                    yield partial(candidate.run, operands.cold[0])
 
 
 def tune(operands: ProductOperands, buckets: Iterable[int], repeats: int) -> list[TunedProduct]:
@@ -98,25 +98,25 @@ def _tune_bucket(
 ) -> None:
     """Add a bucket's row and times to each product. Raises RuntimeError if no tile keeps bits."""
     cold = enough(operands.cold, bucket)
-    candidates = [operands.candidates(each.product, bucket) for each in tuned]
-    tiles: dict[str, Run] = {}
-    for mine in candidates:
-        for name, each in mine.items():  # equal names run the same
-            if not each.choice.library:
-                tiles.setdefault(name, each.run)
-    times = quick_us(tiles, cold)
+    candidates = [operands.candidates(one.product, bucket) for one in tuned]
+    runs: dict[str, Run] = {}
+    for named in candidates:
+        for name, candidate in named.items():  # equal names run the same
+            if not candidate.choice.library:
+                runs.setdefault(name, candidate.run)
+    times = quick_us(runs, cold)
     finalists = [
-        _finalists(each, mine, times, operands.finalists, bucket)
-        for each, mine in zip(tuned, candidates, strict=True)
+        _finalists(product, named, times, operands.finalists, bucket)
+        for product, named in zip(tuned, candidates, strict=True)
     ]
     tried: dict[str, Run] = {}
-    for names, mine in zip(finalists, candidates, strict=True):
+    for names, named in zip(finalists, candidates, strict=True):
         for name in names:
-            tried.setdefault(name, mine[name].run)
-    peer, *found = full_us([operands.peer(bucket), *tried.values()], cold, repeats)
-    us = dict(zip(tried, found, strict=True))
-    for product, names, mine in zip(tuned, finalists, candidates, strict=True):
-        product.rows[bucket] = _row({name: mine[name].choice for name in names}, us, peer)
+            tried.setdefault(name, named[name].run)
+    peer, *full = full_us([operands.peer(bucket), *tried.values()], cold, repeats)
+    us = dict(zip(tried, full, strict=True))
+    for product, names, named in zip(tuned, finalists, candidates, strict=True):
+        product.rows[bucket] = _row({name: named[name].choice for name in names}, us, peer)
         product.times[bucket] = times | us
 
 
@@ -135,7 +135,7 @@ def _finalists(
         return f"{bucket}{kinds}" if wrong else None
 
     tiles, refused = first_in_class((name for name in times if name in candidates), most, problem)
-    ways = [name for name, each in candidates.items() if each.choice.library]
+    ways = [name for name, one in candidates.items() if one.choice.library]
     ways, refused_ways = first_in_class(ways, len(ways), problem)
     for name, where in (refused | refused_ways).items():
         tuned.refused.setdefault(candidates[name].title, []).append(where)

@@ -84,14 +84,15 @@ def tune_products(
     if effort.missing:
         known, layers = products_in(path, facts), layers_in(path, facts)
         products = [product for product in products if product not in known]
-        experts = [each for each in experts if each.layer not in layers]
+        experts = [expert for expert in experts if expert.layer not in layers]
         print(f"{len(products)} products to tune, {len(known)} in {path}")
         print(f"{len(experts)} layers of experts to tune, {len(layers)} in {path}")
+    tuning = _Tuning(effort, device, path, facts)
     if experts:
-        _tune_experts(experts, effort, device, path, facts)
+        tuning.experts(experts)
     if not products:
         return
-    tuned = _tune_all(products, effort, device, path, facts)
+    tuned = tuning.products(products)
     begin = time.perf_counter()
     table = parse_table(path.read_text(encoding="utf-8"), str(path))
     admission = check(tuned, device, {"column": effort.max_rows, "head": HEAD_ROWS}, table=table)
@@ -114,72 +115,65 @@ def groups(products: Iterable[Product]) -> list[list[Product]]:
     return list(alike.values())
 
 
-def _tune_all(
-    products: Sequence[Product],
-    effort: Effort,
-    device: torch.device,
-    path: Path,
-    facts: dict[str, str],
-) -> list[Product]:
-    """Tune each product and write the table after each; those that were tuned in time."""
-    begin = time.perf_counter()
-    ratios: list[tuple[float, str]] = []
-    done: list[Product] = []
-    waiting = groups(products)
-    for number, group in enumerate(waiting, 1):
-        spent = time.perf_counter() - begin
-        if done and spent >= effort.seconds:
-            print(f"{len(waiting) - number + 1} of {len(waiting)} not tuned in {spent:.0f} s")
-            break
-        for tuned in _tune_group(group, effort, device):
-            write_table(path, facts, [tuned])
-            ratios += _show(tuned)
-            done.append(tuned.product)
-        if effort.times is not None:
-            append_times(effort.times, facts, tuned)
-        print(f"  {number} of {len(waiting)}, {time.perf_counter() - begin:.0f} s", flush=True)
-    worst = ", ".join(f"{ratio:.2f} {name}" for ratio, name in sorted(ratios, reverse=True)[:5])
-    print(
-        f"time over the peer's: geometric mean {geometric_mean(r for r, _ in ratios):.3f} of "
-        f"{len(ratios)} cases, worst {worst}; {time.perf_counter() - begin:.0f} s"
-    )
-    return done
+@dataclass(frozen=True)
+class _Tuning:
+    """Where tables are written, by which effort, on which device, and its facts."""
 
+    effort: Effort
+    device: torch.device
+    path: Path
+    facts: dict[str, str]
 
-def _tune_group(
-    group: Sequence[Product], effort: Effort, device: torch.device
-) -> list[TunedProduct]:
-    buckets = buckets_of(group[0], effort.max_rows)
-    make = LeafOperands if group[0].kind == "row" else ColumnOperands
-    operands = make(group, max(buckets), device)
-    _compile(launches(operands, buckets))
-    tuned = tune(operands, buckets, effort.repeats)
-    torch.cuda.empty_cache()
-    return tuned
+    def products(self, products: Sequence[Product]) -> list[Product]:
+        """Tune each product and write the table after each; those that were tuned in time."""
+        begin, effort = time.perf_counter(), self.effort
+        ratios: list[tuple[float, str]] = []
+        done: list[Product] = []
+        waiting = groups(products)
+        for number, group in enumerate(waiting, 1):
+            spent = time.perf_counter() - begin
+            if done and spent >= effort.seconds:
+                print(f"{len(waiting) - number + 1} of {len(waiting)} not tuned in {spent:.0f} s")
+                break
+            for tuned in self._group(group):
+                write_table(self.path, self.facts, [tuned])
+                ratios += _show(tuned)
+                done.append(tuned.product)
+            if effort.times is not None:
+                append_times(effort.times, self.facts, tuned)
+            print(f"  {number} of {len(waiting)}, {time.perf_counter() - begin:.0f} s", flush=True)
+        worst = ", ".join(f"{ratio:.2f} {name}" for ratio, name in sorted(ratios, reverse=True)[:5])
+        print(
+            f"time over the peer's: geometric mean {geometric_mean(r for r, _ in ratios):.3f} of "
+            f"{len(ratios)} cases, worst {worst}; {time.perf_counter() - begin:.0f} s"
+        )
+        return done
 
-
-def _tune_experts(
-    experts: Sequence[Expert],
-    effort: Effort,
-    device: torch.device,
-    path: Path,
-    facts: dict[str, str],
-) -> None:
-    """Tune each layer and write the table after each."""
-    begin, sizes = time.perf_counter(), step_sizes(effort.max_rows)
-    for number, expert in enumerate(experts, 1):
-        if number > 1 and time.perf_counter() - begin >= effort.seconds:
-            print(f"{len(experts) - number + 1} of {len(experts)} layers of experts not tuned")
-            return
-        tuner = LayerTuner(expert, effort.repeats, device)
-        _compile(tuner.launches(sizes))
-        tuned = tuner.tune(sizes)
-        write_table(path, facts, [], [tuned])
-        _show_layer(tuned)
-        del tuner
+    def _group(self, group: Sequence[Product]) -> list[TunedProduct]:
+        buckets = buckets_of(group[0], self.effort.max_rows)
+        make = LeafOperands if group[0].kind == "row" else ColumnOperands
+        operands = make(group, max(buckets), self.device)
+        _compile(launches(operands, buckets))
+        tuned = tune(operands, buckets, self.effort.repeats)
         torch.cuda.empty_cache()
-        print(f"  {number} of {len(experts)}, {time.perf_counter() - begin:.0f} s", flush=True)
-    print(path)
+        return tuned
+
+    def experts(self, experts: Sequence[Expert]) -> None:
+        """Tune each layer and write the table after each."""
+        begin, sizes = time.perf_counter(), step_sizes(self.effort.max_rows)
+        for number, expert in enumerate(experts, 1):
+            if number > 1 and time.perf_counter() - begin >= self.effort.seconds:
+                print(f"{len(experts) - number + 1} of {len(experts)} layers of experts not tuned")
+                return
+            tuner = LayerTuner(expert, self.effort.repeats, self.device)
+            _compile(tuner.launches(sizes))
+            tuned = tuner.tune(sizes)
+            write_table(self.path, self.facts, [], [tuned])
+            _show_layer(tuned)
+            del tuner
+            torch.cuda.empty_cache()
+            print(f"  {number} of {len(experts)}, {time.perf_counter() - begin:.0f} s", flush=True)
+        print(self.path)
 
 
 def _compile(calls: Iterable[Callable[[], object]]) -> None:

@@ -28,31 +28,31 @@ def products_by_value(
     In the order of names, then of sizes. A model leaves out sizes that do not fit it, as long as
     one does. Raises UsageError for one that none fits, NotFoundError for an unknown model.
     """
-    found: dict[Product, None] = {}
+    products: dict[Product, None] = {}
     left_out = []
     sizes, orders, rules = tuple(ranks), tuple(orders), tuple(row_layers)
     for name in names:
         refused = []
         for size in sizes:
             try:
-                found |= dict.fromkeys(_products_of(name, size, orders, rules))
+                products |= dict.fromkeys(_products_of(name, size, orders, rules))
             except UsageError as error:
                 refused.append(f"{name}: {error}")
         if len(refused) == len(sizes):
             raise UsageError(refused[0])
         left_out += refused
-    return tuple(found), tuple(left_out)
+    return tuple(products), tuple(left_out)
 
 
 def _products_of(
     name: str, size: int, orders: tuple[str, ...], rules: tuple[str, ...]
 ) -> tuple[Product, ...]:
-    found: tuple[Product, ...] = ()
+    products: tuple[Product, ...] = ()
     if "fold" in rules:
-        found += tuned_products([name], [size]) + tuned_row_products([name], [size], orders)
+        products += tuned_products([name], [size]) + tuned_row_products([name], [size], orders)
     if "gather" in rules:
-        found += tuned_gathered_products([name], [size])
-    return found
+        products += tuned_gathered_products([name], [size])
+    return products
 
 
 def expert_layers(names: Iterable[str], ranks: Iterable[int]) -> tuple[Expert, ...]:
@@ -60,7 +60,7 @@ def expert_layers(names: Iterable[str], ranks: Iterable[int]) -> tuple[Expert, .
 
     In the order of names, then of sizes. Raises NotFoundError for an unknown model.
     """
-    found: dict[Expert, None] = {}
+    experts: dict[Expert, None] = {}
     sizes = tuple(ranks)
     for name in names:
         config = find_model(name)
@@ -72,8 +72,8 @@ def expert_layers(names: Iterable[str], ranks: Iterable[int]) -> tuple[Expert, .
                 continue
             layer = expert_layer(partition)
             if layer is not None and mixture is not None:
-                found[Expert(layer, mixture.activation, mixture.biased)] = None
-    return tuple(found)
+                experts[Expert(layer, mixture.activation, mixture.biased)] = None
+    return tuple(experts)
 
 
 def tuned_products(names: Iterable[str], ranks: Iterable[int]) -> tuple[Product, ...]:

@@ -76,8 +76,8 @@ def _joined(
     names: tuple[str, ...], old: Iterable[dict[str, Any]], new: Iterable[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Entries in the order of their keys, of two with one key the new one."""
-    found = {tuple(entry.get(name, "") for name in names): entry for entry in (*old, *new)}
-    return [found[key] for key in sorted(found)]
+    entries = {tuple(entry.get(name, "") for name in names): entry for entry in (*old, *new)}
+    return [entries[key] for key in sorted(entries)]
 
 
 def layers_in(path: Path, environment: Mapping[str, str]) -> frozenset[ExpertLayer]:

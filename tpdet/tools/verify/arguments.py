@@ -2,7 +2,8 @@
 
 import argparse
 
-from tpdet.arguments.command_line import check_counts, results_file
+from tpdet.arguments.command_line import check_counts, html_file, results_file
+from tpdet.arguments.flags import Flag, add_command, add_flags, choice, file, flag, switch
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.tools.verify.relations import parse_relations, relations_help
@@ -14,21 +15,30 @@ from tpdet.tools.worlds.ways import (
     parse_transports,
 )
 
-WHOLE = {
-    "relations": "all",
-    "tp": "1,2,4,8",
-    "dtype": "float32,bfloat16",
-    "fold_order": "sequential,pairs,tree",
-    "leaves": None,
-    "launcher": "self",
-    "transport": "auto",
-    "nodes": "1",
-    "row_layers": "fold",
-    "batch": "1,4,16,64",
-    "budget": "16,100",
-    "prompt_lengths": "5,300,37",
-    "tokens": 12,
-}
+_MATRIX: dict[str, tuple[str | int | None, str]] = {
+    "relations": ("all", relations_help()),
+    "tp": ("1,2,4,8", "tensor-parallel sizes, a list"),
+    "dtype": ("float32,bfloat16", "dtypes, a list"),
+    "fold_order": ("sequential,pairs,tree", "fold orders, a list"),
+    "leaves": (None, "leaves of the fold, at most; 8 by default"),
+    "launcher": ("self", launchers_help()),
+    "transport": (
+        "auto", f"what carries sums between ranks, a list of {', '.join(TRANSPORTS)}"
+    ),
+    "nodes": (
+        "1", "nodes that the ranks lie on, a list of numbers: the hosts of a Slurm cluster, else "
+        "neighbours of this host as if they were on a host of their own (two-level fold)",
+    ),
+    "row_layers": ("fold", "fold, gather, or both: fold,gather"),
+    "batch": ("1,4,16,64", "requests in flight together, a list"),
+    "budget": ("16,100", "tokens in a step (chunked prefill), a list"),
+    "prompt_lengths": ("5,300,37", "tokens of the probes' prompts, a list"),
+    "tokens": (12, "tokens each probe generates"),
+}  # fmt: skip
+"""Flags of the matrix: what stands for all that they can be, and their texts. None has a default in
+the parser: `fill_matrix` gives it later.
+"""
+WHOLE = {name: whole for name, (whole, _) in _MATRIX.items()}
 """The values of flags that are not given beside --all."""
 SHORT = WHOLE | {
     "relations": "steps,fresh",
@@ -44,83 +54,58 @@ _AS_GIVEN = ("tokens", "seed", "control", "load_format", "device", "leaves", "dr
 """Flags that are fields of a `VerifySpec`."""
 
 
+_MODELS = (
+    flag("model",
+         "checkpoints, or shapes such as qwen3-8b for --load-format dummy; tiny ones if none",
+         nargs="*"),
+    switch("--all",
+           "widen every flag that is not given to all that it can be, and without a model take "
+           "one of each family: many minutes; without it the main circumstances at TP 1 and 2, of "
+           "a tiny model within two minutes on two cores"),
+)  # fmt: skip
+_FLAGS = (
+    flag("--seed", "of the probes", type=int, default=0),
+    choice("--load-format", "dummy: drawn weights", "auto", "dummy"),
+    choice("--device", "where the model runs", "auto", "cpu", "cuda"),
+    flag("--worlds-per-gpu",
+         "worlds that may share a GPU, while it holds a copy of the model for each: more is "
+         "faster, because a world that starts or compiles leaves its GPU idle",
+         type=int, default=1),
+    flag("--draft-model",
+         "the other model of the relation draft_model, with the same tokenizer; by default one "
+         "with random weights", metavar="DIR"),
+    flag("--output", "results file (JSON) to append to", type=results_file),
+    flag("--html", "write a page for browsers: matrix, first differences, environment, times",
+         type=html_file, metavar="FILE"),
+    file("--from", "verify nothing, and make the page of --html from this file of --output",
+         dest="results"),
+    switch("--control",
+           "use the stock all-reduce and products instead: this must report differences"),
+    switch("--approximate", "refused: that mode promises no bit"),
+)  # fmt: skip
+
+
+def _matrix_flag(name: str) -> Flag:
+    (whole, text), default = _MATRIX[name], SHORT[name]
+    widened = "" if default == whole else f"; with --all {whole}"
+    said = "" if default is None else f" (default {default}{widened})"
+    kind = int if name in ("leaves", "tokens") else str
+    names = f"--{name.replace('_', '-')}"
+    return flag(names, text + said, type=kind, default=argparse.SUPPRESS)
+
+
 def add_verify(commands: argparse._SubParsersAction) -> None:
     """Add the `verify` command."""
-    command = commands.add_parser(
-        "verify", help="prove that no circumstance changes a bit", allow_abbrev=False
+    command = add_command(
+        commands,
+        "verify",
+        _verify,
+        _MODELS,
+        help="prove that no circumstance changes a bit",
+        allow_abbrev=False,
     )
-    command.add_argument(
-        "model",
-        nargs="*",
-        help="checkpoints, or shapes such as qwen3-8b for --load-format dummy; tiny ones if none",
-    )
-    command.add_argument(
-        "--all",
-        action="store_true",
-        help="widen every flag that is not given to all that it can be, and without a model take "
-        "one of each family: many minutes; without it the main circumstances at TP 1 and 2, of a "
-        "tiny model within two minutes on two cores",
-    )
-    _add_matrix(command)
-    command.add_argument("--seed", type=int, default=0, help="of the probes")
-    command.add_argument(
-        "--load-format", default="auto", choices=["auto", "dummy"], help="dummy: drawn weights"
-    )
-    command.add_argument(
-        "--device", default="auto", choices=["auto", "cpu", "cuda"], help="where the model runs"
-    )
-    command.add_argument(
-        "--worlds-per-gpu",
-        type=int,
-        default=1,
-        help="worlds that may share a GPU, while it holds a copy of the model for each: more is "
-        "faster, because a world that starts or compiles leaves its GPU idle",
-    )
-    command.add_argument(
-        "--draft-model",
-        metavar="DIR",
-        help="the other model of the relation draft_model, with the same tokenizer; by default one "
-        "with random weights",
-    )
-    command.add_argument("--output", type=results_file, help="results file (JSON) to append to")
-    command.add_argument(
-        "--control",
-        action="store_true",
-        help="use the stock all-reduce and products instead: this must report differences",
-    )
-    command.add_argument(
-        "--approximate", action="store_true", help="refused: that mode promises no bit"
-    )
-    command.set_defaults(run=_verify)
-
-
-def _add_matrix(command: argparse.ArgumentParser) -> None:
-    """Add the flags of the matrix, without defaults: `fill_matrix` gives them later."""
-
-    def add(name: str, text: str, kind: type = str) -> None:
-        key = name.replace("-", "_")
-        default, whole = SHORT[key], WHOLE[key]
-        widened = "" if default == whole else f"; with --all {whole}"
-        said = "" if default is None else f" (default {default}{widened})"
-        command.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, help=text + said)
-
-    add("relations", relations_help())
-    add("tp", "tensor-parallel sizes, a list")
-    add("dtype", "dtypes, a list")
-    add("fold-order", "fold orders, a list")
-    add("leaves", "leaves of the fold, at most; 8 by default", int)
-    add("launcher", launchers_help())
-    add("transport", f"what carries sums between ranks, a list of {', '.join(TRANSPORTS)}")
-    add(
-        "nodes",
-        "nodes that the ranks lie on, a list of numbers: the hosts of a Slurm cluster, else "
-        "neighbours of this host as if they were on a host of their own (two-level fold)",
-    )
-    add("row-layers", "fold, gather, or both: fold,gather")
-    add("batch", "requests in flight together, a list")
-    add("budget", "tokens in a step (chunked prefill), a list")
-    add("prompt-lengths", "tokens of the probes' prompts, a list")
-    add("tokens", "tokens each probe generates", int)
+    add_flags(command, map(_matrix_flag, _MATRIX))
+    add_flags(command, _FLAGS)
 
 
 def fill_matrix(options: argparse.Namespace) -> None:
@@ -131,8 +116,10 @@ def fill_matrix(options: argparse.Namespace) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    if options.results is not None:
+        return _page_only(options)
     from tpdet.checkpoint.model_config import FAMILY_NAMES
-    from tpdet.tools.verify.run import verify_all
+    from tpdet.tools.verify.run import ResultFiles, verify_all
     from tpdet.tools.verify.spec import VerifySpec
     from tpdet.tools.worlds.lists import parse_row_layers, parse_sizes
 
@@ -162,22 +149,31 @@ def _verify(options: argparse.Namespace) -> int:
     check_counts(options, "worlds_per_gpu")
     tps = parse_sizes(options.tp)
     families = FAMILY_NAMES if options.all else SHORT_FAMILIES
-    return verify_all(
-        options.model, spec, tps, options.output, options.worlds_per_gpu, ways, families
-    )
+    files = ResultFiles(options.output, options.html)
+    return verify_all(options.model, spec, tps, files, options.worlds_per_gpu, ways, families)
+
+
+def _page_only(options: argparse.Namespace) -> int:
+    """Make the page of a results file."""
+    from tpdet.tools.verify.page import write_page
+    from tpdet.tools.verify.results import read_runs
+
+    if options.html is None or options.output is not None or options.model:
+        raise UsageError("--from makes the page of a results file: give --html FILE, and no model")
+    write_page(options.html, read_runs(options.results))
+    return 0
 
 
 def _engine_lists(options: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The dtypes and the fold orders; refused here, as `leaves` are, and not by every rank."""
     from tpdet.config import EngineConfig, validated
 
-    found = []
-    for name in ("dtype", "fold_order"):
-        each = []
+    def checked(name: str) -> tuple[str, ...]:
+        names = []
         for value in getattr(options, name).split(","):
             values = {"model": "", "leaves": options.leaves, name: value}
             config = validated(EngineConfig, values, lambda field: "--" + field.replace("_", "-"))
-            each.append(getattr(config, name))
-        found.append(tuple(dict.fromkeys(each)))
-    dtypes, fold_orders = found
-    return dtypes, fold_orders
+            names.append(getattr(config, name))
+        return tuple(dict.fromkeys(names))
+
+    return checked("dtype"), checked("fold_order")

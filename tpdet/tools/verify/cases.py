@@ -6,8 +6,9 @@ circumstance at tensor-parallel size 1.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.requests.request import Request, SamplingParams
@@ -56,7 +57,7 @@ def circumstances(spec: VerifySpec) -> list[Circumstance]:
     """The circumstances of one world's steps; the first is the reference."""
     room = sum(spec.prompt_lengths) + _CROWD * NEIGHBOUR_TOKENS  # for every prompt in one step
     again = max(Circumstance.budget, room)  # a preempted sequence must get further than before
-    found = {
+    by_relation = {
         "alone": [Circumstance("alone")],
         "batch": [Circumstance(f"batch {n}", batch=n) for n in spec.batches if n > 1],
         "chunks": [Circumstance(f"chunks of {n}", batch=_CROWD, budget=n) for n in spec.budgets],
@@ -79,7 +80,7 @@ def circumstances(spec: VerifySpec) -> list[Circumstance]:
             Circumstance(f"drafts of {model}", batch=_CROWD, drafts=model) for model in MODELS
         ],
     }
-    return [each for name in found if name in spec.relations for each in found[name]]
+    return [one for name, some in by_relation.items() if name in spec.relations for one in some]
 
 
 def _drafted(spec: VerifySpec, again: int) -> Iterator[Circumstance]:
@@ -111,26 +112,27 @@ def in_other_processes(name: str) -> Circumstance:
 def probes(vocab_size: int, lengths: tuple[int, ...], tokens: int, seed: int) -> list[Request]:
     """One request for each prompt length: the first greedy, the others sampled in several ways."""
     draw = random.Random(seed)
-    ways = (
+    ways: tuple[dict[str, Any], ...] = (
         {"temperature": 0.0},
         {"temperature": 0.8, "top_p": 0.9, "seed": 11},
         {"temperature": 1.0, "top_k": 40, "repetition_penalty": 1.1, "seed": 12},
         {"temperature": 1.2, "min_p": 0.05, "frequency_penalty": 0.3, "seed": 13},
     )
     return [
-        Request(
-            request_id=f"probe-{index}",
-            prompt_token_ids=tuple(draw.randrange(vocab_size) for _ in range(length)),
-            params=SamplingParams(
-                **ways[index % len(ways)],  # type: ignore[arg-type]
-                max_tokens=tokens,
-                ignore_eos=True,
-                prompt_logprobs=0,
-                logprobs=1,
-            ),
+        _probe(
+            str(index),
+            [draw.randrange(vocab_size) for _ in range(length)],
+            max_tokens=tokens,
+            prompt_logprobs=0,
+            **ways[index % len(ways)],
         )
         for index, length in enumerate(lengths)
     ]
+
+
+def _probe(name: str, ids: Iterable[int], **sampling: Any) -> Request:
+    params = SamplingParams(ignore_eos=True, logprobs=1, **sampling)
+    return Request(request_id=f"probe-{name}", prompt_token_ids=tuple(ids), params=params)
 
 
 def repeating_probes(vocab_size: int, tokens: int, seed: int) -> list[Request]:
@@ -143,23 +145,16 @@ def repeating_probes(vocab_size: int, tokens: int, seed: int) -> list[Request]:
     one, two, *others = draw.sample(range(vocab_size), 8)
     most = max(tokens, _LEAST_REPEATED)
     both = {one: 100.0, two: 100.0}
-    ways = (
+    ways: tuple[tuple[Sequence[int], dict[str, Any]], ...] = (
         ((one,), {"temperature": 0.0, "logit_bias": {one: 100.0}}),
         ((one,), {"temperature": 1.0, "logit_bias": both, "frequency_penalty": 2.0, "seed": 20}),
         (others, {"temperature": 1.0, "top_k": 40, "seed": 21}),
     )
     return [
-        Request(
-            request_id=f"probe-repeating-{index}",
-            prompt_token_ids=tuple([*ids] * (_REPEATED_PROMPT // len(ids))),
-            params=SamplingParams(
-                **how,  # type: ignore[arg-type]
-                max_tokens=most,
-                ignore_eos=True,
-                logprobs=1,
-            ),
+        _probe(
+            f"repeating-{index}", [*ids] * (_REPEATED_PROMPT // len(ids)), max_tokens=most, **way
         )
-        for index, (ids, how) in enumerate(ways)
+        for index, (ids, way) in enumerate(ways)
     ]
 
 

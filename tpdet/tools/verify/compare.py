@@ -13,9 +13,33 @@ from tpdet.tools.verify.spec import Trace, WorldReport
 from tpdet.tools.worlds.ways import USUAL, LaunchWay
 
 
+class LogitDifference(msgspec.Struct, frozen=True):
+    """The first logit that differs: whose, where, and the bits (8 hex digits) of both."""
+
+    probe: str
+    position: int
+    token: int
+    bits: str
+    reference_bits: str
+
+    def __str__(self) -> str:
+        ours, theirs = (
+            f"{struct.unpack('>f', bytes.fromhex(bits))[0]!r} (0x{bits})"
+            for bits in (self.bits, self.reference_bits)
+        )
+        return (
+            f"{self.probe} position {self.position}: logit of token {self.token} is {ours}, the "
+            f"reference has {theirs}"
+        )
+
+
 @dataclass(frozen=True)
 class Relation:
-    """The comparison of one circumstance, size and way with the reference of its dtype and mode."""
+    """The comparison of one circumstance, size and way with the reference of its dtype and mode.
+
+    difference: the first one; logit: what it is of, where it is in one. differing: positions whose
+    logits are not the reference's.
+    """
 
     dtype: str
     mode: str
@@ -27,6 +51,8 @@ class Relation:
     positions: int
     difference: str | None
     way: LaunchWay = USUAL
+    logit: LogitDifference | None = None
+    differing: int = 0
 
 
 def compare(reports: list[WorldReport], folder: Path) -> list[Relation]:
@@ -55,8 +81,10 @@ def compare(reports: list[WorldReport], folder: Path) -> list[Relation]:
                     digest=digest_of(trace),
                     reference=digest_of(reference),
                     positions=sum(len(seen) for seen in trace.logits.values()),
-                    difference=difference,
+                    difference=None if difference is None else str(difference),
                     way=report.way,
+                    logit=difference if isinstance(difference, LogitDifference) else None,
+                    differing=_differing(reference, trace),
                 )
             )
         if not report.fingerprints.items() <= first.fingerprints.items():
@@ -85,8 +113,20 @@ def digest_of(trace: Trace) -> str:
     return digest.hexdigest()
 
 
-def _differences(reference: Trace, trace: Trace, vocab_size: int, folder: Path) -> Iterator[str]:
-    """Descriptions of the differences, by probe and position."""
+def _differing(reference: Trace, trace: Trace) -> int:
+    """Positions, of the reference and of the trace, whose logits are not the same on both sides."""
+    return sum(
+        ours.get(position) != theirs.get(position)
+        for name in {*reference.logits, *trace.logits}
+        for ours, theirs in [(reference.logits.get(name, {}), trace.logits.get(name, {}))]
+        for position in {*ours, *theirs}
+    )
+
+
+def _differences(
+    reference: Trace, trace: Trace, vocab_size: int, folder: Path
+) -> Iterator[str | LogitDifference]:
+    """What differs, by probe and position: a logit, or in words."""
     for name in sorted(reference.logits):
         ours, theirs = reference.logits[name], trace.logits.get(name, {})
         for position in sorted({*ours, *theirs}):
@@ -97,9 +137,8 @@ def _differences(reference: Trace, trace: Trace, vocab_size: int, folder: Path) 
             elif theirs[position].startswith("recomputed"):
                 yield f"{name} position {position}: {theirs[position]}"
             else:
-                yield f"{name} position {position}: " + _first_value(
-                    folder / reference.values, folder / trace.values, name, position, vocab_size
-                )
+                files = folder / reference.values, folder / trace.values
+                yield _first_value(*files, name, position, vocab_size)
         answers = (trace.tokens.get(name), trace.logprob_bits.get(name))
         if answers[0] and answers != (reference.tokens[name], reference.logprob_bits[name]):
             yield f"{name}: tokens {answers[0]} against {reference.tokens[name]}"
@@ -108,20 +147,19 @@ def _differences(reference: Trace, trace: Trace, vocab_size: int, folder: Path) 
         yield (f"{drafted.accepted} of {drafted.drafts} drafts were accepted: this shows nothing")
 
 
-def _first_value(left: Path, right: Path, name: str, position: int, vocab_size: int) -> str:
-    """Describes the first token whose logit differs, with both values and their bits."""
+def _first_value(
+    left: Path, right: Path, name: str, position: int, vocab_size: int
+) -> str | LogitDifference:
+    """The first token whose logit differs; words where the values do not tell it."""
     ours, theirs = (_values(path, name, position, vocab_size) for path in (left, right))
+    where = f"{name} position {position}"
     if ours is None or theirs is None:
-        return "logits differ (raw values were not kept)"
+        return f"{where}: logits differ (raw values were not kept)"
     for token in range(vocab_size):
         a, b = ours[4 * token : 4 * token + 4], theirs[4 * token : 4 * token + 4]
         if a != b:
-            values = [struct.unpack("<f", part)[0] for part in (a, b)]
-            return (
-                f"logit of token {token} is {values[1]!r} (0x{b[::-1].hex()}), the reference has "
-                f"{values[0]!r} (0x{a[::-1].hex()})"
-            )
-    return "digests differ but the kept values do not"
+            return LogitDifference(name, position, token, b[::-1].hex(), a[::-1].hex())
+    return f"{where}: digests differ but the kept values do not"
 
 
 def _values(path: Path, name: str, position: int, vocab_size: int) -> bytes | None:
@@ -129,9 +167,9 @@ def _values(path: Path, name: str, position: int, vocab_size: int) -> bytes | No
     header = position_header(name, position)
     with path.open("rb") as file:
         while True:
-            found = file.read(HEADER_BYTES)
-            if len(found) < HEADER_BYTES:
+            read = file.read(HEADER_BYTES)
+            if len(read) < HEADER_BYTES:
                 return None
-            if found == header:
+            if read == header:
                 return file.read(4 * vocab_size)
             file.seek(4 * vocab_size, 1)

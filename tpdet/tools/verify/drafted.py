@@ -1,11 +1,19 @@
-"""Drafts of every kind for probes whose answers are known; see docs/speculative.md."""
+"""Drafts of every kind for probes whose answers are known; see docs/speculative.md.
 
+A draft model is the model itself, which is right, or another one, which is not.
+"""
+
+import gc
 import random
 from collections import abc
 
 import msgspec
 import torch
 
+from tpdet.checkpoint.model_config import load_model_config
+from tpdet.checkpoint.resolve import resolve_model
+from tpdet.comm.device import free_gpu_bytes, resolve_device
+from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.control.plan import PlanRows, StepPlan
 from tpdet.engine.fault_points import FaultPoints
@@ -15,10 +23,11 @@ from tpdet.scheduler.sequence import Sequence
 from tpdet.scheduler.speculator import DraftCounts, Speculator
 from tpdet.speculative.acceptance import AcceptanceRates
 from tpdet.speculative.draft_model.model import DraftModel
+from tpdet.speculative.draft_model.start import held_bytes
 from tpdet.speculative.fixed import Dictate
 from tpdet.speculative.proposers.proposer import DRAFT_MODEL, NGRAM
 from tpdet.speculative.speculator import DraftSpeculator
-from tpdet.tools.verify.spec import Drafted
+from tpdet.tools.verify.spec import Drafted, VerifySpec
 
 RIGHT, HALF, WRONG, RANDOM = "right", "half right", "wrong", "random"
 KINDS = RIGHT, HALF, WRONG, RANDOM
@@ -28,6 +37,7 @@ MODELS = ITSELF, OTHER
 OF_ENGINE = NGRAMS, *MODELS
 """Whose drafts come from the engine's own drafters."""
 MOST = 15  # drafts of a row: with its last token as many rows as kernels attend together
+_BESIDE = 4 << 30  # bytes of a GPU that a draft model takes beside weights and pages
 Tokens = abc.Mapping[str, tuple[int, ...]]
 """By the name of a probe."""
 
@@ -67,6 +77,40 @@ def speculator_of_engine(
     runs_ahead = runner.device.type == "cuda"
     rates = AcceptanceRates(proof=0)  # wrong drafts of a draft model are to be verified, too
     return DraftSpeculator(config.drafters, runs_ahead, clock, model, rates)
+
+
+def with_draft_model(kind: str, spec: VerifySpec, config: EngineConfig) -> EngineConfig:
+    """`config` with a draft model of a kind. Another model than itself is the one that was given.
+
+    If none was, it is one of the same shape with random weights of another seed.
+    """
+    named = spec.draft_model if kind == OTHER else None
+    changes: dict[str, object] = {"drafts": "auto", "skip_tokenizer_init": named is None}
+    changes["draft_model"] = str(resolve_model(named or spec.model))
+    if kind == OTHER and named is None:
+        changes |= {"load_format": "dummy", "seed": config.seed + 1}
+    return config.model_copy(update=changes)
+
+
+def why_no_room(config: EngineConfig, world: World) -> str | None:
+    """Why rank 0 has no room for a draft model; None if it has. Collective.
+
+    It is whole on one rank, where the model itself may have needed several.
+    """
+    reason: str | None = None
+    if world.rank == 0 and resolve_device(config.device) == "cuda":
+        assert config.draft_model is not None and config.kv_pages is not None
+        model = load_model_config(resolve_model(config.draft_model), config.dtype)
+        needed = held_bytes(model, config.kv_pages) + _BESIDE
+        gc.collect()  # the draft model before it, which its engine holds
+        torch.cuda.empty_cache()
+        free = free_gpu_bytes(config.gpu_memory_utilization)
+        if needed > free:
+            reason = (
+                f"a draft model of {needed / 2**30:.1f} GiB: rank 0's GPU has {free / 2**30:.1f} "
+                "GiB left; name a smaller one with --draft-model"
+            )
+    return msgspec.json.decode(world.broadcast_bytes(msgspec.json.encode(reason)), type=str | None)
 
 
 def counted(kind: str, drafters: abc.Mapping[str, DraftCounts], own: bool) -> Drafted:
@@ -127,8 +171,8 @@ class _Spoiled:
         self, first: int, logits: torch.Tensor, together: SampleTogether | None
     ) -> torch.Tensor:
         """As TakeLogits."""
-        mine = [at - first for at in self._refused if first <= at < first + len(logits)]
-        if mine:
+        rows = [row - first for row in self._refused if first <= row < first + len(logits)]
+        if rows:
             logits = logits.clone()
-            logits[mine] = torch.nan
+            logits[rows] = torch.nan
         return self._results.take(first, logits, together)

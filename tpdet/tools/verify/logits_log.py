@@ -30,14 +30,14 @@ def position_header(name: str, position: int) -> bytes:
 class _Seen(NamedTuple):
     """Logits of a probe at a position.
 
-    row: the plan row, if it has drafts; place: of their raw values in the file, if they are kept.
+    row: the plan row, if it has drafts; offset: of their raw values in the file, if they are kept.
     """
 
     name: str
     position: int
     digest: str | Future[str]
     row: Row | None
-    place: int | None
+    offset: int | None
 
 
 class LogitsLog:
@@ -67,12 +67,12 @@ class LogitsLog:
         if name is None:
             return
         drafted = row if row.samples > 1 else None
-        for offset, values in enumerate(logits):
+        for reached, values in enumerate(logits, position):
             body = values.contiguous()
-            place = self._file.tell() if self._kept < MAX_VALUE_BYTES else None
-            self._seen.append(_Seen(name, position + offset, self._hashed(body), drafted, place))
-            if place is not None:
-                self._file.write(position_header(name, position + offset))
+            offset = self._file.tell() if self._kept < MAX_VALUE_BYTES else None
+            self._seen.append(_Seen(name, reached, self._hashed(body), drafted, offset))
+            if offset is not None:
+                self._file.write(position_header(name, reached))
                 self._file.write(body.numpy().data)
                 self._kept += body.nbytes
 
@@ -94,17 +94,17 @@ class LogitsLog:
 
         tokens: of each probe that had drafts, prompt and answer: its last token was not computed.
         """
-        for name, position, hashed, row, place in self._seen:
+        for name, position, hashed, row, offset in self._seen:
             if row is not None and not _committed(row, position, tokens[name]):
-                if place is not None:
-                    self._file.seek(place)
+                if offset is not None:
+                    self._file.seek(offset)
                     self._file.write(NO_POSITION)
                 continue
             digest = hashed if isinstance(hashed, str) else hashed.result()
-            found = self.digests.setdefault(name, {})
-            known = found.setdefault(position, digest)
+            digests = self.digests.setdefault(name, {})
+            known = digests.setdefault(position, digest)
             if known != digest:
-                found[position] = f"recomputed: {known} then {digest}"
+                digests[position] = f"recomputed: {known} then {digest}"
         self._threads.shutdown()
         self._file.close()
 

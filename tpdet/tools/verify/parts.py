@@ -1,5 +1,6 @@
 """Lists the worlds of one verification, and runs them."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,13 +82,17 @@ def run_worlds(
         needs = [needed_bytes(spec, part.tp, part.name, len(gpus)) for part in parts]
         memory = smallest(gpus).total
 
-    def start(index: int, place: Place) -> None:
+    seconds = [0.0] * len(parts)
+
+    def start(index: int, on: Place) -> None:
         part = parts[index]
-        where = f" on {', '.join(place.gpus)}" if place.gpus else ""
+        where = f" on {', '.join(on.gpus)}" if on.gpus else ""
         how = "" if part.way == USUAL else f", {part.way}"
         what = f"{Path(spec.model).name}, TP {part.tp}, {part.name}{how}{where}"
+        began = time.monotonic()
         with progress.watched(what, folder / part.folder):
-            _run(part, spec, place, folder / part.folder, runs.launchers)
+            _run(part, spec, on.environment, folder / part.folder, runs.launchers)
+        seconds[index] = time.monotonic() - began
 
     sizes = [part.tp for part in parts]
     run_placed(sizes, start, gpu_names(len(gpus)), runs.worlds_per_gpu, needs, memory)
@@ -103,7 +108,10 @@ def run_worlds(
             runs.console.print(said, style="dim", highlight=False)
         for said in report.left_out:
             runs.console.print(f"left out, {said}", style="dim", highlight=False)
-    return reports
+    return [
+        msgspec.structs.replace(report, part=part.name, seconds=lasted)
+        for report, part, lasted in zip(reports, parts, seconds, strict=True)
+    ]
 
 
 def otherwise(part: Part, spec: VerifySpec, report: WorldReport) -> str | None:
@@ -124,12 +132,15 @@ def otherwise(part: Part, spec: VerifySpec, report: WorldReport) -> str | None:
 
 
 def _run(
-    part: Part, spec: VerifySpec, place: Place, folder: Path, launchers: Launchers | None
+    part: Part,
+    spec: VerifySpec,
+    environment: dict[str, str],
+    folder: Path,
+    launchers: Launchers | None,
 ) -> None:
     folder.mkdir()
-    mine = msgspec.structs.replace(spec, part=part.name, way=part.way)
-    (folder / "spec.json").write_bytes(msgspec.json.encode(mine))
-    environment = place.environment
+    own = msgspec.structs.replace(spec, part=part.name, way=part.way)
+    (folder / "spec.json").write_bytes(msgspec.json.encode(own))
     cache = folder / "kernels"
     if part.name == "cache":
         cache.mkdir()

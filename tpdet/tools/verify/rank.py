@@ -23,7 +23,7 @@ from tpdet.engine import Engine
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.launch.ranks.environment import read_environment
-from tpdet.requests.request import Request
+from tpdet.requests.request import PooledOutput, Request
 from tpdet.runner import Runner
 from tpdet.scheduler.speculator import Speculator
 from tpdet.speculative.draft_model.model import DraftModel
@@ -43,7 +43,6 @@ from tpdet.tools.verify.cases import (
     repeating_probes,
 )
 from tpdet.tools.verify.control import switch_in_stock_arithmetic
-from tpdet.tools.verify.draft_models import why_no_room, with_draft_model
 from tpdet.tools.verify.drafted import (
     KINDS,
     MODELS,
@@ -53,6 +52,8 @@ from tpdet.tools.verify.drafted import (
     counted,
     drafter,
     speculator_of_engine,
+    why_no_room,
+    with_draft_model,
     with_drafts,
 )
 from tpdet.tools.verify.logits_log import LogitsLog
@@ -85,8 +86,8 @@ def main(arguments: list[str]) -> int:
     for dtype in spec.dtypes:
         for load in loads:
             config = _config(spec, dtype, load, graphs)
-            found, fingerprint, vocab_size = _run_load(spec, load, config, world, output)
-            traces += found
+            run, fingerprint, vocab_size = _run_load(spec, load, config, world, output)
+            traces += run
             fingerprints[f"{dtype} {load.mode}"] = fingerprint
             gc.collect()  # the next model gets the memory of this one
     where = machine(spec.device, world.size)
@@ -152,24 +153,24 @@ def _loads(spec: VerifySpec, graphs: bool, ranks: int) -> list[_Load]:
     order = order_of_processes(spec.modes)
     if spec.part == "steps":
         whole = circumstances(spec)
-        others = [each for each in whole if each.drafts not in MODELS]
+        others = [one for one in whole if one.drafts not in MODELS]
         return [_Load(mode, whole if mode == order else others) for mode in spec.modes]
     if spec.part == "cache":
         return [_Load(order, [in_other_processes(CACHE)])]
-    found = []
+    loads = []
     if "fresh" in spec.relations:
-        found.append(_Load(order, [in_other_processes(FRESH)]))
+        loads.append(_Load(order, [in_other_processes(FRESH)]))
     if "eager" in spec.relations and graphs:
         eager = [in_other_processes(EAGER)]
         eager += [drafted_without_graphs()] if "drafts" in spec.relations else []
-        found.append(_Load(order, eager, {"enforce_eager": True}))
+        loads.append(_Load(order, eager, {"enforce_eager": True}))
     by_peers = graphs and ranks > 1 and spec.way.transport in ("auto", "peer")
     if "gather" in spec.relations and by_peers:
-        found.append(_Load(order, [in_other_processes(GATHER)], {"transport": "gather"}))
+        loads.append(_Load(order, [in_other_processes(GATHER)], {"transport": "gather"}))
     other = _other_placement(spec, ranks) if "experts" in spec.relations else None
     if other is not None:
-        found.append(_Load(order, [in_other_processes(PLACED[other])], {"experts": other}))
-    return found
+        loads.append(_Load(order, [in_other_processes(PLACED[other])], {"experts": other}))
+    return loads
 
 
 def _other_placement(spec: VerifySpec, ranks: int) -> str | None:
@@ -291,8 +292,8 @@ class _LoadedModel:
         values = self.output.folder / name
         log, vocabulary = LogitsLog(values), self.runner.model_config.vocab_size
         tokens = {
-            each.request_id: each.prompt_token_ids + known.get(each.request_id, ())
-            for each in requests
+            probe.request_id: probe.prompt_token_ids + known.get(probe.request_id, ())
+            for probe in requests
         }
         faults = NanBehindWrongDrafts(log.names, tokens) if circumstance.spoiled else None
         speculator: Speculator | None = None
@@ -344,7 +345,7 @@ def _run_groups(
             admission += 1
         while engine.has_work:
             for output in engine.step():
-                if output.request_id in assemblers:
+                if output.request_id in assemblers and not isinstance(output, PooledOutput):
                     assemblers[output.request_id].push(output)
     return assemblers
 
@@ -367,7 +368,9 @@ def _as_prompt(probe: Request, tokens: tuple[int, ...]) -> Request:
 
 def _unscored(probe: Request) -> Request:
     """A probe whose prompt's tokens have no log-probabilities."""
-    params = msgspec.structs.replace(probe.params, prompt_logprobs=None)
+    params = msgspec.structs.replace(
+        probe.params, prompt_logprobs=None, prompt_logprobs_last_n=None
+    )
     return msgspec.structs.replace(probe, params=params)
 
 

@@ -43,20 +43,18 @@ def parse_relations(text: str) -> tuple[str, ...]:
     They come in the order of the tables, and always include "alone", the reference. Raises
     UsageError for an unknown name.
     """
-    wanted = {"alone"}
     names = text.split(",")
     refuse_unknown("relation", names, (*GROUPS, *GROUPS["all"]))
-    for name in names:
-        wanted.update(GROUPS.get(name, (name,)))
-    return tuple(name for name in GROUPS["all"] if name in wanted)
+    chosen = {"alone"}.union(*(GROUPS.get(name, (name,)) for name in names))
+    return tuple(name for name in GROUPS["all"] if name in chosen)
 
 
 def relations_help() -> str:
     """The sentence of `--help` on `--relations`."""
-    each = "; ".join(f"{name}: {what}" for name, what in (STEPS | PROCESSES).items())
+    texts = "; ".join(f"{name}: {what}" for name, what in (STEPS | PROCESSES).items())
     return (
         "all, steps (the first ten), processes (the last five), or a list of names. "
-        f"{each}. draft_model and the last five run for one fold order: {DEFAULT_FOLD_ORDER}, if "
+        f"{texts}. draft_model and the last five run for one fold order: {DEFAULT_FOLD_ORDER}, if "
         "it is among those asked for"
     )
 

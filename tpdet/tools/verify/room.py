@@ -7,10 +7,7 @@ from tpdet.checkpoint.resolve import resolve_model
 from tpdet.comm.device import GpuMemory
 from tpdet.config import EngineConfig
 from tpdet.errors import ResourceError
-from tpdet.runner.start.memory import (
-    describe_shortage,
-    smaller_dtype,
-)
+from tpdet.runner.start.memory import describe_shortage, smaller_dtype
 from tpdet.speculative.draft_model.start import held_bytes
 from tpdet.tools.verify.cases import kv_pages
 from tpdet.tools.verify.spec import VerifySpec, mode_settings
@@ -50,7 +47,7 @@ def needed_bytes(spec: VerifySpec, tp: int, part: str, gpus: int) -> int:
 
 def _settings(spec: VerifySpec) -> list[tuple[EngineConfig, ModelConfig]]:
     """The settings of each dtype and rule of row layers, with the model as they load it."""
-    found = []
+    settings = []
     for dtype in spec.dtypes:
         model = load_model_config(resolve_model(spec.model), dtype)
         for mode in dict.fromkeys((spec.modes[0], spec.modes[-1])):
@@ -61,5 +58,5 @@ def _settings(spec: VerifySpec) -> list[tuple[EngineConfig, ModelConfig]]:
                 kv_pages=kv_pages(spec),
                 **mode_settings(mode),
             )
-            found.append((config, model))
-    return found
+            settings.append((config, model))
+    return settings

@@ -1,8 +1,12 @@
 """Runs `tpdet verify`: worlds of every tensor-parallel size and way, then the comparison."""
 
 import tempfile
+import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -16,13 +20,15 @@ from tpdet.config import EngineConfig
 from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, PAGE_TOKENS
 from tpdet.launch.life.signals import raising
 from tpdet.speculative.draft_model.pair import read_draft_model
-from tpdet.tools.measurement.results_file import append_run, this_command
+from tpdet.tools.measurement.results_file import append_record, run_record, this_command
 from tpdet.tools.synthetic.make_model import make_model
 from tpdet.tools.verify.compare import Relation, compare
+from tpdet.tools.verify.page import write_page
 from tpdet.tools.verify.parts import WorldRuns, parts_of, run_worlds
 from tpdet.tools.verify.progress import RunProgress
 from tpdet.tools.verify.relations import that_apply
-from tpdet.tools.verify.report import print_matrix, result_rows
+from tpdet.tools.verify.report import print_matrix, result_rows, sizes_without_difference
+from tpdet.tools.verify.results import runs_of
 from tpdet.tools.verify.room import check_worlds
 from tpdet.tools.verify.spec import VerifySpec
 from tpdet.tools.worlds.launchers import find_launchers
@@ -34,26 +40,52 @@ _SECONDS_A_RUN = 8.0
 """A run of a bare verification's tiny model takes so long on two idle cores."""
 
 
+@dataclass(frozen=True)
+class ResultFiles:
+    """What is written of a verification: `output` is appended to, `html` is a page of its runs."""
+
+    output: Path | None = None
+    html: Path | None = None
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Write a run, and the page of all runs so far."""
+        self.records.append(record)
+        if self.output is not None:
+            append_record(self.output, "verify", record)
+        if self.html is not None:
+            write_page(self.html, runs_of(self.records))
+
+
 def verify(
-    spec: VerifySpec,
-    worlds: Sequence[tuple[int, LaunchWay]],
-    runs: WorldRuns,
-    output: Path | None,
+    spec: VerifySpec, worlds: Sequence[tuple[int, LaunchWay]], runs: WorldRuns, files: ResultFiles
 ) -> list[Relation]:
-    """Verify one model at every size and in every way; prints the matrix, appends to `output`.
+    """Verify one model at every size and in every way; prints the matrix, writes `files`.
 
     Raises TpdetError when a world fails to run (with the end of its log).
     """
+    began, clock = datetime.now(UTC), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tpdet-verify-") as name:
         folder = Path(name)
         reports = run_worlds(spec, worlds, runs, folder)
         relations = compare(reports, folder)
     model = Path(spec.model).name
     print_matrix(model, relations, list(dict.fromkeys(tp for tp, _ in worlds)), runs.console)
-    if output is not None:
-        rows = result_rows(model, relations, spec.control)
-        largest = max((report.machine for report in reports), key=lambda found: found.gpus)
-        append_run(output, "verify", largest, this_command(), rows)
+    rows = result_rows(model, relations, spec.control)
+    largest = max((report.machine for report in reports), key=lambda where: where.gpus)
+    files.add(
+        run_record("verify", largest, this_command(), rows)
+        | {
+            "began": began.isoformat(timespec="seconds"),
+            "seconds": round(time.monotonic() - clock, 1),
+            "fingerprints": reports[0].fingerprints,
+            "worlds": [
+                {"tp": report.tp, "part": report.part, "seconds": round(report.seconds, 1)}
+                | asdict(report.way)
+                for report in reports
+            ],
+        }
+    )
     for relation in relations:
         if relation.difference is not None:
             runs.console.print(
@@ -101,7 +133,7 @@ def verify_all(
     models: Sequence[str],
     spec: VerifySpec,
     tps: Sequence[int],
-    output: Path | None,
+    files: ResultFiles | None,
     worlds_per_gpu: int = 1,
     ways: Ways | None = None,
     families: Sequence[str] = FAMILY_NAMES,
@@ -119,7 +151,7 @@ def verify_all(
         console.print(f"left out, {count} worlds: {reason}", style="dim", highlight=False)
     chosen = that_apply(spec.relations, device, spec.control)
     spec = msgspec.structs.replace(spec, relations=chosen)
-    found: list[Relation] = []
+    relations: list[Relation] = []
     worlds = chosen_worlds.worlds
     count = len(parts_of(spec, worlds)) * (len(models) or len(families))
     short = not models and device == "cpu" and len(families) == 1
@@ -136,12 +168,12 @@ def verify_all(
             _check(one, worlds, device)
         progress.plan()
         for one in specs:
-            found += verify(one, worlds, runs, output)
-    different = sum(not relation.equal for relation in found)
+            relations += verify(one, worlds, runs, files or ResultFiles())
+    different = sum(not relation.equal for relation in relations)
     verdict = "all equal" if not different else f"{different} DIFFERENT"
-    console.print(f"{len(found)} relations, {verdict}", style="red" if different else "green")
+    console.print(f"{len(relations)} relations, {verdict}", style="red" if different else "green")
     if spec.control:
-        for tp in sizes_without_difference(found):
+        for tp in sizes_without_difference(relations):
             console.print(f"the control shows no difference at TP {tp}", style="red")
             different = 0
     return 1 if different else 0
@@ -158,9 +190,3 @@ def _check(spec: VerifySpec, worlds: Sequence[tuple[int, LaunchWay]], device: st
             read_draft_model(EngineConfig.from_values(**pair))
     if device == "cuda":
         check_worlds(spec, worlds, gpus_here())
-
-
-def sizes_without_difference(relations: Sequence[Relation]) -> list[int]:
-    """Tensor-parallel sizes above 1, ascending, at which every relation was equal."""
-    sizes = {relation.tp for relation in relations if relation.tp > 1}
-    return sorted(sizes - {relation.tp for relation in relations if not relation.equal})

@@ -98,7 +98,10 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorldReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All traces of one tensor-parallel size, started in one way; what was left out, and why."""
+    """All traces of one tensor-parallel size, started in one way; what was left out, and why.
+
+    part, seconds: which of the relations the world ran, and how long; who started it fills them in.
+    """
 
     tp: int
     way: LaunchWay = USUAL
@@ -108,3 +111,5 @@ class WorldReport(msgspec.Struct, frozen=True, kw_only=True):
     traces: tuple[Trace, ...]
     machine: Machine
     left_out: tuple[str, ...] = ()
+    part: str = ""
+    seconds: float = 0.0

@@ -48,18 +48,18 @@ class Launchers:
         this process. Ranks pretend to be on nodes that the cluster lacks (pretended_nodes).
         """
         nodes = math.gcd(way.nodes, self.slurm_nodes) if way.launcher == "slurm" else 1
-        found = {**os.environ, **(environment or {})}
-        fill(found, tp // nodes, one_host=nodes == 1)
+        variables = {**os.environ, **(environment or {})}
+        fill(variables, tp // nodes, one_host=nodes == 1)
         if way.launcher == "slurm":
-            found.pop(VISIBLE, None)  # names GPUs of this host, not of the job's nodes
-            return srun_command(tp, nodes, program, arguments), found
+            variables.pop(VISIBLE, None)  # names GPUs of this host, not of the job's nodes
+            return srun_command(tp, nodes, program, arguments), variables
         if way.launcher == "mpi" and self.mpi is not None:
-            return mpirun_command(tp, arguments, self.mpi, program=program), found
+            return mpirun_command(tp, arguments, self.mpi, program=program), variables
         if way.launcher == "self" and tp == 1:
-            return python_command(*program, *arguments), found
+            return python_command(*program, *arguments), variables
         if way.launcher == "self":
-            return local_ranks_command(tp, program, arguments), found
-        return torchrun_command(tp, program, arguments, logs), found
+            return local_ranks_command(tp, program, arguments), variables
+        return torchrun_command(tp, program, arguments, logs), variables
 
 
 def find_launchers(ways: Sequence[LaunchWay]) -> Launchers:

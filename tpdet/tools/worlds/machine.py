@@ -22,9 +22,7 @@ def machine(device: str, ranks: int) -> Machine:
     if resolve_device(device) == "cpu":
         return Machine()
     return Machine(
-        gpu=torch.cuda.get_device_name(),
-        gpus=-(-ranks // ranks_per_gpu()),
-        driver=driver_version(),
+        gpu=torch.cuda.get_device_name(), gpus=-(-ranks // ranks_per_gpu()), driver=driver_version()
     )
 
 

@@ -35,7 +35,7 @@ def run_placed(
     needs: Sequence[int] = (),
     memory: int = 0,
 ) -> None:
-    """Call `start(index, place)` for every world; `sizes[index]` is its number of ranks.
+    """Call `start(index, its place)` for every world; `sizes[index]` is its number of ranks.
 
     A world gets one GPU for each rank (all GPUs, if there are fewer), those with the fewest worlds
     first. It waits while a GPU would have more than `worlds_per_gpu`, or, with `needs`, other
@@ -52,11 +52,11 @@ def run_placed(
     running: dict[Future[None], tuple[int, Place]] = {}
     with ThreadPoolExecutor(len(gpus) * worlds_per_gpu) as threads:
         while waiting or running:
-            for index, place in _that_fit(waiting, sizes, load, worlds_per_gpu, needs, memory):
-                running[threads.submit(start, index, place)] = index, place
+            for index, chosen in _that_fit(waiting, sizes, load, worlds_per_gpu, needs, memory):
+                running[threads.submit(start, index, chosen)] = index, chosen
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                index, place = running.pop(future)
-                for gpu in place.gpus:
+                index, chosen = running.pop(future)
+                for gpu in chosen.gpus:
                     load[gpu].remove(index)
                 future.result()
 
@@ -72,8 +72,8 @@ def _that_fit(
     """The worlds that may start now; moves them from `waiting` into `load`."""
 
     def takes(worlds: list[int], index: int) -> bool:
-        held = sum(needs[each] for each in (*worlds, index)) if needs and worlds else 0
-        return len(worlds) < worlds_per_gpu and held <= memory
+        needed = sum(needs[world] for world in (*worlds, index)) if needs and worlds else 0
+        return len(worlds) < worlds_per_gpu and needed <= memory
 
     for index in list(waiting):
         free = [gpu for gpu in load if takes(load[gpu], index)]

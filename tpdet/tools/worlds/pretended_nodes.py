@@ -22,30 +22,30 @@ def pretend_nodes(nodes: int, environ: MutableMapping[str, str] | None = None) -
     if that is impossible.
     """
     environ = os.environ if environ is None else environ
-    place = read_environment(environ)
-    ranks, left = divmod(place.size, nodes)
+    here = read_environment(environ)
+    ranks, left = divmod(here.size, nodes)
     # Neighbours on one host follow by rank, not by the launcher's local rank.
-    local = place.rank if place.one_host else place.local_rank
-    if left or place.local_size % ranks or (place.rank - local) % ranks:
+    local = here.rank if here.one_host else here.local_rank
+    if left or here.local_size % ranks or (here.rank - local) % ranks:
         raise UsageError(
-            f"rank {place.rank} of {place.size}, local rank {place.local_rank} of "
-            f"{place.local_size}: hosts like this one are not cut into {nodes} nodes"
+            f"rank {here.rank} of {here.size}, local rank {here.local_rank} of "
+            f"{here.local_size}: hosts like this one are not cut into {nodes} nodes"
         )
-    if place.local_size == ranks:
+    if here.local_size == ranks:
         return
     node, local_rank = divmod(local, ranks)
     environ.update(
-        RANK=str(place.rank),
-        WORLD_SIZE=str(place.size),
+        RANK=str(here.rank),
+        WORLD_SIZE=str(here.size),
         LOCAL_RANK=str(local_rank),
         LOCAL_WORLD_SIZE=str(ranks),
         NCCL_HOSTID=f"{os.uname().nodename}-{node}",
     )
     # The roll call knows nodes by name, for every launcher.
-    environ[NODE_VARIABLE] = f"{this_node(place, environ).name}-{place.rank // ranks}"
-    if place.address:
-        environ.update(MASTER_ADDR=place.address, MASTER_PORT=str(place.port))
+    environ[NODE_VARIABLE] = f"{this_node(here, environ).name}-{here.rank // ranks}"
+    if here.address:
+        environ.update(MASTER_ADDR=here.address, MASTER_PORT=str(here.port))
     if gpus := [name for name in environ.get(VISIBLE, "").split(",") if name]:
-        each = max(len(gpus) * ranks // place.local_size, min(ranks, len(gpus)))
-        first = node * each % (len(gpus) - len(gpus) % each)
-        environ[VISIBLE] = ",".join(gpus[first : first + each])
+        share = max(len(gpus) * ranks // here.local_size, min(ranks, len(gpus)))
+        first = node * share % (len(gpus) - len(gpus) % share)
+        environ[VISIBLE] = ",".join(gpus[first : first + share])

@@ -39,7 +39,7 @@ class Ways:
     transports: tuple[str, ...] = ("auto",)
     nodes: tuple[int, ...] = (1,)
 
-    def each(self) -> list[LaunchWay]:
+    def every(self) -> list[LaunchWay]:
         """All ways, by launcher first, in the given order."""
         return [
             LaunchWay(launcher, transport, nodes)
@@ -69,8 +69,8 @@ def parse_transports(text: str) -> tuple[str, ...]:
 
 def launchers_help() -> str:
     """The sentence of `--help` on `--launcher`."""
-    each = "; ".join(f"{name}: {what}" for name, what in LAUNCHERS.items())
-    return f"who starts the ranks, a list of names. {each}"
+    texts = "; ".join(f"{name}: {what}" for name, what in LAUNCHERS.items())
+    return f"who starts the ranks, a list of names. {texts}"
 
 
 def choose(ways: Ways, tps: Sequence[int], device: str, control: bool) -> Chosen:
@@ -86,7 +86,7 @@ def choose(ways: Ways, tps: Sequence[int], device: str, control: bool) -> Chosen
         )
     chosen = Chosen([], {})
     reasons: dict[str, str] = {}
-    for way in ways.each():
+    for way in ways.every():
         for tp in dict.fromkeys(tps):
             reason = _why_not(tp, way, device) or _known(tp, way, chosen.worlds)
             if reason is None:

@@ -41,12 +41,12 @@ def run_world(
     one of `launchers`. A world that fails raises the TpdetError of the first rank that refused, or
     one with the end of the log.
     """
-    command, found = (launchers or Launchers()).start(
+    command, variables = (launchers or Launchers()).start(
         tp, way or USUAL, ["-m", module], arguments, folder / "logs", environment
     )
     log = folder / f"tp{tp}.log"
     with log.open("wb") as file:
-        code = _run(command, found, file)
+        code = _run(command, variables, file)
     if code == 0:
         return
     text, who = log.read_text(errors="replace"), f"the world of {tp} ranks ({way or USUAL})"

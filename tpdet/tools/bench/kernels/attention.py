@@ -6,9 +6,11 @@ pinned to that backend, with keys and values repeated to the query heads.
 
 import argparse
 import random
+from typing import NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from tpdet.errors import UsageError
 from tpdet.kernels import ops
@@ -34,7 +36,7 @@ def attention_command(options: argparse.Namespace) -> int:
     seen = set()
     names = options.model_shape.split(",")
     for name, partition in shards(names, parse_sizes(options.tp), DEFAULT_FOLD_ORDER):
-        heads = len(partition.query_heads), len(partition.key_heads), partition.config.head_dim
+        heads = _heads(partition)
         if heads in seen:
             continue  # another model's shard is the same
         seen.add(heads)
@@ -42,8 +44,7 @@ def attention_command(options: argparse.Namespace) -> int:
             for count, length in cases:
                 rows.append(_case(kind, name, partition, count, length, options.repeats))
                 torch.cuda.empty_cache()
-    finish("attention", this_gpu(), rows, options.output, as_json=options.json)
-    return 0
+    return finish("attention", this_gpu(), rows, options.output, as_json=options.json)
 
 
 def parse_pairs(text: str) -> list[tuple[int, int]]:
@@ -57,77 +58,74 @@ def parse_pairs(text: str) -> list[tuple[int, int]]:
     return pairs
 
 
+class _Heads(NamedTuple):
+    """A rank's query and key heads, and their size."""
+
+    queries: int
+    keys: int
+    size: int
+
+
 def _case(
     kind: str, name: str, partition: Partition, count: int, length: int, repeats: int
 ) -> BenchRow:
-    heads, keys = len(partition.query_heads), len(partition.key_heads)
-    ranks = partition.world.size
-    size = partition.config.head_dim
-    queries = length if kind == "prefill" else 1
-    pairs = count * (length * (length + 1) / 2 if kind == "prefill" else length)
-    work = CaseWork(
-        4.0 * heads * size * pairs,
-        2.0 * count * size * (2 * keys * length + 2 * heads * queries),
-    )
+    heads, ranks, is_prefill = _heads(partition), partition.world.size, kind == "prefill"
+    rows = length if is_prefill else 1
+    pairs = count * (length * (length + 1) / 2 if is_prefill else length)
+    moved = 2 * heads.keys * length + 2 * heads.queries * rows
+    work = CaseWork(4.0 * heads.queries * heads.size * pairs, 2.0 * count * heads.size * moved)
     floor = print_floor(f"{name} {kind}, TP {ranks}, {count} x {length}", work)
-    time = _prefill_times if kind == "prefill" else _decode_times
-    ours, peer = time(heads, keys, size, count, length, repeats)
-    return kernel_row(
-        f"attention {kind}",
-        ours,
-        floor,
-        "cuDNN" if peer else None,
-        peer,
-        model=name,
-        tp=ranks,
-        batch=count,
-        context=length,
-        flops=work.flops,
-        bytes=work.bytes,
-    )
+    ours, other = (_prefill_times if is_prefill else _decode_times)(heads, count, length, repeats)
+    peer = ("cuDNN", other) if other else None
+    case = {"model": name, "tp": ranks, "batch": count, "context": length}
+    return kernel_row(f"attention {kind}", ours, floor, peer, work, **case)
+
+
+def _heads(partition: Partition) -> _Heads:
+    queries, keys = len(partition.query_heads), len(partition.key_heads)
+    return _Heads(queries, keys, partition.config.head_dim)
 
 
 def _pages(count: int, length: int) -> list[tuple[int, ...]]:
     """Each sequence's pages, in no order."""
-    each = -(-length // PAGE_TOKENS)
-    order = random.Random(0).sample(range(count * each), count * each)
-    return [tuple(order[i * each : (i + 1) * each]) for i in range(count)]
+    pages = -(-length // PAGE_TOKENS)
+    order = random.Random(0).sample(range(count * pages), count * pages)
+    return [tuple(order[i * pages : (i + 1) * pages]) for i in range(count)]
 
 
-def _pools(keys: int, size: int, pages: int, copies: int) -> list[list[torch.Tensor]]:
-    return [
-        [random_values(pages, keys, PAGE_TOKENS, size, seed=2 * copy + part) for part in (0, 1)]
-        for copy in range(copies)
-    ]
+def _pools(heads: _Heads, pages: int, copies: int) -> list[list[torch.Tensor]]:
+    shape = pages, heads.keys, PAGE_TOKENS, heads.size
+    return [[random_values(*shape, seed=2 * i + part) for part in (0, 1)] for i in range(copies)]
 
 
 def _decode_times(
-    heads: int, keys: int, size: int, count: int, length: int, repeats: int
-) -> tuple[float, None]:
+    heads: _Heads, count: int, length: int, repeats: int
+) -> tuple[float, float | None]:
     pages = _pages(count, length)
     total = sum(map(len, pages))
-    copies = max(2, -(-COLD_BYTES // (4 * total * keys * PAGE_TOKENS * size)))
-    q = random_values(count, heads, size, seed=99)
-    sequences = [PagedSequence(i, 1, length - 1, mine) for i, mine in enumerate(pages)]
+    copies = max(2, -(-COLD_BYTES // (4 * total * heads.keys * PAGE_TOKENS * heads.size)))
+    q = random_values(count, heads.queries, heads.size, seed=99)
+    sequences = [PagedSequence(i, 1, length - 1, own) for i, own in enumerate(pages)]
     batch = make_batch(tuple(sequences), q.device)
     (ours,) = times_us(
         [lambda pool: ops.paged_attention(q, pool[0], pool[1], batch)],
-        _pools(keys, size, total, copies),
+        _pools(heads, total, copies),
         repeats,
     )
     return ours, None
 
 
 def _prefill_times(
-    heads: int, keys: int, size: int, count: int, length: int, repeats: int
-) -> tuple[float, float]:
+    heads: _Heads, count: int, length: int, repeats: int
+) -> tuple[float, float | None]:
     pages = _pages(count, length)
-    q = random_values(count * length, heads, size, seed=99)
-    sequences = [PagedSequence(i * length, length, 0, mine) for i, mine in enumerate(pages)]
+    q = random_values(count * length, heads.queries, heads.size, seed=99)
+    sequences = [PagedSequence(i * length, length, 0, own) for i, own in enumerate(pages)]
     batch = make_batch(tuple(sequences), q.device)
-    pools = _pools(keys, size, sum(map(len, pages)), _PREFILL_COPIES)
+    pools = _pools(heads, sum(map(len, pages)), _PREFILL_COPIES)
+    shape = count, heads.queries, length, heads.size
     dense = [
-        [random_values(count, heads, length, size, seed=3 * copy + part) for part in (0, 1, 2)]
+        [random_values(*shape, seed=3 * copy + part) for part in (0, 1, 2)]
         for copy in range(_PREFILL_COPIES)
     ]
 
@@ -135,11 +133,9 @@ def _prefill_times(
         return ops.paged_attention(q, pools[copy][0], pools[copy][1], batch)
 
     def peer(copy: int) -> object:
-        queries, held, values = dense[copy]
+        queries, keys, values = dense[copy]
         with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
-            return torch.nn.functional.scaled_dot_product_attention(
-                queries, held, values, is_causal=True
-            )
+            return scaled_dot_product_attention(queries, keys, values, is_causal=True)
 
     first, second = times_us([ours, peer], range(_PREFILL_COPIES), repeats)
     return first, second

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -22,37 +23,32 @@ _ROUNDS = 15
 
 def gemm_rows(size: int, rows: tuple[int, ...]) -> list[BenchRow]:
     """Milliseconds of [M, size] x [size, size] for each M, ours and torch.mm's, medians."""
-    cores = len(os.sched_getaffinity(0))
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(size, size, generator=generator)
-    found = []
+    case: dict[str, Any] = {
+        "case": "gemm",
+        "dtype": "float32",
+        "mode": f"{size}x{size}",
+        "unit": "ms",
+    }
+    timed = []
     for count in rows:
         x = torch.randn(count, size, generator=generator)
-        ours, theirs = _interleaved(
-            partial(ops.column_gemm, x, weight), partial(torch.mm, x, weight.t()), cores
+        ours, peer = _interleaved(
+            partial(ops.column_gemm, x, weight), partial(torch.mm, x, weight.t())
         )
-        row = BenchRow(
-            case="gemm",
-            dtype="float32",
-            mode=f"{size}x{size}",
-            batch=count,
-            value=ours,
-            unit="ms",
-            peer="torch.mm",
-            peer_value=theirs,
-            ratio=ours / theirs,
-        )
-        found.append(row)
-    return found
+        timed.append(BenchRow(batch=count, value=ours, **case).beside("torch.mm", peer))
+    return timed
 
 
 def _interleaved(
-    ours: Callable[[], torch.Tensor], theirs: Callable[[], torch.Tensor], cores: int
+    ours: Callable[[], torch.Tensor], peer: Callable[[], torch.Tensor]
 ) -> tuple[float, float]:
     """Median milliseconds of both, in turn, each with all cores in its own way."""
+    cores = len(os.sched_getaffinity(0))
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(_ROUNDS):
-        for index, function in enumerate((ours, theirs)):
+        for index, function in enumerate((ours, peer)):
             threads.configure(cores)
             torch.set_num_threads(1 if index == 0 else cores)
             function()

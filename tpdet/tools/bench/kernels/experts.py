@@ -33,6 +33,17 @@ _STEPS = {16: 12, 256: 6, 1 << 30: 2}  # steps with different routes, by the mos
 _SCALE = 0.02
 
 
+class Touched(NamedTuple):
+    """Experts that a step touches in all, on rank 0, and on the fullest rank; choices on rank 0,
+    and on the rank that has most of them."""
+
+    every: float
+    here: float
+    fullest: float
+    choices: float
+    most_choices: float
+
+
 class ExpertsStep(NamedTuple):
     """Normed rows [M, H] and their router's logits [M, E] fp32."""
 
@@ -43,7 +54,7 @@ class ExpertsStep(NamedTuple):
 def experts_command(options: argparse.Namespace) -> int:
     """Every model, size, placement and number of rows."""
     gpu_only("experts")
-    found: list[BenchRow] = []
+    cases: list[BenchRow] = []
     for name in options.model_shape.split(","):
         config = find_model(name)
         if config.mixture is None:
@@ -53,11 +64,10 @@ def experts_command(options: argparse.Namespace) -> int:
                 partition = cut_for(config, ranks, options.fold_order, experts=placed)
                 run = _layer(partition)
                 for rows in parse_sizes(options.rows):
-                    found.append(_case(name, partition, placed, run, rows, options))
+                    cases.append(_case(name, partition, placed, run, rows, options))
                 del run
                 torch.cuda.empty_cache()
-    finish("experts", this_gpu(), found, options.output, as_json=options.json)
-    return 0
+    return finish("experts", this_gpu(), cases, options.output, as_json=options.json)
 
 
 def _case(
@@ -68,43 +78,34 @@ def _case(
     rows: int,
     options: argparse.Namespace,
 ) -> BenchRow:
-    config, ranks = partition.config, partition.world.size
+    config, ranks, mixture = partition.config, partition.world.size, _mixture(partition.config)
     count = next(steps for most, steps in _STEPS.items() if rows <= most)
     steps = [_step(config, rows, options.skew, seed) for seed in range(count)]
     batch = _batch(rows, steps[0].x.device)
     touched = [_touched(partition, step, batch, placed) for step in steps]
-    mean, mine, fullest, chosen, most = (sum(part) / count for part in zip(*touched, strict=True))
-    share, load = fullest / mean, most / (rows * _mixture(config).routing.chosen)
-    mixture = _mixture(config)
+    mean = Touched(*(sum(part) / count for part in zip(*touched, strict=True)))
+    share, load = mean.fullest / mean.every, mean.most_choices / (rows * mixture.routing.chosen)
     width, outputs = map(len, held_outputs(partition))
     weights = 2 * width * config.hidden_size + outputs * mixture.width
-    work = CaseWork(2.0 * chosen * weights, 2.0 * mine * weights)
+    work = CaseWork(2.0 * mean.choices * weights, 2.0 * mean.here * weights)
     floor = print_floor(f"{name} experts {placed}, TP {ranks}, {rows} rows", work)
     print(
-        f"  {mean:.1f} experts touched; the fullest rank has {share:.2f} of them, and one takes "
-        f"{load:.2f} of the choices",
+        f"  {mean.every:.1f} experts touched; the fullest rank has {share:.2f} of them, and one "
+        f"takes {load:.2f} of the choices",
         flush=True,
     )
     (value,) = times_us([lambda step: run(step, batch)], steps, options.repeats)
-    return kernel_row(
-        "experts of a layer" + (f", skew {options.skew:g}" if options.skew else ""),
-        value,
-        floor,
-        model=name,
-        tp=ranks,
-        batch=rows,
-        mode=placed,
-        flops=work.flops,
-        bytes=work.bytes,
-        metrics={
-            "experts_touched": round(mean, 2),
-            "touched_on_this_rank": round(mine, 2),
-            "fullest_rank": round(fullest, 2),
-            "fullest_share": round(share, 4),
-            "fullest_load": round(load, 4),
-            "skew": options.skew,
-        },
-    )
+    metrics = {
+        "experts_touched": round(mean.every, 2),
+        "touched_on_this_rank": round(mean.here, 2),
+        "fullest_rank": round(mean.fullest, 2),
+        "fullest_share": round(share, 4),
+        "fullest_load": round(load, 4),
+        "skew": options.skew,
+    }
+    case = {"model": name, "tp": ranks, "batch": rows, "mode": placed, "metrics": metrics}
+    skewed = f", skew {options.skew:g}" if options.skew else ""
+    return kernel_row(f"experts of a layer{skewed}", value, floor, None, work, **case)
 
 
 def _layer(partition: Partition) -> Callable[[ExpertsStep, PagedBatch], object]:
@@ -121,19 +122,16 @@ def _layer(partition: Partition) -> Callable[[ExpertsStep, PagedBatch], object]:
     down = drawn(len(experts), outputs, mixture.width, seed=2)
     shifts: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
     if mixture.biased:
-        shifts = (
-            drawn(len(experts), 2 * width, seed=3),
-            drawn(len(experts), outputs, seed=4),
-        )
+        shifts = drawn(len(experts), 2 * width, seed=3), drawn(len(experts), outputs, seed=4)
     bias = drawn(1, total, seed=5)[0].float() if mixture.choice_bias else None
     if partition.experts is None:
         roots = relative_roots(partition.plan.roots[0])
         lanes = Lanes(experts, total, len(partition.mine), roots)
 
         def whole(step: ExpertsStep, batch: PagedBatch) -> object:
-            ids, weights, found = ops.choose_experts(step.logits, bias, batch, routing, experts)
+            ids, weights, tokens = ops.choose_experts(step.logits, bias, batch, routing, experts)
             of = step.x, ids, weights, gate_up, down, shifts, lanes
-            return ops.expert_sums(*of, activation=mixture.activation, sorted_tokens=found)
+            return ops.expert_sums(*of, activation=mixture.activation, sorted_tokens=tokens)
 
         return whole
     root = fold_tree(partition.fold_order, partition.leaves)
@@ -176,22 +174,15 @@ def _batch(rows: int, device: torch.device) -> PagedBatch:
     return make_batch((PagedSequence(0, rows, 0, pages),), device)
 
 
-def _touched(
-    partition: Partition, step: ExpertsStep, batch: PagedBatch, placed: str
-) -> tuple[int, int, int, int, int]:
-    """Experts that are touched in all, on rank 0, and on the fullest rank; choices on rank 0, and
-    on the rank that has most of them."""
+def _touched(partition: Partition, step: ExpertsStep, batch: PagedBatch, placed: str) -> Touched:
     routing = _mixture(partition.config).routing
     ids, _, _ = ops.choose_experts(step.logits, None, batch, routing)
     counts = torch.bincount(ids.flatten().long(), minlength=routing.experts).tolist()
-    if placed == "columns":
-        touched = sum(map(bool, counts))
-        return touched, touched, touched, sum(counts), sum(counts)
-    held = routing.experts // partition.world.size
-    parts = [counts[i : i + held] for i in range(0, routing.experts, held)]
-    touched_by_rank = [sum(map(bool, part)) for part in parts]
-    choices = [sum(part) for part in parts]
-    return sum(touched_by_rank), touched_by_rank[0], max(touched_by_rank), choices[0], max(choices)
+    own = routing.experts // (1 if placed == "columns" else partition.world.size)
+    by_rank = [counts[i : i + own] for i in range(0, routing.experts, own)]
+    touched = [sum(map(bool, part)) for part in by_rank]
+    choices = [sum(part) for part in by_rank]
+    return Touched(sum(touched), touched[0], max(touched), choices[0], max(choices))
 
 
 def _mixture(config: ModelConfig) -> Mixture:

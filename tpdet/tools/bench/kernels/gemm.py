@@ -7,9 +7,11 @@ not timed here, does the rest.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
+from torch.nn.functional import linear
 
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.activations import GATED_KINDS
@@ -32,11 +34,14 @@ PEERS = {"row": "linear + norm"} | dict.fromkeys(GATED_KINDS, "linear + activati
 
 _EPS = 1e-6
 
+Run = Callable[[torch.Tensor], object]
+"""A product by a weight that no cache holds."""
+
 
 def gemm_command(options: argparse.Namespace) -> int:
     """Every product of the named models at every size and number of rows."""
     gpu_only("gemm")
-    found: list[BenchRow] = []
+    cases: list[BenchRow] = []
     counts, names = parse_sizes(options.rows), options.model_shape.split(",")
     device = torch.device("cuda", torch.cuda.current_device())
     for name, partition in shards(names, parse_sizes(options.tp), options.fold_order):
@@ -46,12 +51,11 @@ def gemm_command(options: argparse.Namespace) -> int:
         for product in model_products(partition):
             if product.experts:  # `tpdet bench experts` times these
                 continue
-            mine = [count for count in counts if product.kind != "head" or count <= HEAD_ROWS]
-            for count in mine:
-                found.append(_case(name, partition, product, count, options))
+            for rows in counts:
+                if product.kind != "head" or rows <= HEAD_ROWS:
+                    cases.append(_case(name, partition, product, rows, options))
             torch.cuda.empty_cache()
-    finish("gemm", this_gpu(), found, options.output, as_json=options.json)
-    return 0
+    return finish("gemm", this_gpu(), cases, options.output, as_json=options.json)
 
 
 def product_work(product: LayerProduct, rows: int) -> CaseWork:
@@ -64,88 +68,44 @@ def product_work(product: LayerProduct, rows: int) -> CaseWork:
 
 
 def _case(
-    name: str,
-    partition: Partition,
-    product: LayerProduct,
-    count: int,
-    options: argparse.Namespace,
+    name: str, partition: Partition, product: LayerProduct, rows: int, options: argparse.Namespace
 ) -> BenchRow:
-    repeats, fold_order = options.repeats, options.fold_order
     ranks, row_parallel = partition.world.size, product.kind == "row"
-    work = product_work(product, count)
-    floor = print_floor(f"{name} {product.name}, TP {ranks}, {count} rows", work)
-    weights = enough(rotated(random_values(product.n, product.k, seed=1)), count)
-    if row_parallel:
-        ours, peer = _row_times(partition, product.product, weights, count, repeats)
-    elif product.product.gated:
-        ours, peer = _gated_times(partition, weights, count, repeats)
-    else:
-        out = torch.float32 if product.kind == "head" else torch.bfloat16
-        ours, peer = _column_times(partition, weights, count, out, repeats)
-    return kernel_row(
-        f"gemm {product.name}",
-        ours,
-        floor,
-        PEERS.get(product.kind, "linear"),
-        peer,
-        model=name,
-        tp=ranks,
-        batch=count,
-        mode=fold_order if row_parallel else None,
-        flops=work.flops,
-        bytes=work.bytes,
-    )
+    work = product_work(product, rows)
+    floor = print_floor(f"{name} {product.name}, TP {ranks}, {rows} rows", work)
+    weights = enough(rotated(random_values(product.n, product.k, seed=1)), rows)
+    runs = (_row_runs if row_parallel else _column_runs)(partition, product.product, rows, weights)
+    ours, other = times_us(runs, weights, options.repeats)
+    peer = PEERS.get(product.kind, "linear"), other
+    mode = options.fold_order if row_parallel else None
+    case = {"model": name, "tp": ranks, "batch": rows, "mode": mode}
+    return kernel_row(f"gemm {product.name}", ours, floor, peer, work, **case)
 
 
-def _column_times(
-    partition: Partition,
-    weights: Sequence[torch.Tensor],
-    count: int,
-    out: torch.dtype,
-    repeats: int,
-) -> list[float]:
-    """Microseconds of ours and of `linear`."""
-    x = random_values(count, weights[0].shape[1])
+def _column_runs(
+    partition: Partition, product: Product, rows: int, weights: Sequence[torch.Tensor]
+) -> list[Run]:
+    """Ours and `linear`; of a gated product with the activation of its rounded rows."""
+    x = random_values(rows, weights[0].shape[1])
+    activation, arithmetic = partition.config.activation, partition.arithmetic
+    out = torch.float32 if product.kind == "head" else torch.bfloat16
 
-    def ours(weight: torch.Tensor) -> object:
-        return partition.arithmetic.column(x, weight, None, out)
+    def gated_peer(weight: torch.Tensor) -> object:
+        return ops.activate_and_multiply(linear(x, weight), activation=activation)
 
-    def peer(weight: torch.Tensor) -> object:
-        return torch.nn.functional.linear(x, weight)
-
-    return times_us([ours, peer], weights, repeats)
+    if product.gated:
+        return [lambda weight: arithmetic.gated(x, weight, activation), gated_peer]
+    return [lambda weight: arithmetic.column(x, weight, None, out), partial(linear, x)]
 
 
-def _gated_times(
-    partition: Partition, weights: Sequence[torch.Tensor], count: int, repeats: int
-) -> list[float]:
-    """Microseconds of ours, and of `linear` followed by the activation of its rounded rows."""
-    x = random_values(count, weights[0].shape[1])
-
-    activation = partition.config.activation
-
-    def ours(weight: torch.Tensor) -> object:
-        return partition.arithmetic.gated(x, weight, activation)
-
-    def peer(weight: torch.Tensor) -> object:
-        rounded = torch.nn.functional.linear(x, weight)
-        return ops.activate_and_multiply(rounded, activation=activation)
-
-    return times_us([ours, peer], weights, repeats)
-
-
-def _row_times(
-    partition: Partition,
-    product: Product,
-    weights: Sequence[torch.Tensor],
-    count: int,
-    repeats: int,
-) -> list[float]:
-    """Microseconds of ours with fold and norm, and of `linear` with the norm."""
+def _row_runs(
+    partition: Partition, product: Product, rows: int, weights: Sequence[torch.Tensor]
+) -> list[Run]:
+    """Ours with fold and norm, and `linear` with the norm."""
     n, k = weights[0].shape
     leaves = 1 if product.widths else product.leaves
     roots = read_roots(product.roots)
-    x, residual = random_values(count, k), random_values(count, n, seed=2, dtype=torch.float32)
+    x, residual = random_values(rows, k), random_values(rows, n, seed=2, dtype=torch.float32)
     finish = Finish(residual, Norm(random_values(n, seed=3), _EPS))
 
     def ours(weight: torch.Tensor) -> object:
@@ -156,7 +116,6 @@ def _row_times(
         return ops.fold_and_norm(sums, finish)
 
     def peer(weight: torch.Tensor) -> object:
-        product = torch.nn.functional.linear(x, weight)
-        return ops.fold_and_norm(whole_sum(product), finish)
+        return ops.fold_and_norm(whole_sum(linear(x, weight)), finish)
 
-    return times_us([ours, peer], weights, repeats)
+    return [ours, peer]

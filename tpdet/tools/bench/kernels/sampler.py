@@ -41,8 +41,7 @@ def sampler_command(options: argparse.Namespace) -> int:
             for count in parse_sizes(options.batch):
                 rows.append(_case(mode, ranks, count, options.vocabulary, options.repeats))
                 torch.cuda.empty_cache()
-    finish("sampler", this_gpu(), rows, options.output, as_json=options.json)
-    return 0
+    return finish("sampler", this_gpu(), rows, options.output, as_json=options.json)
 
 
 def _case(mode: str, ranks: int, count: int, vocabulary: int, repeats: int) -> BenchRow:
@@ -59,10 +58,10 @@ def _case(mode: str, ranks: int, count: int, vocabulary: int, repeats: int) -> B
     ]
     with _tables_kept():
         ours = capture(lambda x: ops.sample_rows(x, params, shard), parts)
-        name, peer = _torchs_way(whole, way)
-        ours_us, peer_us = interleaved_us([ours, peer], _COPIES, repeats)
-    case = {"mode": mode, "tp": ranks, "batch": count, "dtype": "float32"}
-    return kernel_row("sampler", ours_us, floor, name, peer_us, **case)
+        name, graph = _torchs_way(whole, way)
+        ours_us, peer_us = interleaved_us([ours, graph], _COPIES, repeats)
+    case: dict[str, Any] = {"mode": mode, "tp": ranks, "batch": count, "dtype": "float32"}
+    return kernel_row("sampler", ours_us, floor, (name, peer_us), **case)
 
 
 def _torchs_way(logits: list[torch.Tensor], way: dict[str, Any]) -> tuple[str, Replayable]:

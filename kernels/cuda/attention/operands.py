@@ -1,0 +1,77 @@
+"""What attention's kernels are given: flat records, as Triton takes them, made once a call."""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from tpdet.kernels.cuda.attention.split import score_cap, score_scale
+from tpdet.kernels.cuda.launch.sizes import next_power_of_2
+from tpdet.kernels.cuda.pointwise.soft_cap import SoftCap
+
+
+class AttentionOperands(NamedTuple):
+    """What the kernels read and write at run time, beside the batch.
+
+    q, out: [M, Hq, D], rows of q `q_stride` values apart; k_pages, v_pages: [P, Hkv, 256, D]; all
+    bf16, fp16 or fp32. sinks: fp32 [Hq], any tensor without SINKS. scale: of scores.
+    """
+
+    q: torch.Tensor
+    k_pages: torch.Tensor
+    v_pages: torch.Tensor
+    out: torch.Tensor
+    sinks: torch.Tensor
+    q_stride: int
+    scale: float
+
+
+class AttentionShape(NamedTuple):
+    """What the kernels are compiled for: Hkv, Hq / Hkv, D, and D with the pad to a power of two.
+
+    WINDOW, SINKS: whether there is a window, and sinks.
+    """
+
+    KEY_HEADS: int
+    GROUP: int
+    HEAD: int
+    LANES: int
+    WINDOW: bool
+    SINKS: bool
+
+
+class AttentionCall(NamedTuple):
+    """One call's operands, and what follows from it. window: in keys, 0 without; cap: of scores."""
+
+    operands: AttentionOperands
+    shape: AttentionShape
+    window: int
+    cap: SoftCap | None
+
+
+def attention_call(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    out: torch.Tensor,
+    window: int | None,
+    cap: float,
+    sinks: torch.Tensor | None,
+) -> AttentionCall:
+    """The record of tensors as `attention.attend` takes them. cap: 0 for none."""
+    _, heads, head = q.shape
+    asked = heads, k_pages.shape[1], head, window is not None, sinks is not None, cap
+    shape, scale, soft_cap = _constants(*asked)
+    sinks = out if sinks is None else sinks
+    operands = AttentionOperands(q, k_pages, v_pages, out, sinks, q.stride(0), scale)
+    return AttentionCall(operands, shape, window or 0, soft_cap)
+
+
+@cache
+def _constants(
+    heads: int, key_heads: int, head: int, window: bool, sinks: bool, cap: float
+) -> tuple[AttentionShape, float, SoftCap | None]:
+    """The shape, the scale of scores and their cap."""
+    lanes = next_power_of_2(head)
+    shape = AttentionShape(key_heads, heads // key_heads, head, lanes, window, sinks)
+    return shape, score_scale(head, cap), score_cap(head, cap)

@@ -1,0 +1,1 @@
+"""Digests of tensors where they lie, on a GPU."""

@@ -1,0 +1,203 @@
+"""The routes that answer with numbers, of a real server and of a model in this process."""
+
+import asyncio
+import struct
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import httpx
+import openai
+import pytest
+from fastapi import FastAPI
+
+from tests.lib.models.pooled_models import classifier, sentence_folder
+from tests.lib.server.served import Served
+from tpdet import LLM
+from tpdet.checkpoint.model_config.pooling import load_for_task
+from tpdet.requests.body.pooling_body import pooled_call
+from tpdet.requests.body.prepare import Preparer
+from tpdet.requests.body.problems import ApiError
+from tpdet.requests.body.work import prepare_call
+from tpdet.requests.engine_facts import EngineFacts
+from tpdet.requests.request import PooledOutput
+from tpdet.server.front.app import ProblemResponse
+from tpdet.server.front.door import Door as KeyDoor
+from tpdet.server.front.middleware import RequestMiddleware
+from tpdet.server.front.response_handle import ResponseHandle
+from tpdet.server.pooling.routes import add_pooling_routes
+from tpdet.server.settings.keys import KeyRing
+from tpdet.text.pooled_prompts import PooledPrompts
+from tpdet.text.tokenizer import Tokenizer
+
+SMALL = {"layers": 1, "hidden": 128, "intermediate": 256}
+TEXTS = ["The for statement", "A list is a sequence of values", "def f(x): return x"]
+
+
+@pytest.mark.slow
+def test_openais_client_gets_the_vectors_of_llm_whatever_the_batch(tiny_model, tmp_path):
+    folder = sentence_folder(tiny_model("qwen3", **SMALL), tmp_path / "model", prompts={"q": "Q: "})
+    with LLM(str(folder), kv_pages=24, device="cpu") as llm:
+        expected = llm.embed(TEXTS)
+        (named,) = llm.embed(TEXTS[0], prompt_name="q")
+    server = Served(folder, tmp_path, 1, "--device", "cpu", "--canary-interval", "0.2")
+    try:
+        create = server.client.embeddings.create
+        together = create(model="tiny", input=TEXTS)
+        for index, one in enumerate(expected):
+            vector = one.outputs.embedding
+            assert together.data[index].embedding == vector
+            assert together.model_extra["tpdet"]["digests"][index] == one.digest
+            alone = create(model="tiny", input=TEXTS[index], encoding_format="float")
+            assert alone.data[0].embedding == vector
+            ids = create(model="tiny", input=list(one.prompt_token_ids))
+            assert ids.data[0].embedding == vector
+            assert ids.usage.prompt_tokens == ids.usage.total_tokens == len(one.prompt_token_ids)
+        many = create(model="tiny", input=[TEXTS[index % 3] for index in range(300)])
+        for index, found in enumerate(many.data):
+            assert found.index == index
+            assert found.embedding == expected[index % 3].outputs.embedding
+        assert len(create(model="tiny", input=TEXTS[0], dimensions=7).data[0].embedding) == 7
+        other = create(model="tiny", input=TEXTS[0], extra_body={"prompt_name": "q"})
+        assert other.data[0].embedding == named.outputs.embedding
+        with pytest.raises(openai.BadRequestError, match="--task generate"):
+            server.client.completions.create(model="tiny", prompt="a")
+        with pytest.raises(openai.BadRequestError, match=r"task embed.* answers /v1/embeddings"):
+            server.client.post("/rerank", cast_to=object, body={"query": "a", "documents": ["b"]})
+    finally:
+        server.end()
+
+
+class Door:
+    """A model's routes, whose engine gives the numbers that a test says."""
+
+    def __init__(self, model, task="auto"):
+        model_config, pooling = load_for_task(model, "auto", task)
+        self.facts = EngineFacts(
+            *("fp", "c0" * 32, "d1" * 32, 512, model_config.vocab_size, (), 1, "fp2", "float32"),
+            pooling=pooling,
+        )
+        self.preparer = Preparer(self.facts, "tiny", Tokenizer.load(model), "salt")
+
+    def ask(self, route, values, **fields):
+        call = pooled_call(route, self.preparer, fields, "id")
+        for request, value in zip(call.requests, values, strict=True):
+            assert request.tenant_salt == "salt"
+            row = value if isinstance(value, tuple) else (value,)
+            output = PooledOutput(request.request_id, struct.pack(f"<{len(row)}f", *row))
+            call.outputs[request.request_id] = output
+        return call.answer(lambda number: self.facts)
+
+
+class Client:
+    """Has an engine that gives each prompt the number of its tokens, at the loop's next turn."""
+
+    def __init__(self, facts):
+        self.facts, self.parts, self.outcomes = facts, [], []
+        tally = SimpleNamespace(add=lambda name, count: None)
+        self.metrics = SimpleNamespace(outcome=self.outcomes.append, tally=tally)
+
+    def facts_of(self, number):
+        return self.facts
+
+    def check_open(self):
+        pass
+
+    def close(self, handle):
+        assert not handle.open_requests
+
+    def submit(self, requests, group_id, reader):
+        handle = ResponseHandle(self, group_id, requests, reader, Mock())
+        self.parts.append(len(requests))
+        asyncio.get_running_loop().call_soon(self.answer, handle, requests)
+        return handle
+
+    def answer(self, handle, requests):
+        handle.accepted.set_result(0)
+        for request in requests:
+            value = struct.pack("<f", len(request.prompt_token_ids))
+            handle.put(PooledOutput(request.request_id, value), 0.0)
+        handle.flush()
+
+
+def test_many_texts_are_answered_in_parts_in_their_order(tiny_model, tmp_path):
+    door = Door(sentence_folder(tiny_model("qwen3", **SMALL), tmp_path / "model"))
+    client, app = Client(door.facts), FastAPI()
+    add_pooling_routes(app, SimpleNamespace(client=client, preparer=door.preparer))
+
+    @app.exception_handler(ApiError)
+    async def problem(request, error):
+        return ProblemResponse(error)
+
+    everyone = KeyDoor(KeyRing(()))
+    middleware = RequestMiddleware(app, app.routes, everyone, 30.0, lambda code: None)
+    transport = httpx.ASGITransport(middleware)
+
+    async def asked(*bodies):
+        async with httpx.AsyncClient(transport=transport, base_url="http://s") as http:
+            return [await http.post("/v1/embeddings", json=body) for body in bodies]
+
+    ids = [[1] * (1 + index % 7) for index in range(300)]
+    whole, refused = asyncio.run(asked({"input": ids}, {"input": ["a", 1]}))
+    assert [one["embedding"] for one in whole.json()["data"]] == [[len(one)] for one in ids]
+    assert whole.json()["usage"]["prompt_tokens"] == sum(map(len, ids))
+    assert client.parts == [256, 44] and client.outcomes == ["completed"]
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "input"
+    for fields, words in (
+        ({"input": ""}, "a text is empty"),
+        ({"input": []}, "input is []"),
+        ({"input": ["a", 1]}, "input[1] is 1"),
+        ({"input": TEXTS[0], "dimensions": 129}, "over the vector's width of 128"),
+        ({"input": TEXTS[0], "temperature": 0.5}, "temperature"),
+        ({"input": ["a"] * 2049}, "input has 2049 entries"),
+        ({"input": "a b, c. " * 300}, "over the model's context of 512"),
+    ):
+        with pytest.raises(ApiError) as error:
+            door.ask("embeddings", [], **fields)
+        assert error.value.status == 400 and words in error.value.message
+
+
+def test_scores_ranks_and_labels_have_the_forms_of_vllm_and_cohere(tiny_model, tmp_path):
+    plain = tiny_model("qwen3", **SMALL)
+    door = Door(classifier(plain, tmp_path / "one", 1))
+    scored = door.ask("score", [0.25, 0.5], text_1="q", text_2=["a", "b"])
+    assert [one["score"] for one in scored["data"]] == [0.25, 0.5]
+    ranked = door.ask(
+        "rerank", [0.25, 0.5, 0.5], query="q", documents=["a", {"text": "b"}, "c"], top_n=2
+    )
+    assert ranked["results"] == [
+        {"index": 1, "relevance_score": 0.5, "document": {"text": "b"}},
+        {"index": 2, "relevance_score": 0.5, "document": {"text": "c"}},
+    ]
+    bare = door.ask("rerank", [0.5], query="q", documents=["a"], return_documents=False)
+    assert bare["results"] == [{"index": 0, "relevance_score": 0.5}]
+    three = Door(classifier(plain, tmp_path / "three", 3))
+    (row,) = three.ask("classify", [(0.25, 0.5, 0.25)], input="a")["data"]
+    assert row == {"index": 0, "label": "l1", "probs": [0.25, 0.5, 0.25], "num_classes": 3}
+    (pooled,) = three.ask("pooling", [(0.25, 0.5, 0.25)], input=[5, 6])["data"]
+    assert pooled["data"] == [0.25, 0.5, 0.25]
+    three.ask("pooling", [(0.25, 0.5, 0.25)], input=[5] * 600, truncate_prompt_tokens=-1)
+    for route, fields, words in (
+        ("score", {"text_1": "a", "text_2": "b"}, "a head of one label, this model has 3"),
+        ("classify", {"input": "a", "dimensions": 2}, "dimensions are of vectors"),
+        ("classify", {"input": "a", "encoding_format": "base64"}, "base64 is of /pooling"),
+        ("classify", {"input": [5], "truncate_prompt_tokens": 0}, "truncate_prompt_tokens 0 must"),
+        ("pooling", {"input": [5], "truncate_prompt_tokens": 513}, "must be -1, or from 1 to"),
+        ("embeddings", {"input": "a"}, "answers /classify"),
+    ):
+        with pytest.raises(ApiError) as refused:
+            three.ask(route, [], **fields)
+        assert refused.value.status == 400 and words in refused.value.message
+
+
+def test_a_reranker_and_a_server_that_generates(tiny_model, monkeypatch):
+    monkeypatch.setattr(PooledPrompts, "answering_tokens", lambda self: (17, 900))
+    plain = tiny_model("qwen3", **SMALL)
+    door = Door(plain, "score")
+    assert door.ask("rerank", [0.1], query="q", documents=["a"])["results"][0]["index"] == 0
+    with pytest.raises(ApiError, match="generates no text"):
+        prepare_call("completion", door.preparer, {"prompt": "a"}, "id")
+    generates = Preparer(SimpleNamespace(pooling=None), "tiny", None)
+    for route in ("embeddings", "classify", "pooling", "score", "rerank"):
+        with pytest.raises(ApiError, match="--task embed") as refused:
+            pooled_call(route, generates, {}, "id")
+        assert refused.value.status == 400

@@ -1,0 +1,17 @@
+"""Receipts of a real server at TP 2, of all kinds of answers, are equal at another size."""
+
+from argparse import Namespace
+
+import pytest
+
+from scripts.replayed_receipts import KINDS, proved
+from tests.lib.recorded_lines import thinking_model
+
+
+@pytest.mark.slow
+def test_receipts_under_load_replay_equal_at_another_size(tmp_path):
+    """As of the program that made docs/results/replay.cpu.json, with fewer answers."""
+    model, answers = thinking_model(tmp_path / "model"), 4 * len(KINDS)
+    options = Namespace(model=model, device="cpu", answers=answers, concurrency=8)
+    rows, holds = proved(options, 2)
+    assert holds, rows

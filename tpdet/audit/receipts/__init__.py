@@ -1,0 +1,1 @@
+"""Signed receipts of answers: statements, keys, content, bundles, and how they are checked."""

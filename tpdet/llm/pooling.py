@@ -1,0 +1,338 @@
+"""Vectors, labels, scores and rewards of prompts: `LLM.embed` and its like, shaped like vLLM's."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from tpdet.audit.pooled import PooledAssembler
+from tpdet.errors import RequestError, UsageError
+from tpdet.llm.call import ProgressBar
+from tpdet.llm.prompts import PromptReader, are_ids, listed, shown, token_ids_of
+from tpdet.llm.ranks import CallRequests
+from tpdet.llm.results import PooledResult
+from tpdet.llm.vllm_keywords import refuse_what_asks
+from tpdet.requests.pooling_params import NOT_POOLED, PoolingParams
+from tpdet.text.pooled_prompts import PooledPrompts
+
+if TYPE_CHECKING:
+    from tpdet.engine import Engine
+
+Params = PoolingParams | Sequence[PoolingParams] | None
+UseTqdm = bool | Callable[..., ProgressBar]
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A vector of fp32 values."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many values it has."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationOutput:
+    """A number for each label: probabilities, unless `use_activation` was False."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """How many labels there are."""
+        return len(self.probs)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How well a document fits a query."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOutput:
+    """A tensor fp32 [labels]: the score head's own values."""
+
+    data: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingRequestOutput(Generic[Answer]):
+    """The answer to one prompt.
+
+    system_fingerprint: names the contract, the weights and the architecture. digest: BLAKE3 (hex)
+    over the request, what computed it and the bits of its answer; of a score of two vectors None.
+    """
+
+    request_id: str
+    outputs: Answer
+    prompt_token_ids: tuple[int, ...]
+    num_cached_tokens: int = 0
+    finished: bool = True
+    system_fingerprint: str = ""
+    digest: str | None = None
+
+
+EmbeddingRequestOutput = PoolingRequestOutput[EmbeddingOutput]
+ClassificationRequestOutput = PoolingRequestOutput[ClassificationOutput]
+ScoringRequestOutput = PoolingRequestOutput[ScoringOutput]
+
+
+class PoolingCalls:
+    """The calls of an `LLM` whose model pools; on one that generates they raise UsageError."""
+
+    engine: "Engine"
+    _reader: PromptReader
+    _calls: int
+    _answer: Callable[..., list[Any]]
+
+    def embed(
+        self,
+        prompts: Any,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: UseTqdm = True,
+        pooling_params: Params = None,
+        prompt_name: str | None = None,
+        **of_vllm: Any,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vector of each prompt, in the prompts' order.
+
+        prompts: as for `generate`. truncate_prompt_tokens: how many tokens of a longer text are
+        kept, -1 for the context; None refuses it. pooling_params: one for all, or one each.
+        prompt_name: of a sentence-transformers folder's prompts, put before each text.
+
+        Raises RequestError naming the prompt or the parameter, NumericalError for NaN and for
+        zeros that have no direction, UsageError on a model that gives no vectors.
+        """
+        refuse_what_asks("embed", of_vllm, ("pooling_params", "prompt_name"))
+        self._need("embed", "vector")
+        read = partial(self._texts, prompts, prompt_name, truncate_prompt_tokens)
+        return [
+            _shaped(result, EmbeddingOutput(result.numbers))
+            for result in self._pooled(read, pooling_params, use_tqdm)
+        ]
+
+    def classify(
+        self,
+        prompts: Any,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: UseTqdm = True,
+        pooling_params: Params = None,
+        **of_vllm: Any,
+    ) -> list[ClassificationRequestOutput]:
+        """The labels' probabilities of each prompt. Arguments and errors as of `embed`."""
+        refuse_what_asks("classify", of_vllm, ("pooling_params",))
+        self._need("classify", "labels")
+        read = partial(self._texts, prompts, None, truncate_prompt_tokens)
+        return [
+            _shaped(result, ClassificationOutput(result.numbers))
+            for result in self._pooled(read, pooling_params, use_tqdm)
+        ]
+
+    def reward(
+        self,
+        prompts: Any,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: UseTqdm = True,
+        pooling_params: Params = None,
+        **of_vllm: Any,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """The score head's own values at each prompt's last token, without an activation.
+
+        Arguments and errors as of `embed`.
+        """
+        import torch
+
+        refuse_what_asks("reward", of_vllm, ("pooling_params",))
+        self._need("reward", "labels")
+        read = partial(self._texts, prompts, None, truncate_prompt_tokens)
+        params = PoolingParams(use_activation=False) if pooling_params is None else pooling_params
+        return [
+            _shaped(result, PoolingOutput(torch.tensor(result.numbers, dtype=torch.float32)))
+            for result in self._pooled(read, params, use_tqdm)
+        ]
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        /,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        instruction: str | None = None,
+        **of_vllm: Any,
+    ) -> list[ScoringRequestOutput]:
+        """A score of each pair of texts: one with each of `data_2`, or pair by pair.
+
+        A model with a score head of one label, or one that answers yes or no, reads both texts at
+        once; of a model that embeds it is the cosine of the two vectors. instruction: of a model
+        that answers yes or no. Other arguments and errors as of `embed`.
+        """
+        refuse_what_asks("score", of_vllm, ("pooling_params", "instruction"))
+        pooling = self._need("score", "vector", "labels", "tokens")
+        pairs = paired(data_1, data_2)
+        if pooling.answers == "vector":
+            if instruction is not None:
+                raise RequestError("this model reads no instruction: leave it out", "instruction")
+            return self._cosines(pairs, truncate_prompt_tokens, use_tqdm, pooling_params)
+        if pooling.width != 1:
+            raise UsageError(f"score needs a head of one label, this model has {pooling.width}")
+        reader = self._prompts
+
+        def read() -> list[tuple[int, ...]]:
+            return [reader.pair(*pair, truncate_prompt_tokens, instruction) for pair in pairs]
+
+        (params,) = _params_of(pooling_params, 1)
+        if pooling.answers == "tokens":
+            params = PoolingParams(
+                use_activation=params.use_activation, token_ids=reader.answering_tokens()
+            )
+        return [
+            _shaped(result, ScoringOutput(result.numbers[0]))
+            for result in self._pooled(read, params, use_tqdm)
+        ]
+
+    def _cosines(
+        self, pairs: list[tuple[str, str]], truncate: int | None, use_tqdm: UseTqdm, asked: Params
+    ) -> list[ScoringRequestOutput]:
+        """By one vector of each different text, of the dimensions that are asked for."""
+        import torch
+
+        from tpdet.kernels.exact.pooling import similarity
+
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        (params,) = _params_of(asked, 1)
+        params = PoolingParams(dimensions=params.dimensions, use_activation=True)
+        read = partial(self._texts, texts, None, truncate)
+        results = dict(zip(texts, self._pooled(read, params, use_tqdm), strict=True))
+        rows = {text: torch.tensor(result.numbers) for text, result in results.items()}
+        return [
+            PoolingRequestOutput(
+                request_id=results[b].request_id,
+                outputs=ScoringOutput(float(similarity(rows[a], rows[b]))),
+                prompt_token_ids=results[a].prompt_token_ids + results[b].prompt_token_ids,
+                num_cached_tokens=results[b].cached_tokens,
+                system_fingerprint=results[b].system_fingerprint,
+            )
+            for a, b in pairs
+        ]
+
+    @property
+    def _prompts(self) -> PooledPrompts:
+        reader, pooler = self._reader, self.engine.pooler
+        assert pooler is not None
+        return PooledPrompts(
+            reader.tokenizer, pooler.pooling, reader.vocab_size, reader.max_model_len
+        )
+
+    def _need(self, call: str, *answers: str) -> Any:
+        """How the model pools. Raises UsageError where it gives none of these answers."""
+        pooler = self.engine.pooler
+        if pooler is None:
+            raise UsageError(NOT_POOLED)
+        if pooler.pooling.answers not in answers:
+            raise UsageError(
+                f"{call} is not for this model (task {pooler.pooling.task}): use "
+                f"{_CALLS[pooler.pooling.answers]}"
+            )
+        return pooler.pooling
+
+    def _texts(
+        self, prompts: Any, prompt_name: str | None, truncate: int | None
+    ) -> list[tuple[int, ...]]:
+        """The ids of prompts in every form that `generate` takes."""
+        prompts, reader = listed(prompts), self._prompts
+        if isinstance(prompts, str | Mapping) or are_ids(prompts):
+            prompts = [prompts]
+        if not isinstance(prompts, list | tuple):
+            raise RequestError(f"prompts is {shown(prompts)}: give a text or a list", "prompts")
+        every = []
+        for index, prompt in enumerate(prompts):
+            text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+            if isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is not None:
+                text = listed(prompt["prompt_token_ids"])
+            if isinstance(text, str):
+                every.append(reader.text(text, prompt_name, truncate))
+            else:
+                ids = token_ids_of(self._reader.prompt(text, f"prompts[{index}]").token_ids, "")
+                every.append(reader.ids(ids, truncate))
+        return every
+
+    def _pooled(
+        self, read: Callable[[], list[tuple[int, ...]]], params: Params, use_tqdm: UseTqdm
+    ) -> list[PooledResult]:
+        def make() -> CallRequests:
+            prompts, reader, pooler = read(), self._prompts, self.engine.pooler
+            assert pooler is not None
+            every = _params_of(params, len(prompts))
+            asked = [
+                PooledAssembler(
+                    pooler.resolved(reader.request(ids, one, f"llm-{self._calls}-{index}"))
+                )
+                for index, (ids, one) in enumerate(zip(prompts, every, strict=True))
+            ]
+            return CallRequests(asked, [None] * len(asked))
+
+        return self._answer(make, use_tqdm)
+
+
+_CALLS = {"vector": "embed or score", "labels": "classify, reward or score", "tokens": "score"}
+
+
+def paired(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[tuple[str, str]]:
+    """One text with each other, or as many with as many. Raises RequestError."""
+    for name, data in (("data_1", data_1), ("data_2", data_2)):
+        if not isinstance(data, str | list | tuple):
+            raise RequestError(f"{name} is {shown(data)}: give a text or a list of texts", name)
+    first = [data_1] if isinstance(data_1, str) else list(data_1)
+    second = [data_2] if isinstance(data_2, str) else list(data_2)
+    if len(first) == 1:
+        first *= len(second)
+    if len(first) != len(second) or not second:
+        raise RequestError(
+            f"{len(first)} texts against {len(second)}: give one against many, or as many", "data_1"
+        )
+    for text in (*first, *second):
+        if not isinstance(text, str):
+            raise RequestError(f"a text is {shown(text)}: give text", "data_1")
+    return list(zip(first, second, strict=True))
+
+
+def _params_of(params: Params, count: int) -> Sequence[PoolingParams]:
+    """The parameters of each of `count` prompts. Raises UsageError for other types."""
+    if params is None or isinstance(params, PoolingParams):
+        return [params or PoolingParams()] * count
+    if not isinstance(params, list | tuple) or not all(
+        isinstance(one, PoolingParams) for one in params
+    ):
+        raise UsageError(
+            f"pooling_params is {shown(params)}: give PoolingParams(...), or a list of them, one "
+            "for each prompt"
+        )
+    if len(params) != count:
+        raise RequestError(
+            f"{count} prompts but {len(params)} pooling_params: give one for all, or one each",
+            "pooling_params",
+        )
+    return params
+
+
+def _shaped(result: PooledResult, outputs: Answer) -> PoolingRequestOutput[Answer]:
+    return PoolingRequestOutput(
+        request_id=result.request_id,
+        outputs=outputs,
+        prompt_token_ids=result.prompt_token_ids,
+        num_cached_tokens=result.cached_tokens,
+        system_fingerprint=result.system_fingerprint,
+        digest=result.digest,
+    )

@@ -1,0 +1,276 @@
+"""The layers' operations as autograd records them: the kernels' operators in place of the kernels.
+
+A decoder runs unchanged while a `Recording` is in use. Pages hold nothing then: keys and values of
+a layer go from the rotation to attention as tensors, so that gradients find them.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpdet.cache.kv import KeyValuePages, LayerPages
+from tpdet.comm.world.world import World
+from tpdet.errors import UsageError
+from tpdet.kernels import ops
+from tpdet.kernels.inputs.experts import Lanes, Routing
+from tpdet.kernels.inputs.norm import Finish, Norm
+from tpdet.kernels.inputs.paged_batch import PagedBatch
+from tpdet.kernels.inputs.product import write_roots
+from tpdet.kernels.order import Expression
+from tpdet.kernels.partial_sums import PartialSums
+from tpdet.nn.operators import attention, experts, pointwise, products, vocabulary
+
+_Pages = tuple[Tensor, Tensor]
+
+
+class Recording:
+    """The operations of one forward pass over packed sequences, each from its position 0 on."""
+
+    def __init__(self, layers: int) -> None:
+        self._rotated: dict[int, _Pages] = {}
+        empty = [LayerPages(torch.empty(0), torch.empty(0)) for _ in range(layers)]
+        self.pages = KeyValuePages(tuple(empty))
+        """What the decoder takes for pages: nothing but names of layers."""
+        own = self.rotate_and_store, self.paged_attention
+        self._operations: dict[str, Callable[..., Any]] = {
+            operation.__name__: operation for operation in (*OPERATIONS, *own)
+        }
+
+    def running(self) -> AbstractContextManager[None]:
+        """While inside, layers run by the operators."""
+        return ops.recorded(self._operations)
+
+    def rotate_and_store(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        tables: _Pages,
+        norms: tuple[Tensor | None, Tensor | None],
+        eps: float,
+        pages: _Pages,
+        batch: PagedBatch,
+    ) -> Tensor:
+        """As `ops.rotate_and_store`; keys and values are kept for `paged_attention`."""
+        cos, sin = (table[batch.positions] for table in tables)
+        keys: Tensor = pointwise.rotary(k, cos, sin, norms[1], eps)
+        self._rotated[id(pages[0])] = keys, v
+        queries: Tensor = pointwise.rotary(q, cos, sin, norms[0], eps)
+        return queries
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        batch: PagedBatch,
+        window: int | None = None,
+        cap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """As `ops.paged_attention`, over the keys and values that were kept."""
+        keys, values = self._rotated.pop(id(k_pages))
+        lengths = [sequence.count for sequence in batch.sequences]
+        mixed: Tensor = attention.attention(q, keys, values, lengths, window, cap, sinks)
+        return mixed
+
+
+def column_gemm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    *,
+    admitted: object = None,
+) -> Tensor:
+    """As `ops.column_gemm`."""
+    y: Tensor = products.columns(x, weight, bias, out_dtype)
+    return y
+
+
+def gated_gemm(
+    x: Tensor, weight: Tensor, *, admitted: object = None, activation: str = "silu"
+) -> Tensor:
+    """As `ops.gated_gemm`."""
+    y: Tensor = products.gated_columns(x, weight, activation)
+    return y
+
+
+def leaf_sums(
+    x: Tensor,
+    weight: Tensor,
+    roots: tuple[Expression, ...],
+    *,
+    admitted: object = None,
+    widths: Sequence[int] = (),
+) -> PartialSums:
+    """As `ops.leaf_sums`, folded to the roots."""
+    values = products.rows(x, weight, write_roots(roots), len(roots), [*widths])
+    return PartialSums(values, tuple(range(len(roots))))
+
+
+def fold_roots(sums: PartialSums, slots: int) -> Tensor:
+    """As `ops.fold_roots`."""
+    folded: Tensor = products.fold_roots(sums.values, write_roots(sums.roots), slots)
+    return folded
+
+
+def fold_and_norm(sums: PartialSums, finish: Finish) -> tuple[Tensor, Tensor]:
+    """As `ops.fold_and_norm`."""
+    norm = finish.behind if finish.norm is None else finish.norm
+    assert norm is not None  # one of them is there
+    weights = (None if each is None else each.weight for each in (finish.norm, finish.behind))
+    h, y = pointwise.fold_and_norm(
+        sums.values,
+        write_roots(sums.roots),
+        finish.residual,
+        *weights,
+        norm.eps,
+        norm.formula,
+        norm.dtype,
+    )
+    return h, y
+
+
+def rms_norm(x: Tensor, norm: Norm) -> Tensor:
+    """As `ops.rms_norm`."""
+    y: Tensor = pointwise.norm(x, norm.weight, norm.eps, norm.formula, norm.dtype)
+    return y
+
+
+def norm_by_mass(x: Tensor, largest: Tensor, mass: Tensor, count: int, norm: Norm) -> Tensor:
+    """As `ops.norm_by_mass`, of whole rows. Raises UsageError for parts of rows."""
+    if x.shape[1] != count:
+        raise UsageError(
+            "gradients of a norm over all heads need one rank: use a world of one, or torch.no_grad"
+        )
+    return rms_norm(x, norm)
+
+
+def activate_alone(x: Tensor, activation: str) -> Tensor:
+    """As `ops.activate_alone`."""
+    y: Tensor = pointwise.activate(x, activation)
+    return y
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """As `ops.soft_cap`."""
+    y: Tensor = pointwise.soft_cap(x, cap)
+    return y
+
+
+def embed(ids: Tensor, table: Tensor) -> Tensor:
+    """As `ops.embed`."""
+    rows: Tensor = vocabulary.embedding(ids, table)
+    return rows
+
+
+def choose_experts(
+    logits: Tensor,
+    bias: Tensor | None,
+    batch: PagedBatch,
+    routing: Routing,
+    held: range | None = None,
+) -> tuple[Tensor, Tensor, object]:
+    """As `ops.choose_experts`; no token is sorted."""
+    rule = routing.chosen, routing.sigmoid, routing.over_chosen, routing.scale
+    weights, ids = experts.choose_experts(logits, bias, *rule)
+    return ids, weights, None
+
+
+def expert_sums(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    biases: tuple[Tensor | None, Tensor | None],
+    lanes: Lanes,
+    shared: Tensor | None = None,
+    activation: str = "silu",
+    *,
+    sorted_tokens: object = None,
+) -> PartialSums:
+    """As `ops.expert_sums`."""
+    part = lanes.experts.start, lanes.total, lanes.held, write_roots(lanes.roots)
+    values = experts.experts(x, ids, weights, gate_up, down, *biases, shared, *part, activation)
+    return PartialSums(values, tuple(range(len(lanes.roots))))
+
+
+OPERATIONS = (
+    column_gemm, gated_gemm, leaf_sums, fold_roots, fold_and_norm, rms_norm, norm_by_mass,
+    activate_alone, soft_cap, embed, choose_experts, expert_sums,
+)  # fmt: skip
+
+
+class RecordedWorld:
+    """A world whose all-gather has a gradient: what every rank's outputs ask of a rank's input.
+
+    Sums are taken in the order of ranks. Everything else is the world's own.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world, name)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Every rank's `x`: [ranks, *x.shape]. Collective, and so is its backward."""
+        if not torch.is_grad_enabled() or not x.is_floating_point():
+            return self._world.all_gather(x)
+        # All ranks go back together, also one whose part has no gradient.
+        known = x if x.requires_grad else x.detach().requires_grad_()
+        gathered: Tensor = _Gathered.apply(known, self._world)
+        return gathered
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, world: World) -> Tensor:
+        ctx.world = world
+        return world.all_gather(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return in_rank_order(ctx.world.all_to_all(gradients[0].contiguous())), None
+
+
+class Shared(torch.autograd.Function):
+    """Values that all ranks have: the gradient of one is the sum of what each rank derived."""
+
+    @staticmethod
+    def forward(ctx: Any, world: World, *values: Tensor) -> tuple[Tensor, ...]:
+        """The values."""
+        ctx.world = world
+        return tuple(value.view_as(value) for value in values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        """The sums over ranks, equal on all of them. Collective."""
+        gather = ctx.world.all_gather
+        return None, *(in_rank_order(gather(gradient.contiguous())) for gradient in gradients)
+
+
+class Repeated(torch.autograd.Function):
+    """A result that every rank has: each rank's loss counts as its share of one loss."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: int) -> Tensor:
+        """`x` itself."""
+        ctx.ranks = ranks
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """This rank's share; numbers of ranks are powers of two, so it is exact."""
+        return gradients[0] / ctx.ranks, None
+
+
+def in_rank_order(parts: Tensor) -> Tensor:
+    """The sum of [ranks, ...], rank 0 first."""
+    return reduce(torch.add, parts.unbind())

@@ -1,0 +1,1 @@
+"""Files and batches: requests of a file that are answered while nobody else waits."""

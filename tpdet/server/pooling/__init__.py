@@ -1,0 +1,1 @@
+"""The routes of models that pool: vectors, labels, scores and ranks."""

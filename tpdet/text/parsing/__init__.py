@@ -1,0 +1,1 @@
+"""Reads answers: reasoning, content and calls of tools, by the family whose marks they have."""

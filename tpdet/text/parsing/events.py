@@ -1,0 +1,84 @@
+"""What the text of an answer says, in its order: reasoning, content, and calls of tools."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+
+class ReasoningText(msgspec.Struct, frozen=True, gc=False):
+    """Text of the reasoning."""
+
+    text: str
+
+
+class ContentText(msgspec.Struct, frozen=True, gc=False):
+    """Text of the content."""
+
+    text: str
+
+
+class CallBegun(msgspec.Struct, frozen=True, gc=False):
+    """A call begins; `index` counts the answer's calls from 0, `id` is one that the model wrote."""
+
+    index: int
+    name: str
+    id: str | None = None
+
+
+class CallArguments(msgspec.Struct, frozen=True, gc=False):
+    """The next piece of a call's arguments, which are JSON of an object."""
+
+    index: int
+    text: str
+
+
+class CallEnded(msgspec.Struct, frozen=True, gc=False):
+    """The arguments are complete."""
+
+    index: int
+
+
+Event = ReasoningText | ContentText | CallBegun | CallArguments | CallEnded
+
+
+class FunctionCall(msgspec.Struct, frozen=True, gc=False):
+    """A call of a tool; `arguments` are the text of a JSON object."""
+
+    name: str
+    arguments: str
+    id: str | None = None
+
+    def events(self, index: int) -> tuple[Event, ...]:
+        """The call as events; `index`: how many calls the answer had before."""
+        begun = CallBegun(index, self.name, self.id)
+        return begun, CallArguments(index, self.arguments), CallEnded(index)
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """A whole answer: the sum of its events."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: tuple[FunctionCall, ...] = ()
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> "Message":
+        """The sum of the events of one answer; a call that has not ended is none."""
+        reasoning: list[str] = []
+        content: list[str] = []
+        begun: dict[int, tuple[CallBegun, list[str]]] = {}
+        calls: list[FunctionCall] = []
+        for event in events:
+            match event:
+                case ReasoningText(text):
+                    reasoning.append(text)
+                case ContentText(text):
+                    content.append(text)
+                case CallBegun(index):
+                    begun[index] = event, []
+                case CallArguments(index, text):
+                    begun[index][1].append(text)
+                case CallEnded(index):
+                    call, pieces = begun.pop(index)
+                    calls.append(FunctionCall(call.name, "".join(pieces), call.id))
+        return cls("".join(reasoning), "".join(content), tuple(calls))

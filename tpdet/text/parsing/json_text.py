@@ -1,0 +1,178 @@
+"""JSON inside of answers: where a value ends, and the members of an object as they were written."""
+
+import json
+import re
+from typing import Any, NoReturn
+
+_IN_STRING = re.compile(r'["\\]')
+_OUTSIDE = re.compile(r'["{}\[\]]')
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+class JsonScanner:
+    """Finds the end of one object or list in text that comes in pieces, in linear time.
+
+    `done`: the end was seen. `bad`: it begins with something else.
+    """
+
+    __slots__ = ("_depth", "_escaped", "_in_string", "bad", "done")
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = self._escaped = self.done = self.bad = False
+
+    @property
+    def in_string(self) -> bool:
+        """Whether the text so far ends inside of a string."""
+        return self._in_string
+
+    @property
+    def begun(self) -> bool:
+        """Whether the value has begun."""
+        return self._depth > 0 or self.done
+
+    def feed(self, text: str) -> int:
+        """How many characters of the next piece belong to the value, or stand in front of it."""
+        position, size = 0, len(text)
+        if not self._depth:
+            position = _space_end(text, 0)
+            if position == size:
+                return size
+            if text[position] not in "{[":
+                self.bad = True
+                return position
+        while position < size:
+            if self._escaped:
+                self._escaped = False
+                position += 1
+                continue
+            match = (_IN_STRING if self._in_string else _OUTSIDE).search(text, position)
+            if match is None:
+                return size
+            character, position = match[0], match.end()
+            if character == '"':
+                self._in_string = not self._in_string
+            elif character == "\\":
+                self._escaped = True
+            elif character in "{[":
+                self._depth += 1
+            else:
+                self._depth -= 1
+                if not self._depth:
+                    self.done = True
+                    return position
+        return size
+
+
+def _space_end(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    return position if match is None else match.end()
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _members_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("an object names a member twice")
+    return members
+
+
+_DECODER = json.JSONDecoder(
+    parse_constant=_refuse_constant,
+    parse_float=str,
+    parse_int=str,  # a number of a million digits takes no time
+    object_pairs_hook=_members_once,
+)
+
+
+def load(text: str) -> Any:
+    """The value of a text, its numbers as strings. Raises ValueError if it is not strict JSON."""
+    try:
+        return _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError("the value is nested too deeply") from None
+
+
+def written(value: Any) -> str:
+    """The JSON of a value; where its strings have lone surrogates, as escapes."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return text if text.isascii() or _encodes(text) else json.dumps(value, allow_nan=False)
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def values(text: str) -> list[str]:
+    """The texts of a list's values, or a text that is no list alone.
+
+    Raises ValueError where a list is not strict JSON.
+    """
+    text = text.strip(" \t\n\r")
+    if not text.startswith("["):
+        return [text]
+    parts: list[str] = []
+    position = _space_end(text, 1)
+    ended = text.startswith("]", position)
+    while not ended:
+        _, end = _decoded(text, position)
+        parts.append(text[position:end])
+        position, ended = _behind(text, end, "]")
+    _check_end(text, position)
+    return parts
+
+
+def members(text: str) -> dict[str, str]:
+    """The members of the object that is the text, each value as it was written.
+
+    Raises ValueError if it is not an object of strict JSON, or names a member twice.
+    """
+    text = text.strip(" \t\n\r")
+    if not text.startswith("{"):
+        raise ValueError("this is no object")
+    pairs: dict[str, str] = {}
+    position = _space_end(text, 1)
+    ended = text.startswith("}", position)
+    while not ended:
+        key, end = _decoded(text, position)
+        position = _space_end(text, end)
+        if not isinstance(key, str) or text[end - 1 : end] != '"' or key in pairs:
+            raise ValueError("a member needs a name of its own")
+        if not text.startswith(":", position):
+            raise ValueError("a member needs a colon")
+        position = _space_end(text, position + 1)
+        _, end = _decoded(text, position)
+        pairs[key] = text[position:end]
+        position, ended = _behind(text, end, "}")
+    _check_end(text, position)
+    return pairs
+
+
+def _decoded(text: str, position: int) -> tuple[Any, int]:
+    """The value at a place, and where it ends. Raises ValueError."""
+    try:
+        return _DECODER.raw_decode(text, position)
+    except RecursionError:
+        raise ValueError("the value is nested too deeply") from None
+
+
+def _behind(text: str, end: int, bracket: str) -> tuple[int, bool]:
+    """Where the next part begins, or the bracket that closes, and whether it does."""
+    position = _space_end(text, end)
+    if text.startswith(bracket, position):
+        return position, True
+    if not text.startswith(",", position):
+        raise ValueError(f"a comma or {bracket} is missing")
+    return _space_end(text, position + 1), False
+
+
+def _check_end(text: str, position: int) -> None:
+    if position + 1 != len(text):
+        raise ValueError("text stands behind the value")

@@ -1,0 +1,1 @@
+"""`tpdet diff A B`: where two recorded answers begin to differ. Needs no torch."""

@@ -1,0 +1,1 @@
+"""`tpdet replay`: receipts are verified, and their answers computed again (docs/audit.md)."""

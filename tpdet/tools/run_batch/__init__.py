@@ -1,0 +1,1 @@
+"""`tpdet run-batch`: a file of requests in OpenAI's batch format, answered."""
