@@ -9,9 +9,9 @@ content, and stop strings are still found in the whole. Needs no torch.
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise, zip_longest
 from typing import NamedTuple
 
 import msgspec
@@ -21,7 +21,7 @@ from tpdet.control.row_messages import SampledToken
 from tpdet.errors import RequestError
 from tpdet.requests.request import PromptOutput, Request, RequestFailed, SamplingParams, TokenOutput
 from tpdet.text.detokenizer import IncrementalDetokenizer
-from tpdet.text.parsing.events import CallBegun, Event, FunctionCall, Message
+from tpdet.text.parsing.events import CallBegun, Event, FunctionCall, Message, text_events
 from tpdet.text.parsing.parser import OutputParser
 from tpdet.text.stop_strings import StopStringMatcher
 from tpdet.text.tokenizer import Tokenizer
@@ -70,6 +70,11 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     def calls(self) -> bool:
         """Whether a call of a tool is among the events."""
         return any(isinstance(event, CallBegun) for event in self.events)
+
+    @property
+    def said(self) -> tuple[Event, ...]:
+        """All that the delta says, in its order."""
+        return self.events or text_events(self.reasoning, self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +149,7 @@ class ChoiceAssembler:
         self._splitter = splitter
         self._pieces: list[str] = []
         self._reasoning: list[str] = []
-        self._events: list[Event] = []
+        self._events: dict[int, tuple[Event, ...]] = {}  # by the piece, where there are calls
         self._tokens: list[SampledToken] = []
         self._offsets: list[int] = []
         self._length = 0  # of the text so far, including text that is held back
@@ -211,7 +216,8 @@ class ChoiceAssembler:
                 self._splitter.push(output.token_id, decoded, ended)
             text, reasoning, events = self._splitter.take(text, ended)
             self._reasoning.append(reasoning)
-            self._events.extend(events)
+            if events:
+                self._events[len(self._pieces)] = events
         self._pieces.append(text)
         return TextDelta(
             text=text,
@@ -247,9 +253,9 @@ class ChoiceAssembler:
         self._splitter.push(token_id, text)
         text, reasoning, events = self._splitter.take(text)
         self._reasoning.append(reasoning)
-        self._pieces.append(text)
         if events:
-            self._events.extend(events)
+            self._events[len(self._pieces)] = events
+        self._pieces.append(text)
         delta = TextDelta(text, (token_id,), (token,), None, None, False, offset, reasoning, cached)
         return msgspec.structs.replace(delta, events=events) if events else delta
 
@@ -275,8 +281,14 @@ class ChoiceAssembler:
             reasoning="".join(self._reasoning),
             weight_spans=self.weight_spans,
             cached_tokens=self.cached_tokens,
-            calls=Message.of(self._events).calls,
+            calls=Message.of(chain.from_iterable(self._events.values())).calls,
         )
+
+    def said(self) -> Iterator[Event]:
+        """All that the choice says so far, in its order, piece by piece."""
+        pieces = zip_longest(self._reasoning, self._pieces, fillvalue="")
+        for number, (reasoning, text) in enumerate(pieces):
+            yield from self._events.get(number) or text_events(reasoning, text)
 
     @property
     def weight_spans(self) -> tuple[WeightSpan, ...]:
@@ -382,6 +394,10 @@ class RequestAssembler:
     def weight_spans(self, index: int) -> tuple[WeightSpan, ...]:
         """Which weights computed which tokens of a choice so far."""
         return self._choices[index].weight_spans
+
+    def said(self, index: int) -> Iterator[Event]:
+        """All that a choice says so far, in its order, piece by piece."""
+        return self._choices[index].said()
 
     def choice(self, index: int) -> ChoiceAnswer:
         """One finished choice. Raises ValueError while it runs."""

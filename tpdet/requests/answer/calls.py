@@ -69,7 +69,7 @@ def parts_of(delta: TextDelta) -> Iterator[TextDelta]:
         delta, text="", reasoning="", events=(), finish_reason=None, stop_reason=None
     )
     without = msgspec.structs.replace(rest, token_ids=(), logprobs=(), cached_tokens=0)
-    for event in delta.events or _texts(delta):
+    for event in delta.said:
         match event:
             case ContentText(text):
                 yield msgspec.structs.replace(rest, text=text)
@@ -82,8 +82,3 @@ def parts_of(delta: TextDelta) -> Iterator[TextDelta]:
         rest = without
     if reason is not None or rest is not without:
         yield msgspec.structs.replace(rest, finish_reason=reason, stop_reason=stop)
-
-
-def _texts(delta: TextDelta) -> tuple[Event, ...]:
-    thought = (ReasoningText(delta.reasoning),) if delta.reasoning else ()
-    return (*thought, *((ContentText(delta.text),) if delta.text else ()))

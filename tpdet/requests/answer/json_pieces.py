@@ -19,6 +19,13 @@ class Each:
     elements: Iterable[object]
 
 
+@dataclass(frozen=True)
+class Written:
+    """A value that is JSON text already, of which no number or escape is written anew."""
+
+    text: str
+
+
 def to_json(value: object) -> bytes:
     """`json_text` in UTF-8."""
     return json_text(value).encode("utf-8")
@@ -27,8 +34,8 @@ def to_json(value: object) -> bytes:
 def json_pieces(value: object) -> Iterator[str]:
     """The text of `to_json`, in pieces.
 
-    Beside what JSON knows, a value may hold an `Each`, and an iterator in place of a list; the
-    elements of an iterator, and the values of a dictionary, may be large themselves.
+    Beside what JSON knows, a value may hold an `Each`, `Written` text, and an iterator in place of
+    a list; the elements of an iterator, and the values of a dictionary, may be large themselves.
     """
     if isinstance(value, dict):
         opening = "{"
@@ -37,6 +44,8 @@ def json_pieces(value: object) -> Iterator[str]:
             yield from json_pieces(inner)
             opening = ","
         yield "{}" if opening == "{" else "}"
+    elif isinstance(value, Written):
+        yield value.text
     elif isinstance(value, Each):
         yield from _array(json_text(element) for element in value.elements)
     elif isinstance(value, Iterator) or (isinstance(value, list) and _nested(value)):

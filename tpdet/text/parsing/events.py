@@ -41,6 +41,12 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
 Event = ReasoningText | ContentText | CallBegun | CallArguments | CallEnded
 
 
+def text_events(reasoning: str, content: str) -> tuple[Event, ...]:
+    """The events of texts without calls: the reasoning is said first."""
+    thought = (ReasoningText(reasoning),) if reasoning else ()
+    return (*thought, ContentText(content)) if content else thought
+
+
 class FunctionCall(msgspec.Struct, frozen=True, gc=False):
     """A call of a tool; `arguments` are the text of a JSON object."""
 
