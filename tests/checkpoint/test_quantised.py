@@ -20,6 +20,9 @@ FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128],
        "activation_scheme": "dynamic"}  # fmt: skip
 
 
+BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block"}
+
+
 def compressed(form, **weights):
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"g": group}}
@@ -46,11 +49,23 @@ def packed(values, dim, bits=4, order=range(8)):
     return (found if dim == 1 else found.T).contiguous()
 
 
+def of_blocks(rows=N, columns=K):
+    q = (integers(-90, 90, rows, columns) / 8).to(torch.float8_e4m3fn)
+    s = some_scales(-(-rows // 128), -(-columns // 128)).float()
+    wide = torch.stack([s[i // 128, torch.arange(columns) // 128] for i in range(rows)])
+    return q, s, q.float() * wide
+
+
 def fp8_block():
-    q = (integers(-90, 90, N, K) / 8).to(torch.float8_e4m3fn)
-    s = some_scales(2, 2).float()
-    wide = torch.stack([s[i // 128, torch.arange(K) // 128] for i in range(N)])
-    return FP8, {"weight": q, "weight_scale_inv": s}, q.float() * wide
+    q, s, expected = of_blocks()
+    return FP8, {"weight": q, "weight_scale_inv": s}, expected
+
+
+def compressed_fp8_block(rows=N, columns=K, form="float-quantized"):
+    q, s, expected = of_blocks(rows, columns)
+    blocks = {"strategy": "block", "block_structure": [128, 128]}
+    config = compressed(form, num_bits=8, type="float", **blocks)
+    return config, {"weight": q, "weight_scale": s}, expected
 
 
 def fp8_channel():
@@ -135,8 +150,8 @@ def mxfp4():
 
 
 MADE = (
-    fp8_block, fp8_channel, awq, gptq, gptq_v2, w4a16, w4a16_with_zero_points, w8a16,
-    w8a16_with_zero_points, mxfp4,
+    fp8_block, compressed_fp8_block, fp8_channel, awq, gptq, gptq_v2, w4a16,
+    w4a16_with_zero_points, w8a16, w8a16_with_zero_points, mxfp4,
 )  # fmt: skip
 
 
@@ -156,6 +171,16 @@ def test_a_form_has_its_rules_values_however_it_is_cut(make, tmp_path):
     for dim, first, last in ((0, 0, N), (0, 70, 131), (1, 48, 112), (1, 240, 256)):
         found = checkpoint.piece("a.weight", (N, K), dim, first, last)
         assert_same_bits(found.contiguous(), expected.narrow(dim, first, last - first).contiguous())
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(200, 176), (128, 129), (127, 128), (1, 257)])
+def test_blocks_at_the_edges_have_scales_of_their_own(rows, columns, tmp_path):
+    config, parts, expected = compressed_fp8_block(rows, columns, "naive-quantized")
+    checkpoint = open_checkpoint(written(tmp_path, config, parts))
+    for dim, extent in enumerate((rows, columns)):
+        for first, last in ((0, extent), (extent - 1, extent), (extent // 3, extent)):
+            found = checkpoint.piece("a.weight", (rows, columns), dim, first, last)
+            assert_same_bits(found, expected.narrow(dim, first, last - first).contiguous())
 
 
 @pytest.mark.parametrize("make", MADE)
@@ -213,6 +238,14 @@ def test_columns_in_another_order_are_refused(tmp_path):
         (compressed("pack-quantized", num_bits=4, type="int", actorder="group"), "actorder is"),
         (compressed("pack-quantized", num_bits=2, type="int"), "num_bits is 2"),
         (compressed("float-quantized", num_bits=8, type="float", strategy="tensor"), "strategy"),
+        (
+            compressed("float-quantized", **BLOCKS | {"block_structure": [64, 128]}),
+            r"block_structure is \[64, 128\]",
+        ),
+        (compressed("float-quantized", **BLOCKS), "block_structure is None"),
+        (compressed("float-quantized", **BLOCKS, symmetric=False), "symmetric is False"),
+        (FP8 | {"modules_to_not_convert": "lm_head"}, "modules_to_not_convert is 'lm_head'"),
+        (FP8 | {"ignored_layers": [1]}, r"ignored_layers is \[1\]"),
     ],
 )
 def test_a_form_that_is_not_known_is_refused_by_name(config, message, tiny_model, tmp_path):

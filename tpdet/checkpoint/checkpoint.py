@@ -10,7 +10,6 @@ import torch
 
 from tpdet.checkpoint.finite import all_finite
 from tpdet.checkpoint.forms.parts import in_parts
-from tpdet.checkpoint.forms.quantised import dequantised
 from tpdet.checkpoint.forms.stacked import ExpertPart
 from tpdet.checkpoint.gguf.header import is_gguf, read_header
 from tpdet.checkpoint.gguf.tensors import gguf_tensors
@@ -209,7 +208,6 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     tensors = in_parts(tensors, form)
     if form.quantisation is None:
         return Checkpoint(tensors, files)
-    tensors = dequantised(tensors, form.quantisation)
     return Checkpoint(tensors, files, form.quantisation.activations)
 
 

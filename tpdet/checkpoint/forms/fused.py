@@ -49,7 +49,7 @@ def split_fused(tensors: Tensors, fused: FusedParts) -> Tensors:
                     "of them"
                 )
             rows_of_part = partial(_rows, name, tensor, total, first, rows)
-            split[target] = CheckpointTensor(tensor.file, rows_of_part)
+            split[target] = CheckpointTensor(tensor.file, rows_of_part, rule=tensor.rule)
             first += rows
     return split
 

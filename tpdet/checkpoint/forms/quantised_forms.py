@@ -55,17 +55,17 @@ class StoredMatrix:
 
     def read(self, suffix: str, rows: Span, columns: Span) -> torch.Tensor:
         """A cut of a part."""
-        found: torch.Tensor = self.parts[suffix][rows.cut, columns.cut]
-        return found
+        part: torch.Tensor = self.parts[suffix][rows.cut, columns.cut]
+        return part
 
     def scales(self, suffix: str, rows: Span, columns: Span) -> torch.Tensor:
         """A cut of a part that holds scales, in fp32. Refuses zero, NaN and infinity."""
-        found = self.read(suffix, rows, columns).float()
-        if not (torch.isfinite(found).all() and (found != 0).all()):
+        scales = self.read(suffix, rows, columns).float()
+        if not (torch.isfinite(scales).all() and (scales != 0).all()):
             raise CheckpointError(
                 f"{self.file}: tensor {self.name}{suffix} holds a scale of zero, NaN or infinity"
             )
-        return found
+        return scales
 
     def extent(self, suffix: str, dim: int) -> int:
         """The stored extent of a part."""
@@ -112,16 +112,16 @@ _SCALES = ("F32", "BF16", "F16")
 
 
 def _fp8_shape(
-    stored: StoredMatrix, suffix: str, groups: Callable[[int, int], tuple[int, int]]
+    stored: StoredMatrix, groups: Callable[[int, int], tuple[int, int]]
 ) -> tuple[int, int]:
     rows, columns = stored.extent(".weight", 0), stored.extent(".weight", 1)
-    stored.check(suffix, *groups(rows, columns), dtypes=_SCALES)
+    stored.check(stored.form.scale, *groups(rows, columns), dtypes=_SCALES)
     return rows, columns
 
 
 def _fp8_blocks(stored: StoredMatrix, rows: Span, columns: Span) -> torch.Tensor:
     values = stored.read(".weight", rows, columns).float()
-    scales = stored.scales(".weight_scale_inv", rows.by(_BLOCK), columns.by(_BLOCK))
+    scales = stored.scales(stored.form.scale, rows.by(_BLOCK), columns.by(_BLOCK))
     wide = scales.repeat_interleave(_BLOCK, 0).repeat_interleave(_BLOCK, 1)
     return values * wide[: values.shape[0], : values.shape[1]]
 
@@ -221,8 +221,8 @@ def _transposed(
     zeros = zeros + stored.form.zero_offset
     scales = stored.scales(".scales", of_groups, rows)
     width = group or len(values_KN)
-    found_KN = (values_KN - _widened(zeros, width, 0)) * _widened(scales, width, 0)
-    return found_KN.T.contiguous()
+    weights_KN = (values_KN - _widened(zeros, width, 0)) * _widened(scales, width, 0)
+    return weights_KN.T.contiguous()
 
 
 def _widened(of_groups: torch.Tensor, size: int, dim: int) -> torch.Tensor:
@@ -232,17 +232,15 @@ def _widened(of_groups: torch.Tensor, size: int, dim: int) -> torch.Tensor:
 FORMS = {
     "fp8 block": Form(
         ".weight",
-        lambda form: (".weight_scale_inv",),
-        lambda stored: _fp8_shape(
-            stored, ".weight_scale_inv", lambda n, k: (-(-n // _BLOCK), -(-k // _BLOCK))
-        ),
+        lambda form: (form.scale,),
+        lambda stored: _fp8_shape(stored, lambda n, k: (-(-n // _BLOCK), -(-k // _BLOCK))),
         lambda form, columns: (_BLOCK, _BLOCK),
         _fp8_blocks,
     ),
     "fp8 channel": Form(
         ".weight",
-        lambda form: (".weight_scale",),
-        lambda stored: _fp8_shape(stored, ".weight_scale", lambda n, k: (n, 1)),
+        lambda form: (form.scale,),
+        lambda stored: _fp8_shape(stored, lambda n, k: (n, 1)),
         lambda form, columns: (1, 1),
         _fp8_channels,
     ),

@@ -1,4 +1,4 @@
-"""Parses `quantization_config`: how a checkpoint's weights are stored, one known form each.
+"""Parses `quantization_config`: how a checkpoint's weights are stored, in one known form or more.
 
 Weights become numbers when they are loaded (`tpdet.checkpoint.forms.quantised`). What a checkpoint
 says of activations does not count: they are not quantised.
@@ -21,7 +21,7 @@ class Quantisation:
 
     kind: a key of `forms.quantised_forms.FORMS`; bits: of a value; group: values along K that
     share a scale, 0 for all of a row; zero_points: whether they are stored; zero_offset: what is
-    added to a stored zero point; activations: whether the checkpoint wants them quantised, too.
+    added to a stored zero point; scale: the suffix of the scales of fp8.
     """
 
     kind: str
@@ -29,7 +29,7 @@ class Quantisation:
     group: int
     zero_points: bool = False
     zero_offset: int = 0
-    activations: bool = False
+    scale: str = ".weight_scale"
 
     @property
     def rule(self) -> str:
@@ -38,8 +38,21 @@ class Quantisation:
         return f"{self.kind} {self.bits} bits, {group}"
 
 
-def parse_quantisation(config: Fields) -> Quantisation | None:
-    """The form of a checkpoint's weights; None if they are not quantised.
+@dataclass(frozen=True)
+class Quantisations:
+    """What a checkpoint says of its quantised weights: their forms, each once, in its order.
+
+    Which matrix has which form is seen in the files. ignored: modules that it says are not
+    quantised; activations: whether it wants activations quantised, too.
+    """
+
+    forms: tuple[Quantisation, ...]
+    ignored: frozenset[str]
+    activations: bool = False
+
+
+def parse_quantisation(config: Fields) -> Quantisations | None:
+    """The forms of a checkpoint's weights; None if they are not quantised.
 
     Raises CheckpointError naming the key for a method, format, group size or key that is not known.
     """
@@ -47,9 +60,18 @@ def parse_quantisation(config: Fields) -> Quantisation | None:
     if found is None:
         return None
     method = found.text("quant_method")
-    if method not in _METHODS:
-        found.refuse("quant_method", f"only {', '.join(_METHODS)} are supported")
-    return _METHODS[method](found)
+    known = (*_METHODS, "compressed-tensors")
+    if method not in known:
+        found.refuse("quant_method", f"only {', '.join(known)} are supported")
+    ignored = frozenset(name for key in _IGNORED if key in found for name in _names(found, key))
+    if method == "compressed-tensors":
+        forms, activations = _compressed(found)
+        return Quantisations(tuple(dict.fromkeys(forms)), ignored, activations)
+    return Quantisations((_METHODS[method](found),), ignored, activations=method == "fp8")
+
+
+def _names(found: Fields, key: str) -> list[str]:
+    return found.items(key, str, "it must be a list of names of modules")
 
 
 def _fp8(found: Fields) -> Quantisation:
@@ -57,7 +79,7 @@ def _fp8(found: Fields) -> Quantisation:
     _is(found, "fmt", ("e4m3", None), "only e4m3 is supported")
     _is(found, "activation_scheme", ("dynamic", None), "only dynamic is supported")
     _is(found, "weight_block_size", (_BLOCK,), f"only blocks of {_BLOCK} are supported")
-    return Quantisation("fp8 block", 8, _BLOCK[1], activations=True)
+    return Quantisation("fp8 block", 8, _BLOCK[1], scale=".weight_scale_inv")
 
 
 def _awq(found: Fields) -> Quantisation:
@@ -96,37 +118,50 @@ def _mxfp4(found: Fields) -> Quantisation:
     return Quantisation("mxfp4", 4, _MXFP4_GROUP)
 
 
-def _compressed(found: Fields) -> Quantisation:
+def _compressed(found: Fields) -> tuple[list[Quantisation], bool]:
+    """The form of each group, and whether one of them wants activations quantised."""
     _only(
         found,
         "format config_groups ignore kv_cache_scheme quantization_status sparsity_config "
-        "transform_config global_compression_ratio version",
+        "transform_config global_compression_ratio version moe_sparsity_config",
     )
-    for key in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+    for key in ("kv_cache_scheme", "sparsity_config", "transform_config", "moe_sparsity_config"):
         _is(found, key, (None, {}), "it is not supported")
     groups = found.inner("config_groups")
     names = sorted(found.raw("config_groups") or ())
-    if groups is None or len(names) != 1:
-        found.refuse("config_groups", "exactly one group is supported")
-    group = groups.inner(names[0])
-    if group is None:
-        groups.refuse(names[0], "it must be an object")
+    if groups is None or not names:
+        found.refuse("config_groups", "without a group nothing is quantised")
+    whole = found.text("format")
+    if whole not in (*_FORMATS, _MIXED):
+        found.refuse("format", f"only {', '.join(_FORMATS)} and {_MIXED} are supported")
+    forms, activations = [], False
+    for name in names:
+        group = groups.inner(name)
+        if group is None:
+            groups.refuse(name, "it must be an object")
+        forms.append(_of_group(group, whole))
+        activations |= "input_activations" in group
+    return forms, activations
+
+
+def _of_group(group: Fields, whole: str) -> Quantisation:
+    """The form of a group; whole: the format that stands beside all groups."""
     group.only(
         frozenset({"targets", "weights", "input_activations", "output_activations", "format"}),
         "tpdet cannot tell whether it changes the weights",
     )
-    _is(group, "targets", (["Linear"],), "only the target Linear is supported")
+    _names(group, "targets")
     _is(group, "output_activations", (None,), "it is not supported")
     weights = group.inner("weights")
     if weights is None:
         group.refuse("weights", "without it nothing is quantised")
-    form = found.text("format")
-    if form not in _FORMATS:
-        found.refuse("format", f"only {', '.join(_FORMATS)} are supported")
-    return _of_weights(form, weights, "input_activations" in group)
+    form = group.text("format", None if whole == _MIXED else whole)
+    if form not in _FORMATS or whole not in (_MIXED, form):
+        group.refuse("format", f"beside {whole} only {', '.join(_FORMATS)} are supported")
+    return _of_weights(form, weights)
 
 
-def _of_weights(form: str, weights: Fields, activations: bool) -> Quantisation:
+def _of_weights(form: str, weights: Fields) -> Quantisation:
     weights.only(
         frozenset(
             "num_bits type strategy group_size symmetric dynamic actorder observer observer_kwargs "
@@ -135,21 +170,27 @@ def _of_weights(form: str, weights: Fields, activations: bool) -> Quantisation:
         "tpdet cannot tell whether it changes the weights",
     )
     _is(weights, "dynamic", (False, None), "weights have fixed scales")
-    _is(weights, "actorder", (None, "weight", "static"), "columns in another order are refused")
-    kind, bits, strategies = _FORMATS[form]
-    of_type = "int" if kind == "packed int" else "float"
+    _is(
+        weights,
+        "actorder",
+        (None, False, "weight", "static"),
+        "columns in another order are refused",
+    )
+    of_type, bits, kinds = _FORMATS[form]
     _is(weights, "type", (of_type,), f"{form} goes with {of_type}")
     _is(weights, "num_bits", bits, f"{form} with {' or '.join(map(str, bits))} bits is supported")
-    _is(weights, "strategy", strategies, f"only {' and '.join(strategies)} are supported")
-    symmetric = weights.boolean("symmetric", True)
+    _is(weights, "strategy", tuple(kinds), f"only {' and '.join(kinds)} are supported")
+    strategy = weights.text("strategy")
+    kind, symmetric = kinds[strategy], weights.boolean("symmetric", True)
     if kind != "packed int" and not symmetric:
         weights.refuse("symmetric", f"{form} has no zero points")
-    group = _group(weights) if weights.raw("strategy") == "group" else 0
+    group = _group(weights) if strategy == "group" else 0
     if kind == "mxfp4" and group != _MXFP4_GROUP:
         weights.refuse("group_size", f"MXFP4 has groups of {_MXFP4_GROUP}")
-    return Quantisation(
-        kind, weights.integer("num_bits"), group, not symmetric, activations=activations
-    )
+    if strategy == "block":
+        _is(weights, "block_structure", (_BLOCK,), f"only blocks of {_BLOCK} are supported")
+        group = _BLOCK[1]
+    return Quantisation(kind, weights.integer("num_bits"), group, not symmetric)
 
 
 def _group(found: Fields) -> int:
@@ -170,12 +211,17 @@ def _is(found: Fields, key: str, allowed: tuple[Any, ...], remedy: str) -> None:
         found.refuse(key, remedy)
 
 
+_IGNORED = ("ignore", "modules_to_not_convert", "ignored_layers")
 _METHODS: dict[str, Callable[[Fields], Quantisation]] = {
-    "fp8": _fp8, "awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed, "mxfp4": _mxfp4,
+    "fp8": _fp8, "awq": _awq, "gptq": _gptq, "mxfp4": _mxfp4,
 }  # fmt: skip
-_FORMATS: dict[str, tuple[str, tuple[int, ...], tuple[str, ...]]] = {
-    "float-quantized": ("fp8 channel", (8,), ("channel",)),
-    "pack-quantized": ("packed int", (4, 8), ("group", "channel")),
-    "mxfp4-pack-quantized": ("mxfp4", (4,), ("group",)),
+"""Methods that have one form; compressed-tensors may have several."""
+_MIXED = "mixed-precision"
+_FP8 = "float", (8,), {"channel": "fp8 channel", "block": "fp8 block"}
+_FORMATS: dict[str, tuple[str, tuple[int, ...], dict[str, str]]] = {
+    "float-quantized": _FP8,
+    "naive-quantized": _FP8,
+    "pack-quantized": ("int", (4, 8), {"group": "packed int", "channel": "packed int"}),
+    "mxfp4-pack-quantized": ("float", (4,), {"group": "mxfp4"}),
 }
-"""(kind, bits, strategies) of the formats of compressed-tensors."""
+"""(type, bits, the kind of each strategy) of the formats of compressed-tensors."""

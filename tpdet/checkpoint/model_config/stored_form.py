@@ -9,7 +9,7 @@ from tpdet.checkpoint.model_config.families import Family
 from tpdet.checkpoint.model_config.fields import Fields
 from tpdet.checkpoint.model_config.load import read_checked, read_heads
 from tpdet.checkpoint.model_config.mixtures import no_experts
-from tpdet.checkpoint.model_config.quantisation import Quantisation, parse_quantisation
+from tpdet.checkpoint.model_config.quantisation import Quantisations, parse_quantisation
 
 FusedParts = Mapping[str, tuple[tuple[str, int], ...]]
 
@@ -38,7 +38,7 @@ class StoredForm:
     """
 
     text_part: bool = False
-    quantisation: Quantisation | None = None
+    quantisation: Quantisations | None = None
     fused: FusedParts = field(default_factory=dict)
     stacked: "StackedExperts | None" = None
 
@@ -48,10 +48,8 @@ def read_stored_form(directory: Path) -> StoredForm:
     if not (directory / "config.json").exists():
         return StoredForm()
     config, family, of_images = read_checked(directory)
-    quantisation, fused = parse_quantisation(config), _fused(config, family)
-    if fused and quantisation is not None:
-        config.refuse("quantization_config", "fused tensors that are quantised are not supported")
-    return StoredForm(of_images, quantisation, fused, _stacked(config, family))
+    fused, stacked = _fused(config, family), _stacked(config, family)
+    return StoredForm(of_images, parse_quantisation(config), fused, stacked)
 
 
 def _stacked(config: Fields, family: Family) -> StackedExperts | None:

@@ -68,7 +68,8 @@ class ArrivingWeights(WeightSource):
         super().__init__(Checkpoint({}, [FILE]), dtype, 0, False, device, threads)
         self._next_layer = None
         self._hash_parts = hash_parts
-        self._form, self._tied, self._unread = form, tied, unread
+        self._form = replace(form, quantisation=None)  # what is sent has the model's dtype
+        self._tied, self._unread = tied, unread
         self._expected: dict[str, tuple[WeightRead, _Consumer | None]] = {}
         self._announced: dict[str, tuple[ArrivedTensor, Tensors]] = {}
         self._sources: dict[str, str] = {}
