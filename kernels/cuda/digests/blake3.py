@@ -5,6 +5,9 @@ chunk, and goes through its 16 blocks of 64 bytes. Then neighbours are joined, l
 last of an odd number going up as it is, until one node is left.
 
 A state and a block are tuples of 16 words of 32 bits; a word has a value for each thread.
+
+Messages lie side by side, each from a chunk's first byte on. What a thread must know of its message
+it reads from a table with a column for each: the host makes no list that is as long as the chunks.
 """
 
 from collections.abc import Sequence
@@ -18,7 +21,6 @@ from tpdet.kernels.cuda.launch.sizes import cdiv
 
 CHUNK_BYTES = 1024
 _THREADS = 128
-_ROOT = 8
 _WORDS = 8  # of a node's value
 
 
@@ -127,16 +129,19 @@ def _stored(words, h, mask):
 
 
 @triton.jit(do_not_specialize=["chunks"])
-def hash_chunks(words, lengths, counters, roots, nodes, chunks, BLOCK: tl.constexpr):
-    """nodes[i] = the value of chunk i: 256 words, of which `lengths[i]` bytes count.
+def hash_chunks(words, messages, begins, counts, ends, nodes, chunks, BLOCK: tl.constexpr):
+    """nodes[i] = the value of chunk i, which is 256 words of message `messages[i]`.
 
-    counters: a chunk's number in its tensor; roots: 8 where it is the tensor's only one, else 0.
+    A message has `counts` chunks from chunk `begins` on, and `ends` bytes in the last of them.
     """
     chunk = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = chunk < chunks
-    length = tl.load(lengths + chunk, mask=there, other=0)
-    counter = tl.load(counters + chunk, mask=there, other=0).to(tl.uint32)
-    root = tl.load(roots + chunk, mask=there, other=0)
+    message = tl.load(messages + chunk, mask=there, other=0)
+    count = tl.load(counts + message, mask=there, other=1)
+    counter = chunk - tl.load(begins + message, mask=there, other=0)
+    end_bytes = tl.load(ends + message, mask=there, other=0)
+    length = tl.where(counter == count - 1, end_bytes, 1024)
+    root = tl.where(count == 1, 8, 0)
     last = tl.maximum(length - 1, 0) // 64
     start = words + chunk.to(tl.int64) * 256
     h0, h1, h2, h3, h4, h5, h6, h7 = _first_words(counter)
@@ -151,7 +156,7 @@ def hash_chunks(words, lengths, counters, roots, nodes, chunks, BLOCK: tl.conste
         end = block == last
         flags = tl.where(end, 2 | root, 0) | tl.where(block == 0, 1, 0)
         h = (h0, h1, h2, h3, h4, h5, h6, h7)
-        g = _compressed(h, m, counter, size, flags.to(tl.uint32))
+        g = _compressed(h, m, counter.to(tl.uint32), size, flags.to(tl.uint32))
         runs = block <= last
         h0, h1 = tl.where(runs, g[0], h0), tl.where(runs, g[1], h1)
         h2, h3 = tl.where(runs, g[2], h2), tl.where(runs, g[3], h3)
@@ -161,21 +166,36 @@ def hash_chunks(words, lengths, counters, roots, nodes, chunks, BLOCK: tl.conste
 
 
 @triton.jit(do_not_specialize=["count"])
-def join_nodes(nodes, left, right, roots, joined, count, BLOCK: tl.constexpr):
-    """joined[i] = the parent of nodes left[i] and right[i], or left[i] where right[i] is -1."""
-    parent = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = parent < count
-    one = tl.load(left + parent, mask=there, other=0)
-    other = tl.load(right + parent, mask=there, other=-1)
-    root = tl.load(roots + parent, mask=there, other=0)
-    both = there & (other >= 0)
-    low = _loaded(nodes + one * 8, there)
-    high = _loaded(nodes + tl.maximum(other, 0) * 8, both)
+def join_nodes(
+    nodes,
+    messages,
+    begins,
+    counts,
+    parent_begins,
+    joined,
+    joined_messages,
+    count,
+    BLOCK: tl.constexpr,
+):
+    """joined = the parents of each message's nodes, two by two; a last node alone goes up as it is.
+
+    A message has `counts` nodes from node `begins` on, and its parents from `parent_begins` on.
+    """
+    node = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = node < count
+    message = tl.load(messages + node, mask=there, other=0)
+    of_message = tl.load(counts + message, mask=there, other=0)
+    number = node - tl.load(begins + message, mask=there, other=0)
+    left = there & (number % 2 == 0)
+    both = left & (number + 1 < of_message)
+    root = tl.where(of_message == 2, 8, 0)
+    low = _loaded(nodes + node * 8, left)
+    high = _loaded(nodes + node * 8 + 8, both)
     m = (
         low[0], low[1], low[2], low[3], low[4], low[5], low[6], low[7],
         high[0], high[1], high[2], high[3], high[4], high[5], high[6], high[7],
     )  # fmt: skip
-    zero = (one ^ one).to(tl.uint32)
+    zero = (node ^ node).to(tl.uint32)
     g = _compressed(_first_words(zero), m, zero, zero + 64, (root | 4).to(tl.uint32))
     h = (
         tl.where(both, g[0], low[0]), tl.where(both, g[1], low[1]),
@@ -183,37 +203,67 @@ def join_nodes(nodes, left, right, roots, joined, count, BLOCK: tl.constexpr):
         tl.where(both, g[4], low[4]), tl.where(both, g[5], low[5]),
         tl.where(both, g[6], low[6]), tl.where(both, g[7], low[7]),
     )  # fmt: skip
-    _stored(joined + parent * 8, h, there)
+    parent = tl.load(parent_begins + message, mask=left, other=0) + number // 2
+    _stored(joined + parent * 8, h, left)
+    tl.store(joined_messages + parent, message, mask=left)
 
 
 def blake3_of(headers: Sequence[bytes], parts: Sequence[torch.Tensor]) -> list[bytes]:
     """BLAKE3 of each header followed by the bytes of a tensor, row-major; all on one device.
 
-    Takes as much memory again as the tensors have; waits for the GPU.
+    Takes as much memory again as the tensors have; waits for the GPU once.
     """
     if not parts:
         return []
     sizes = np.array([len(h) + p.nbytes for h, p in zip(headers, parts, strict=True)], np.int64)
     counts = np.maximum(-(-sizes // CHUNK_BYTES), 1)
-    ends = np.cumsum(counts)
-    words = _side_by_side(headers, parts, (ends - counts) * CHUNK_BYTES, int(ends[-1]))
-    device, chunks = words.device, int(ends[-1])
-    counters = np.concatenate([np.arange(count) for count in counts])
-    lengths = np.minimum(np.repeat(sizes, counts) - counters * CHUNK_BYTES, CHUNK_BYTES)
-    roots = np.repeat(np.where(counts == 1, _ROOT, 0), counts)
+    levels = _levels(counts)
+    device, chunks = parts[0].device, int(counts.sum())
+    words = _side_by_side(headers, parts, levels[0][0] * CHUNK_BYTES, chunks)
+    table = torch.from_numpy(
+        np.concatenate([[sizes - (counts - 1) * CHUNK_BYTES], *levels]).astype(np.int32)
+    ).to(device)
+    ends, begins, of_messages = table[0], table[1::2], table[2::2]
+    messages = torch.repeat_interleave(of_messages[0], output_size=chunks).int()
     nodes = torch.empty(chunks, _WORDS, dtype=torch.int32, device=device)
-    moved = _moved(device, lengths, counters, roots)
     hash_chunks[(cdiv(chunks, _THREADS),)](
-        words, *moved, nodes, chunks, BLOCK=_THREADS, num_warps=_THREADS // 32
+        words,
+        messages,
+        begins[0],
+        of_messages[0],
+        ends,
+        nodes,
+        chunks,
+        BLOCK=_THREADS,
+        num_warps=_THREADS // 32,
     )
-    while counts.max() > 1:
-        pairs, count = _level(counts), int((-(-counts // 2)).sum())
+    for level, (_, parents) in enumerate(levels[1:]):
+        count = int(parents.sum())
         joined = torch.empty(count, _WORDS, dtype=torch.int32, device=device)
-        join_nodes[(cdiv(count, _THREADS),)](
-            nodes, *_moved(device, *pairs), joined, count, BLOCK=_THREADS, num_warps=4
+        joined_messages = torch.empty(count, dtype=torch.int32, device=device)
+        join_nodes[(cdiv(len(nodes), _THREADS),)](
+            nodes,
+            messages,
+            begins[level],
+            of_messages[level],
+            begins[level + 1],
+            joined,
+            joined_messages,
+            len(nodes),
+            BLOCK=_THREADS,
+            num_warps=_THREADS // 32,
         )
-        nodes, counts = joined, -(-counts // 2)
+        nodes, messages = joined, joined_messages
     return [row.tobytes() for row in nodes.cpu().numpy()]
+
+
+def _levels(counts: np.ndarray) -> list[np.ndarray]:
+    """Each message's first node and number of nodes: [2, messages], of every level from chunks on."""
+    levels = [np.stack([np.cumsum(counts) - counts, counts])]
+    while counts.max() > 1:
+        counts = -(-counts // 2)
+        levels.append(np.stack([np.cumsum(counts) - counts, counts]))
+    return levels
 
 
 def _side_by_side(
@@ -232,22 +282,3 @@ def _side_by_side(
         raw = part.contiguous().reshape(-1).view(torch.uint8)
         joined[first : first + len(raw)] = raw
     return joined.view(torch.int32)
-
-
-def _level(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Left and right nodes of each parent of a level, and 8 where it is a tensor's last."""
-    left, right, roots = [], [], []
-    begin = 0
-    for count in counts.tolist():
-        first = np.arange(0, count, 2)
-        left.append(begin + first)
-        right.append(np.where(first + 1 < count, begin + first + 1, -1))
-        roots.append(np.full(len(first), _ROOT if count == 2 else 0))
-        begin += count
-    return np.concatenate(left), np.concatenate(right), np.concatenate(roots)
-
-
-def _moved(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
-    """The arrays as int32 on a device, by one copy."""
-    whole = torch.from_numpy(np.stack(arrays).astype(np.int32)).to(device)
-    return list(whole)

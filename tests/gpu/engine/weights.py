@@ -101,32 +101,30 @@ def engine_of(model, **settings):
     return Engine(EngineConfig.from_values(model=str(model), **settings), SoloWorld())
 
 
-def _handles(tensors):
-    """A handle for each tensor, as a trainer makes them: its allocation's, and where it lies."""
+def ipc_handle(tensor):
+    """A handle as trainers make it: the allocation's, and where a tensor lies, by GPU."""
     runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
     driver = ctypes.CDLL("libcuda.so.1")
-    uuid = str(torch.cuda.get_device_properties(0).uuid)
-    entries = []
-    for tensor in tensors:
-        handle = (ctypes.c_byte * 64)()
-        pointer = ctypes.c_void_p(tensor.data_ptr())
+    handle = (ctypes.c_byte * 64)()
+    pointer = ctypes.c_void_p(tensor.data_ptr())
+    base, size = ctypes.c_void_p(), ctypes.c_size_t()
+    with torch.cuda.device(tensor.device):
         assert runtime.cudaIpcGetMemHandle(handle, pointer) == 0
-        base, size = ctypes.c_void_p(), ctypes.c_size_t()
         assert driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), pointer) == 0
-        entry = {
-            "handle": base64.b64encode(bytes(handle)).decode(),
-            "offset": tensor.data_ptr() - base.value,
-            "size": tensor.nbytes,
-        }
-        entries.append({uuid: base64.b64encode(json.dumps(entry).encode()).decode()})
-    return entries
+    entry = {
+        "handle": base64.b64encode(bytes(handle)).decode(),
+        "offset": tensor.data_ptr() - base.value,
+        "size": tensor.nbytes,
+    }
+    uuid = str(torch.cuda.get_device_properties(tensor.device).uuid)
+    return {uuid: base64.b64encode(json.dumps(entry).encode()).decode()}
 
 
 def _ipc_trainer(pipe, tensors):
     """Another process with the tensors on the same GPU, until it is told to end."""
     held = [tensor.cuda() for tensor in tensors]
     torch.cuda.synchronize()
-    pipe.send(_handles(held))
+    pipe.send([ipc_handle(tensor) for tensor in held])
     pipe.recv()
 
 
@@ -161,13 +159,13 @@ def check_ipc():
 
 
 class NcclTrainer:
-    """Rank 0 of a group, on the last GPU, as vLLM's trainer side calls NCCL."""
+    """Rank 0 of a group, as vLLM's trainer side calls NCCL; on the last GPU unless one is named."""
 
-    def __init__(self, world):
+    def __init__(self, world, gpu=-1):
         self.library, self.world = nccl.nccl_library(), world
         self.unique = nccl.UniqueId()
         assert self.library.ncclGetUniqueId(ctypes.byref(self.unique)) == 0
-        self.device = torch.device("cuda", torch.cuda.device_count() - 1)
+        self.device = torch.device("cuda", gpu if gpu >= 0 else torch.cuda.device_count() - 1)
 
     @property
     def text(self):
