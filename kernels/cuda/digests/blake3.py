@@ -258,7 +258,7 @@ def blake3_of(headers: Sequence[bytes], parts: Sequence[torch.Tensor]) -> list[b
 
 
 def _levels(counts: np.ndarray) -> list[np.ndarray]:
-    """Each message's first node and number of nodes: [2, messages], of every level from chunks on."""
+    """Each message has a first node and a number of nodes: [2, messages], level by level."""
     levels = [np.stack([np.cumsum(counts) - counts, counts])]
     while counts.max() > 1:
         counts = -(-counts // 2)
