@@ -23,6 +23,9 @@ class IdForm(NamedTuple):
 
 CALL = IdForm("call_", 24)
 CHAT = IdForm("chatcmpl-", 32)
+RESPONSE, MESSAGE = IdForm("resp_", 48), IdForm("msg_", 48)
+REASONING = IdForm("rs_", 48)
+FUNCTION_CALL, CUSTOM_CALL = IdForm("fc_", 48), IdForm("ctc_", 48)
 FAMILY_CALLS = {"mistral": IdForm("", 9)}
 """The forms of calls' ids in families whose templates refuse others, by the family's name."""
 

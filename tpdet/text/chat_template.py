@@ -89,6 +89,7 @@ class ChatTemplate:
         self._counted = counted
         self._template, self._counting, self._clock, self._inputs = _compiled(source)
         self._forms = ContentForms(self._probe)
+        self._shown: dict[tuple[str, ...], bool] = {}
 
     @property
     def lacks_date(self) -> bool:
@@ -98,6 +99,19 @@ class ChatTemplate:
     def reads(self, variable: str) -> bool:
         """Whether a value that a request gives this variable can reach the text."""
         return variable in self._inputs
+
+    def shows_each(self, roles: tuple[str, ...]) -> bool:
+        """Whether the text of a conversation of these roles has all its messages, in order."""
+        if roles not in self._shown:
+            said = [f"sentence {index}" for index in range(len(roles))]
+            messages = [{"role": r, "content": c} for r, c in zip(roles, said, strict=True)]
+            try:
+                text = self._probe(self._forms.applied(messages))
+            except RequestError:
+                text = ""
+            places = [text.find(sentence) for sentence in said]
+            self._shown[roles] = min(places) >= 0 and places == sorted(places)
+        return self._shown[roles]
 
     def render(
         self,

@@ -73,7 +73,7 @@ def test_head_is_answered_as_get_without_the_content(server, path):
         ("/openai/deployments/demo/completions", "begins with /v1: use /v1/completions"),
         ("/v1/tokenize", "use /tokenize"),
         ("/v1/health/", "use /health"),
-        ("/v1/v1/responses", "the Responses API is not served"),
+        ("/v1/v1/responses", "use /v1/responses"),
         ("/v1/", "base URL"),
         ("/api/tags", "Ollama's API is not served"),
         ("/" * 5000, "GET /openapi.json lists what there is"),

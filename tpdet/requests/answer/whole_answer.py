@@ -10,6 +10,7 @@ from functools import partial
 from tpdet.audit.replay import AnswerDigests
 from tpdet.control.row_messages import SampledToken
 from tpdet.requests.answer.choices import ChoiceWriter, Json, envelope, usage
+from tpdet.requests.answer.form_writer import form_writer
 from tpdet.requests.answer.prompt_scores import PromptScores
 from tpdet.requests.answer.sglang_choices import SglangChoiceWriter
 from tpdet.requests.answer.token_choices import TokenChoiceWriter
@@ -58,6 +59,8 @@ class WholeAnswer:
         if self._calls is not None and self._calls.harmony is not None:
             self._reasoning = self._calls.harmony  # its calls stand among its messages
         self.ids: ShownIds | None = None
+        self.form = form_writer(call)
+        """What writes the answer in another API's form; None where it has its own."""
         self.prompts: dict[str, PromptScores] = {}
         self.assemblers = {
             request.request_id: RequestAssembler(request, tokenizer, self._splitter(request))
@@ -76,8 +79,8 @@ class WholeAnswer:
 
     def show_ids(self, digest: str) -> None:
         """Have an answer with tools show ids that follow from its request, given its digest."""
-        if self._calls is not None:
-            self.ids = ShownIds(digest, self._calls.family.name)
+        if self._calls is not None or self.form is not None:
+            self.ids = ShownIds(digest, "" if self._calls is None else self._calls.family.name)
             for writer in self.writers.values():
                 writer.ids = self.ids
 
@@ -93,6 +96,10 @@ class WholeAnswer:
         spans: makes the `weight_versions` of a choice, where they are to be shown.
         """
         call = self.call
+        if self.form is not None:
+            around = envelope(call, seed, fingerprint, stream=False) | {"tpdet": receipt}
+            self.form.end(around, self.usage())
+            return self.form.whole
         if call.sglang is not None:
             with_receipt = SglangChoiceWriter.with_receipt
             objects = (with_receipt(c, receipt, fingerprint) for c in self._choices(spans))

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from tpdet.arguments.suggestions import did_you_mean
 from tpdet.requests.body.problems import ApiError, bad_request
+from tpdet.requests.body.responses_body import ResponsesBody
 from tpdet.requests.body.schema import (
     Body,
     CalledFunction,
@@ -22,6 +23,7 @@ from tpdet.requests.body.schema import (
     TextPart,
     TokenizeBody,
     ToolCall,
+    ToolFields,
 )
 from tpdet.requests.body.sglang_body import SglangBody
 from tpdet.requests.body.token_bodies import TokensBody
@@ -32,6 +34,7 @@ _ROUTES: dict[str, type[Body]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
     "/inference/v1/generate": TokensBody,
+    "/v1/responses": ResponsesBody,
     "/generate": SglangBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
@@ -69,12 +72,12 @@ def parse_body(model: type[Parsed], body: dict[str, Any]) -> Parsed:
         raise bad_request(
             f"logit_bias has {len(bias)} ids; the limit is {MAX_LOGIT_BIAS_IDS}", "logit_bias"
         )
-    if isinstance(given.get("messages"), list):
+    if isinstance(given.get("messages"), list) and issubclass(model, ToolFields):
         given["messages"] = [
             _known_message(f"messages[{index}]", message)
             for index, message in enumerate(given["messages"])
         ]
-    if isinstance(given.get("tools"), list):
+    if isinstance(given.get("tools"), list) and issubclass(model, ToolFields):
         given["tools"] = [
             _known(DeclaredTool, tool, f"tools[{index}]") if isinstance(tool, dict) else tool
             for index, tool in enumerate(given["tools"])

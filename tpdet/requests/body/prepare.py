@@ -18,8 +18,15 @@ from tpdet.grammar.tool_calls import CallForm, form_of_calls
 from tpdet.requests.answer_form import AnswerForm
 from tpdet.requests.body import limits
 from tpdet.requests.body.answer_size import check_answer_size
-from tpdet.requests.body.problems import ApiError, bad_request
+from tpdet.requests.body.parse import parse_body
+from tpdet.requests.body.problems import ApiError, bad_request, request_errors_as_problems
 from tpdet.requests.body.prompts import BodyPrompt, BodyPrompts
+from tpdet.requests.body.responses_body import (
+    ResponsesBody,
+    ResponsesForm,
+    by_response_names,
+    chat_of,
+)
 from tpdet.requests.body.resume import (
     FIELD,
     ResumePoint,
@@ -93,7 +100,8 @@ class Call:
     `weight_versions`: choices say which weights computed them, also where it was one.
     `sglang`: of an answer of SGLang's form, what it holds. `given_ids`: the request names the ids
     beside a token, which have no ranks. `tools`: that an answer may call; `calls_after`:
-    the ids behind which the body has their grammar hold.
+    the ids behind which the body has their grammar hold. `form`: of an answer to a chat in another
+    API's form.
     """
 
     kind: CallKind
@@ -122,6 +130,7 @@ class Call:
     given_ids: bool = False
     tools: ToolUse | None = None
     calls_after: tuple[int, ...] | None = None
+    form: ResponsesForm | None = None
 
     @property
     def shows_tokens(self) -> bool:
@@ -287,8 +296,9 @@ class Preparer:
             raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
         prompt = self.prompts.of_chat(body)
         max_tokens = _max_tokens(body)
-        if max_tokens is None:
-            max_tokens = room_behind(len(prompt.token_ids), self.facts.max_model_len)
+        room = room_behind(len(prompt.token_ids), self.facts.max_model_len)
+        if max_tokens is None or _own(body).fitted:
+            max_tokens = room if max_tokens is None else min(max_tokens, room)
         shown = (body.top_logprobs or 0) if body.logprobs else None
         size = _Size(max_tokens, shown, body.prompt_logprobs)
         use, own = body.tool_use(body.parallel_tool_calls), _own(body)
@@ -299,6 +309,16 @@ class Preparer:
         body = body.model_copy(update={"tpdet": own})
         call = self._call("chat", request_id, body, [prompt], size)
         return replace(call, tools=use, calls_after=tuple(after))
+
+    def responses(self, body: ResponsesBody, request_id: str) -> Call:
+        """The request of `POST /v1/responses`. Raises ApiError."""
+        fields, form, places = chat_of(body)
+        try:
+            with request_errors_as_problems():
+                call = self.chat(parse_body(ChatBody, fields), request_id)
+        except ApiError as error:
+            raise by_response_names(error, places) from None
+        return replace(call, form=form)
 
     def check_model(self, name: str | None) -> None:
         """Refuse (404) a model this server does not serve."""

@@ -13,11 +13,13 @@ from tpdet.requests.body.schema import (
     Prediction,
     TokenizeBody,
 )
+from tpdet.requests.tools import check_calls
 from tpdet.text.chat_template import ChatTemplate
 from tpdet.text.tokenizer import Tokenizer
 
 EFFORT = "reasoning_effort"
 """A field of OpenAI's chats, and the variable of chat templates that vLLM gives it to."""
+_THINKING = "enable_thinking"  # what other templates read
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,11 @@ class BodyPrompts:
         tokenizer = self.need_tokenizer("messages")
         variables = _variables(body, tokenizer.chat_template)
         use = body.tool_use()
+        messages = [_plain(message) for message in body.messages or ()]
+        if _fitted_chat(body) and tokenizer.chat_template is not None:
+            messages = with_system_first(messages, tokenizer.chat_template, use is not None)
         return tokenizer.apply_chat_template(
-            [_plain(message) for message in body.messages or ()],
+            messages,
             add_generation_prompt=body.add_generation_prompt is not False,
             add_special_tokens=bool(body.add_special_tokens),
             most=most,
@@ -151,6 +156,10 @@ def _variables(
     if effort is None or template is None:
         return body.chat_template_kwargs
     given = body.chat_template_kwargs or {}
+    if _fitted_chat(body) and not template.reads(EFFORT):
+        if not template.reads(_THINKING):
+            return given
+        return {_THINKING: effort != "none", **given}
     if not template.reads(EFFORT):
         raise bad_request(
             f"{EFFORT} {effort!r} is not supported: the chat template does not read it: leave it "
@@ -163,6 +172,44 @@ def _variables(
             f"{EFFORT} {effort!r} and that of chat_template_kwargs differ: send one", EFFORT
         )
     return {**given, EFFORT: effort}
+
+
+def _fitted_chat(body: ChatBody | TokenizeBody) -> bool:
+    """Whether what the model does not have is done without."""
+    return isinstance(body, ChatBody) and body.tpdet is not None and bool(body.tpdet.fitted)
+
+
+def with_system_first(
+    messages: list[dict[str, Any]], template: ChatTemplate, has_tools: bool
+) -> list[dict[str, Any]]:
+    """The messages, those of the system as one before all others if the template asks for it.
+
+    It does if it refuses, or leaves out, one that stands elsewhere. Raises RequestError for calls
+    without results, which are named by their places in `messages`.
+    """
+    roles = [message["role"] for message in messages]
+    elsewhere = "system" in roles[1:]
+    if not elsewhere or template.shows_each(_later(roles)):
+        return messages
+    if has_tools:
+        check_calls(messages)
+    said = [message for message in messages if message["role"] == "system"]
+    first = {"role": "system", "content": "\n\n".join(map(_text_of, said))}
+    return [first, *(message for message in messages if message["role"] != "system")]
+
+
+def _later(roles: list[str]) -> tuple[str, ...]:
+    """The roles of a short conversation whose system messages stand as in one of these roles."""
+    leading = next((i for i, role in enumerate(roles) if role != "system"), len(roles))
+    begin = ("system",) * min(leading, 2)
+    if "system" not in roles[leading:]:
+        return (*begin, "user")
+    return (*begin, "user", "system", "user", "assistant", "system")
+
+
+def _text_of(message: dict[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:

@@ -215,7 +215,9 @@ class OwnFields(Body):
 
     `drafts` has for each choice ids that it may begin with. `json_schema_after`: the ids behind
     which `response_format` holds; [] for from the first token. `replay_version`: of the digest.
-    `seeds`: one a prompt, in place of `seed`.
+    `seeds`: one a prompt, in place of `seed`. `fitted`, of chats: what the model does not have is
+    done without: `max_tokens` is cut to its context, a `reasoning_effort` that its template does
+    not read is left out, and system messages stand where the template shows them.
     """
 
     drafts: ChoicesIds | None = None
@@ -223,6 +225,7 @@ class OwnFields(Body):
     resume: Resume | None = None
     replay_version: Annotated[int, Field(ge=VERSIONS[0], le=VERSIONS[-1])] | None = None
     seeds: Annotated[list[Annotated[int, _within(SEED)]], Field(fail_fast=True)] | None = None
+    fitted: bool | None = None
 
 
 class _FirstFields(Body):

@@ -9,13 +9,14 @@ from tpdet.requests.answer.json_pieces import to_json
 from tpdet.requests.body.parse import parse_body
 from tpdet.requests.body.prepare import Call, Preparer
 from tpdet.requests.body.problems import ApiError, bad_request, request_errors_as_problems
+from tpdet.requests.body.responses_body import ResponsesBody
 from tpdet.requests.body.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tpdet.requests.body.sglang_body import SglangBody, by_its_names, with_one_value
 from tpdet.requests.body.token_bodies import TokensBody
 from tpdet.requests.pooling_params import ONLY_POOLED
 
-Route = Literal["completion", "chat", "tokens", "sglang", "tokenize", "detokenize"]
-CALLS = ("completion", "chat", "tokens", "sglang")
+Route = Literal["completion", "chat", "tokens", "sglang", "responses", "tokenize", "detokenize"]
+CALLS = ("completion", "chat", "tokens", "sglang", "responses")
 """The routes whose bodies are calls of the engine."""
 
 
@@ -31,6 +32,8 @@ def prepare_call(route: Route, preparer: Preparer, fields: dict[str, Any], reque
             return preparer.completion(parse_body(CompletionBody, fields), request_id)
         if route == "tokens":
             return preparer.tokens(parse_body(TokensBody, fields), request_id)
+        if route == "responses":
+            return preparer.responses(parse_body(ResponsesBody, fields), request_id)
         return preparer.chat(parse_body(ChatBody, fields), request_id)
 
 

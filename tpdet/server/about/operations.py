@@ -20,6 +20,11 @@ OPERATIONS = {
         "Text for one prompt or several, given as text or token ids. With echo, logprobs and "
         "max_tokens 0 the prompts are scored.",
     ),
+    "/v1/responses": Operation(
+        "Answer, in the Responses form",
+        "The items that follow a conversation of items, whole or as typed events: OpenAI's "
+        "Responses API, without state.",
+    ),
     "/inference/v1/generate": Operation(
         "Continue token ids",
         "Token ids in, token ids out, with log-probabilities and ranks: vLLM's form for RL.",
@@ -176,7 +181,7 @@ ELSEWHERE = {
     "/init_broadcaster": "use /init_weight_transfer_engine, or /update_weights with a weight_dir",
     "/load_lora_adapter": "no adapters are served: merge it into the weights, and send those",
     "/reload_weights": "use /update_weights with a weight_dir",
-    "/v1/responses": "the Responses API is not served: use /v1/chat/completions",
+    "/responses": "the path begins with /v1: use /v1/responses",
     "/v1/messages": "the Messages API is not served: use /v1/chat/completions",
     "/v1/score": "use /score",
     "/v1/audio/transcriptions": "text is the only kind of content here",
@@ -210,6 +215,11 @@ def not_found(path: str) -> str:
     A wrong base URL leaves the path that was meant at the end: after /v1 twice, two slashes,
     another server's prefix, or with a slash behind it.
     """
+    if path.startswith("/v1/responses/"):
+        return (
+            "responses are not stored, nor compacted or counted: POST /v1/responses with the whole "
+            "conversation as input"
+        )
     parts = [part for part in path.split("/") if part][-LONGEST:]
     for begin in range(len(parts)):
         meant = "/" + "/".join(parts[begin:])

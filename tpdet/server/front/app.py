@@ -336,6 +336,10 @@ def _add_generation(app: FastAPI, services: Services) -> None:
     async def chat(request: Request) -> Response:
         return await generate(request, "chat")
 
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        return await generate(request, "responses")
+
     @app.post("/inference/v1/generate")
     async def tokens(request: Request) -> Response:
         return await generate(request, "tokens")
@@ -475,6 +479,8 @@ def _as_served(call: Call, event_id: str | None, services: Services) -> Call:
 
 def _continued(call: Call, cursor: str, facts: EngineFacts) -> Call:
     """The call that goes on behind a cursor of its stream. Raises ApiError."""
+    if call.form is not None:
+        raise bad_request("Last-Event-ID is for completions and chats: ask again", HEADER)
     if not call.stream:
         raise bad_request("Last-Event-ID is for streams: set stream to true", HEADER)
     if call.resume is not None:

@@ -10,9 +10,12 @@ from typing import NamedTuple
 import msgspec
 
 from tpdet.requests.answer.choices import ChoiceWriter, Json, usage
+from tpdet.requests.answer.form_writer import FormWriter
 from tpdet.requests.answer.json_pieces import json_pieces, json_text
 from tpdet.requests.answer.prompt_scores import PromptScores
 from tpdet.requests.body.prepare import Call
+from tpdet.requests.body.problems import ApiError
+from tpdet.requests.shown_ids import ShownIds
 from tpdet.text.outputs import TextDelta
 
 ChoiceKey = tuple[str, int]  # request id, choice
@@ -80,6 +83,12 @@ class EventWriter:
             return b""
         return b"id: %b.%b\n" % (self.cursor_head, tail) if tail else b"id:\n"
 
+    def opening(self, ids: ShownIds | None) -> Iterator[str]:
+        """What stands before a stream's first token; ids: those that the answer shows."""
+        if ids is not None:
+            self.chunk["id"] = ids.chat
+        yield from ()
+
     def small(self, events: list[Event]) -> bool:
         """Whether these may be written at once: a choice's first event may repeat the prompt."""
         if self._cumulative:
@@ -116,6 +125,21 @@ class EventWriter:
         content = _encode(reasoning or text).join(around)
         return content if event.cursor is None else self.id_line(event.cursor) + content
 
+    def ending(
+        self, last: Event, own_fields: Json, counts: Json, cursor: bytes | None
+    ) -> Iterator[str]:
+        """The last event, and the usage's if it is asked for; the receipt is in the later one."""
+        if not self._call.include_usage:
+            yield from self.pieces(last, tpdet=own_fields)
+            return
+        yield from self.pieces(last)
+        content = self.chunk | {"tpdet": own_fields, "choices": [], "usage": counts}
+        yield f"{self.id_line(cursor).decode()}data: {json_text(content)}\n\n"
+
+    def failure(self, problem: ApiError) -> bytes:
+        """What a stream ends with that an error ends."""
+        return b"data: " + problem.body() + b"\n\n"
+
     def pieces(self, event: Event, **fields: object) -> Iterator[str]:
         """Any event, bit by bit where it may repeat the prompt; `fields` replace those around."""
         if event.weights != self.weights:
@@ -134,3 +158,45 @@ class EventWriter:
         yield "data: "
         yield from json_pieces(content) if large else (json_text(content),)
         yield "\n\n"
+
+
+class FormEvents(EventWriter):
+    """Writes the events that a form's writer tells of one call."""
+
+    def __init__(self, form: FormWriter, call: Call, chunk: Json) -> None:
+        super().__init__(call, chunk, {}, {})
+        self._form = form
+
+    def opening(self, ids: ShownIds | None) -> Iterator[str]:
+        """The events before the first token."""
+        assert ids is not None, "an answer in a form shows ids"
+        yield from map(_text, self._form.begin(ids, self.chunk))
+
+    def small(self, events: list[Event]) -> bool:
+        """Whether these may be written at once: none repeats the prompt."""
+        return True
+
+    def data(self, event: Event) -> bytes:
+        """The events of what a token adds."""
+        return "".join(self.pieces(event)).encode()
+
+    def pieces(self, event: Event, **fields: object) -> Iterator[str]:
+        """The same as text; what stands around a choice is in the first and the last event."""
+        if event.weights != self.weights:
+            self._turn_to(event.weights)
+        yield from map(_text, self._form.add(event.delta))
+
+    def ending(
+        self, last: Event, own_fields: Json, counts: Json, cursor: bytes | None
+    ) -> Iterator[str]:
+        """The last token's events, and those of the end, which have the receipt."""
+        yield from self.pieces(last)
+        yield from map(_text, self._form.end(self.chunk | {"tpdet": own_fields}, counts))
+
+    def failure(self, problem: ApiError) -> bytes:
+        """The events of an error."""
+        return "".join(map(_text, self._form.fail(problem))).encode()
+
+
+def _text(event: Json) -> str:
+    return f"event: {event['type']}\ndata: {json_text(event)}\n\n"

@@ -13,7 +13,7 @@ from tpdet.audit.receipts.statement import Outcome
 from tpdet.audit.replay import answer_digest_steps
 from tpdet.requests.answer.calls import parts_of
 from tpdet.requests.answer.choices import Json, envelope, usage
-from tpdet.requests.answer.json_pieces import json_pieces, json_text
+from tpdet.requests.answer.json_pieces import json_pieces
 from tpdet.requests.answer.prompt_scores import PromptPart, PromptScores
 from tpdet.requests.answer.whole_answer import DIGESTS, WholeAnswer, origin, receipt
 from tpdet.requests.body.cursor import MOST_CHOICES, StreamProgress, cursor_head
@@ -26,7 +26,7 @@ from tpdet.requests.request import ABORTED, TokenOutput
 from tpdet.server.answers.cache import CachedCall
 from tpdet.server.front.answer_weights import AnswerWeights
 from tpdet.server.front.engine_client import EngineClient
-from tpdet.server.front.events import ChoiceKey, Event, EventWriter
+from tpdet.server.front.events import ChoiceKey, Event, EventWriter, FormEvents
 from tpdet.server.front.middleware import ClientGone
 from tpdet.server.front.pace import Turns
 from tpdet.server.front.receipts import AnswerReceipt
@@ -86,7 +86,7 @@ class GenerationResponse(Response):
         self._pace = pace
         self._resumption = Resumption(call)
         self._begun: set[tuple[str, int]] = {*self._resumption.choices}
-        self._progress = _progress_of(call) if cursors else None
+        self._progress = _progress_of(call) if cursors and call.form is None else None
         self._shown: list[Event] = []  # that are not written yet
         self._seen_tokens = 0
         self._approximate = self._aborted = False
@@ -99,7 +99,13 @@ class GenerationResponse(Response):
             for key in self._begun:
                 self._writers[key].begun = True
         chunk = envelope(call, 0, facts.system_fingerprint, stream=True)
-        self._events = EventWriter(call, chunk, self._writers, self._prompts)
+        self._form = self._whole_answer.form
+        self._early: list[TextDelta] | None = []  # of a whole answer, before its ids are known
+        self._events = (
+            EventWriter(call, chunk, self._writers, self._prompts)
+            if self._form is None
+            else FormEvents(self._form, call, chunk)
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises ApiError before the first byte, ClientGone when nobody reads."""
@@ -123,7 +129,7 @@ class GenerationResponse(Response):
                 if self._stored is None:
                     prompt_tokens = usage(self._call, 0)["prompt_tokens"]
                     self._client.metrics.tally.add("prompt_tokens", prompt_tokens)
-                if self._call.tools is not None:
+                if self._call.tools is not None or self._form is not None:
                     await self._show_ids(seed)
                 if self._call.stream:
                     while self._resumption.pending:
@@ -153,8 +159,12 @@ class GenerationResponse(Response):
         digests = await self._pace.last(steps)
         assert digests is not None
         self._whole_answer.show_ids(digests.request)
-        if self._whole_answer.ids is not None:
-            self._events.chunk["id"] = self._whole_answer.ids.chat
+        ids, form = self._whole_answer.ids, self._form
+        if form is not None and ids is not None and not self._call.stream:
+            form.begin(ids, self._events.chunk)
+            early, self._early = self._early or [], None
+            for delta in early:
+                form.add(delta)
 
     async def _whole(self, handle: ResponseHandle, seed: int, scope: Scope, send: Send) -> str:
         """Send the answer, in one part if it is small or for HTTP/1.0; the outcome."""
@@ -168,7 +178,7 @@ class GenerationResponse(Response):
         if scope["http_version"] == "1.0":
             chunks = _together(chunks)
         first, second = await anext(chunks), await anext(chunks, None)
-        headers = [(b"content-type", b"application/json"), *self._cache_headers]
+        headers = [(b"content-type", b"application/json"), *self._more_headers]
         if second is None:
             headers.append((b"content-length", str(len(first)).encode()))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -188,9 +198,10 @@ class GenerationResponse(Response):
         self._name_weights()
         if self._shown:  # while the client's tokens were compared
             handle.wake()
-        headers = [*_STREAM_HEADERS, *self._cache_headers]
+        headers = [*_STREAM_HEADERS, *self._more_headers]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
+            await self._send_all(self._events.opening(self._whole_answer.ids), send)
             held: list[Event] = []
             while not held:
                 await handle.changed()
@@ -198,7 +209,9 @@ class GenerationResponse(Response):
                 await self._send_all(self._written(held), send)
             receipt = await self._receipt(seed)
             await self._record(self._ending, None, receipt)
-            await self._send_all(self._end(held[0], receipt), send)
+            counts = self._whole_answer.usage()
+            end = self._events.ending(held[0], receipt, counts, self._cursor)
+            await self._send_all(end, send)
             last = self._events.id_line(self._cursor) + b"data: [DONE]\n\n"
             outcome = "completed"
         except ClientGone:
@@ -209,7 +222,7 @@ class GenerationResponse(Response):
                 _log.exception("stream %s failed", self._call.group_id)
             problem = error if isinstance(error, ApiError) else internal_error()
             problem = await self._failed(problem, scope)
-            last, outcome = b"data: " + problem.body() + b"\n\n", "failed"
+            last, outcome = self._events.failure(problem), "failed"
         await send({"type": "http.response.body", "body": last, "more_body": False})
         return outcome
 
@@ -253,6 +266,10 @@ class GenerationResponse(Response):
             self._approximate = True
             self._name_weights()
         if not call.stream:
+            if self._form is not None and self._early is None:
+                self._form.add(delta)
+            elif self._form is not None and self._early is not None:
+                self._early.append(delta)
             return
         if shown is None:
             self._writers[key].pass_over(delta)
@@ -261,7 +278,7 @@ class GenerationResponse(Response):
         text = shown.text or shown.reasoning
         if text or shown.finish_reason or tokens or shown.events or key not in self._begun:
             self._begun.add(key)
-            if call.tools is None:
+            if call.tools is None or self._form is not None:
                 self._shown.append(self._event(key, shown))
                 return
             *parts, last = parts_of(shown)
@@ -324,7 +341,9 @@ class GenerationResponse(Response):
             shown, events = self._shown, self._events
             if self._handle.waiting and self._connection.ready and events.small(shown):
                 self._shown = []
-                self._connection.write(b"".join([events.data(event) for event in shown]))
+                data = b"".join([events.data(event) for event in shown])
+                if data:  # an empty part would be the last one
+                    self._connection.write(data)
                 if self._audit is not None:
                     self._audit.sent(shown)
             else:
@@ -337,19 +356,6 @@ class GenerationResponse(Response):
             yield from self._events.pieces(event)
             if self._audit is not None:
                 self._audit.sent([event])
-
-    def _end(self, last: Event, own_fields: Json) -> Iterator[str]:
-        """The last event, and the usage's if it is asked for; the receipt is in the later one."""
-        if not self._call.include_usage:
-            yield from self._events.pieces(last, tpdet=own_fields)
-            return
-        yield from self._events.pieces(last)
-        content = self._events.chunk | {
-            "tpdet": own_fields,
-            "choices": [],
-            "usage": self._whole_answer.usage(),
-        }
-        yield f"{self._events.id_line(self._cursor).decode()}data: {json_text(content)}\n\n"
 
     @property
     def _cursor(self) -> bytes | None:
@@ -403,8 +409,10 @@ class GenerationResponse(Response):
             await self._record("client_gone")
 
     @property
-    def _cache_headers(self) -> list[tuple[bytes, bytes]]:
-        return [] if self._cached is None else [(b"cache-status", self._cached.status)]
+    def _more_headers(self) -> list[tuple[bytes, bytes]]:
+        form = self._call.form
+        cached = [] if self._cached is None else [(b"cache-status", self._cached.status)]
+        return cached if form is None else [*cached, *form.headers]
 
     async def _receipt(self, seed: int) -> Json:
         """The seed that replays the answer, and the digests that a replay must have.

@@ -1,0 +1,238 @@
+"""The body of `POST /v1/responses`: a chat by the names of OpenAI's Responses API, without state.
+
+It becomes the body of a chat, so that everything is checked and prepared in one way.
+"""
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+
+import msgspec
+from pydantic import WithJsonSchema, create_model
+
+from tpdet.requests.body import idle_fields
+from tpdet.requests.body.idle_fields import Idle
+from tpdet.requests.body.problems import ApiError, bad_request
+from tpdet.requests.body.responses_items import Items
+from tpdet.requests.body.responses_tools import ResponseTools
+from tpdet.requests.body.schema import Body, ChatBody, Count
+
+Json = dict[str, Any]
+_STATELESS = "answers are not stored: send the whole conversation as input"
+_SAME = (
+    "model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens",
+    "ignore_eos", "cache_salt", "chat_template_kwargs", "structured_outputs", "prediction", "user",
+    "metadata", "prompt_cache_key", "safety_identifier", "parallel_tool_calls",
+    "skip_special_tokens", "tpdet",
+)  # fmt: skip
+"""Fields whose name and meaning are those of chats."""
+_ECHOED = ("instructions", "metadata", "prompt_cache_key", "safety_identifier", "user")
+_LOGPROBS = "message.output_text.logprobs"
+_ANY_OBJECT = {"type": "object"}
+
+
+class ReasoningFields(Body):
+    """How the model reasons: `effort`, where the chat template reads it; there is no summary."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class TextFields(Body):
+    """The form of the answer's text."""
+
+    idle: ClassVar[dict[str, Idle]] = {"verbosity": idle_fields.CHAT["verbosity"]}
+    format: Annotated[Any, WithJsonSchema(_ANY_OBJECT)] = None
+
+
+class _ResponseFields(Body):
+    """What chats do not have."""
+
+    idle: ClassVar[dict[str, Idle]] = {
+        "background": Idle((False,), "answers are sent as they are made: leave it out"),
+        "conversation": Idle((), _STATELESS),
+        "context_management": Idle(([],), "nothing is left out of a prompt: leave it out"),
+        "moderation": idle_fields.CHAT["moderation"],
+        "previous_response_id": Idle((), _STATELESS),
+        "prompt": Idle((), "there are no stored prompts: send instructions and input"),
+        "prompt_cache_options": idle_fields.CHAT["prompt_cache_options"],
+        "prompt_cache_retention": idle_fields.CHAT["prompt_cache_retention"],
+        "service_tier": idle_fields.CHAT["service_tier"],
+        "stream_options": Idle(
+            ({}, {"include_obfuscation": False}), "events are not padded: leave it out"
+        ),
+        "top_logprobs": Idle((0,), "use /v1/chat/completions, which has log-probabilities"),
+        "truncation": Idle(("disabled",), "nothing is left out of a prompt: leave it out"),
+    }
+    parts: ClassVar[dict[str, type[Body]]] = {"reasoning": ReasoningFields, "text": TextFields}
+    input: Annotated[
+        Any,
+        WithJsonSchema(
+            {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _ANY_OBJECT}]}
+        ),
+    ]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    max_tool_calls: Count | None = None
+    reasoning: ReasoningFields | None = None
+    text: TextFields | None = None
+    include: list[str] | None = None
+    store: bool | None = None
+    client_metadata: dict[str, Any] | None = None
+    tools: Annotated[
+        Any,
+        WithJsonSchema({"anyOf": [{"type": "array", "items": _ANY_OBJECT}, {"type": "null"}]}),
+    ] = None
+    tool_choice: Annotated[
+        Any, WithJsonSchema({"anyOf": [{"type": "string"}, _ANY_OBJECT, {"type": "null"}]})
+    ] = None
+
+
+if TYPE_CHECKING:
+    ResponsesBody = _ResponseFields
+else:
+    ResponsesBody = create_model(
+        "ResponsesBody",
+        __base__=_ResponseFields,
+        __doc__="`POST /v1/responses`.",
+        **{
+            name: (ChatBody.model_fields[name].annotation, ChatBody.model_fields[name])
+            for name in _SAME
+        },
+    )
+
+
+class ResponsesForm(msgspec.Struct, frozen=True, tag="responses"):
+    """What the answer repeats of its request, and how it names the tools that it calls.
+
+    names: by the name that the model sees, type, own name and namespace of a tool (empty for none).
+    dropped: the types of tools that were left out. encrypted: reasoning is asked for as
+    `encrypted_content` too. limited: the request has max_output_tokens.
+    """
+
+    echo: Json
+    names: dict[str, tuple[str, str, str]]
+    dropped: tuple[str, ...] = ()
+    encrypted: bool = False
+    limited: bool = False
+
+    @property
+    def api(self) -> str:
+        """Whose form it is."""
+        return "responses"
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What the head of the answer says of the request."""
+        if not self.dropped:
+            return []
+        return [(b"tpdet-dropped-tools", ", ".join(self.dropped).encode())]
+
+
+class AskedChat(NamedTuple):
+    """The fields of a chat; the form of its answer; where each of its messages came from."""
+
+    fields: Json
+    form: ResponsesForm
+    places: list[str]
+
+
+def chat_of(body: ResponsesBody) -> AskedChat:
+    """The chat that a body asks for. Raises ApiError naming the field.
+
+    It is `fitted`: it takes what the model has.
+    """
+    _check_include(body.include or [])
+    tools = ResponseTools.of(body.tools, body.tool_choice)
+    same = {name: value for name in _SAME if (value := _plain(getattr(body, name))) is not None}
+    if (same.get("tpdet") or {}).get("resume") is not None:
+        raise bad_request(f"tpdet.resume is for /v1/chat/completions: {_STATELESS}", "tpdet")
+    items = Items()
+    chat: Json = {
+        **same,
+        "messages": items.messages(body.instructions, body.input),
+        "tools": tools.declared or None,
+        "tool_choice": tools.choice,
+        "max_tokens": body.max_output_tokens,
+        "response_format": _response_format(None if body.text is None else body.text.format),
+        "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
+        "tpdet": {**same.get("tpdet", {}), "fitted": True},
+    }
+    form = ResponsesForm(
+        echo=_echo(body, tools),
+        names={name: (tool.kind, tool.name, tool.namespace) for name, tool in tools.names.items()},
+        dropped=tools.dropped,
+        encrypted="reasoning.encrypted_content" in (body.include or ()),
+        limited=body.max_output_tokens is not None,
+    )
+    fields = {name: value for name, value in chat.items() if value is not None}
+    return AskedChat(fields, form, items.places)
+
+
+def by_response_names(error: ApiError, places: list[str]) -> ApiError:
+    """The same refusal, about the fields that the client knows; places: of the messages."""
+
+    def item_of(match: re.Match[str]) -> str:
+        index = int(match[1])
+        return places[index] if index < len(places) else match[0]
+
+    message, param = error.message, error.param
+    for ours, theirs in _NAMES.items():
+        message = re.sub(rf"\b{ours}\b", theirs, message)
+        param = theirs if param is not None and param.partition(".")[0] == ours else param
+    message = _MESSAGE.sub(item_of, message)
+    param = param and _MESSAGE.sub(item_of, param)
+    return ApiError(
+        error.status, message, kind=error.kind, param=param, code=error.code, headers=error.headers
+    )
+
+
+_MESSAGE = re.compile(r"\bmessages\[(\d+)\]")
+_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(exclude_none=True) if isinstance(value, Body) else value
+
+
+def _check_include(include: list[str]) -> None:
+    if _LOGPROBS in include:
+        raise bad_request(
+            f"include {_LOGPROBS!r} is not supported: use /v1/chat/completions with logprobs",
+            "include",
+            "not_supported",
+        )
+
+
+def _response_format(asked: Any) -> Json | None:
+    """`response_format` of a chat, for `text.format`."""
+    if not isinstance(asked, dict):
+        if asked is None:
+            return None
+        raise bad_request("text.format must be an object with a type", "text")
+    fields = {name: value for name, value in asked.items() if value is not None}
+    kind = fields.pop("type", None)
+    if kind != "json_schema":
+        return {"type": kind, **fields}
+    return {"type": kind, "json_schema": fields}
+
+
+def _echo(body: ResponsesBody, tools: ResponseTools) -> Json:
+    """The fields of a response that repeat those of its request."""
+    effort = None if body.reasoning is None else body.reasoning.effort
+    shown = None if body.text is None else body.text.format
+    repeated = {name: getattr(body, name) for name in _ECHOED}
+    return repeated | {
+        "metadata": repeated["metadata"] or {},
+        "max_tool_calls": body.max_tool_calls,
+        "parallel_tool_calls": getattr(body, "parallel_tool_calls", None) is not False,
+        "reasoning": {"effort": effort, "summary": None},
+        "text": {"format": shown or {"type": "text"}, "verbosity": "medium"},
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tools": tools.shown,
+    }
