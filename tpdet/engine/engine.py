@@ -356,7 +356,7 @@ class Engine:
     def _commit(self, step: _LaunchedStep) -> list[EngineOutput]:
         """The outputs of a step that has run: failures, then tokens and prompts' scores."""
         plan, results, routes = step.plan, step.results, self.runner.routes
-        answers, unsound = ({}, {}) if self.pooler is None else self.pooler.answers(results.step)
+        answers, unsound = ({}, {}) if self.pooler is None else self.pooler.answers(results.pooled)
         results.failures.update(unsound)
         failed = [
             self.scheduler.fail(request_id, NumericalError.code, reason)

@@ -1,7 +1,7 @@
 """Makes vectors, labels and scores of prompts' rows on rank 0: prompts only, nothing is sampled."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Ordered
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from tpdet.kernels.exact import pooling as exact
 from tpdet.requests.pooling_params import ONLY_POOLED, PoolingParams
 from tpdet.requests.request import PooledOutput, Request, TokenOutput
 from tpdet.runner.start.kernel_checks import check_chains
-from tpdet.scheduler.pending_steps import PendingStep
+from tpdet.sampling.sampler import to_device, to_host
 from tpdet.scheduler.results import Output
 from tpdet.scheduler.sequence import Sequence
 
@@ -110,30 +110,28 @@ class Pooler:
             request, pooling=msgspec.structs.replace(params, row=pooling.row)
         )
 
-    def answers(self, step: PendingStep) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-        """By request id, of a step that has run and is not committed: answers, and failures."""
+    def answers(
+        self, pending: Ordered["PendingPooled"]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        """By request id, of a step that has run: answers fp32 [W] on the CPU, and failures."""
         answers: dict[str, torch.Tensor] = {}
         failures: dict[str, str] = {}
-        for sequence, end in zip(step.sequences, step.ends, strict=True):
-            if sequence.pooled is None:
-                continue
-            try:
-                rows = _sound(*sequence.pooled)
-                if end == sequence.prompt_length:
+        for part in pending:
+            for sequence, rows, largest in part.finish():
+                try:
+                    _check_size(largest, pooling=self.pooling)
                     answers[sequence.request_id] = self._answer(sequence, rows)
-            except NumericalError as error:
-                failures[sequence.request_id] = str(error)
+                except NumericalError as error:
+                    failures[sequence.request_id] = str(error)
         return answers, failures
 
     def _answer(self, sequence: Sequence, rows: torch.Tensor) -> torch.Tensor:
-        """fp32 [W], on the CPU. Raises NumericalError for a row without an answer."""
+        """fp32 [W], of what was pooled of its prompt. Raises NumericalError for no answer."""
         params, pooling = sequence.request.pooling, self.pooling
         assert params is not None
         x = exact.mean_of(rows, sequence.prompt_length) if pooling.row == "mean" else rows
-        x = x.cpu()
         if pooling.answers == "tokens":
-            yes, no = params.token_ids
-            x = (x[yes] - x[no])[None]
+            x = x[:1] - x[1:]
         for dense in self._dense:
             x = dense(x)
         if not bool(torch.isfinite(x).all()):
@@ -149,35 +147,87 @@ class Pooler:
         return exact.normalised(x)
 
 
-def _sound(rows: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-    """The rows taken so far. Raises NumericalError for NaN, infinity, and a mean past its limit."""
-    size = float(largest)
-    if not math.isfinite(size):
+def _check_size(largest: float, pooling: Pooling) -> None:
+    """Raises NumericalError for NaN, infinity, and a row that is past the limit of means."""
+    if not math.isfinite(largest):
         raise NumericalError(_NOT_FINITE)
-    if rows.dtype == torch.int64 and not size < exact.MEAN_LIMIT:
+    if pooling.row == "mean" and not largest < exact.MEAN_LIMIT:
         raise NumericalError(
-            f"a row of this prompt holds {size:g}: means are of values below {exact.MEAN_LIMIT:g}"
+            f"a row of this prompt holds {largest:g}: means are of values below "
+            f"{exact.MEAN_LIMIT:g}"
         )
-    return rows
 
 
-def pool_rows(sequence: Sequence, position: int, rows: torch.Tensor) -> None:
-    """Take rows fp32 [n, W] of a prompt's `position`, `position + 1`, ... into `Sequence.pooled`.
+class PromptRows(NamedTuple):
+    """Rows fp32 [n, W] of a prompt's `position`, `position + 1`, ..., on their device."""
 
-    A sequence that lost its pages begins again at position 0, or with its last row.
+    sequence: Sequence
+    position: int
+    rows: torch.Tensor
+
+
+class PendingPooled(NamedTuple):
+    """What was pooled of prompts that a step ends, on its way to the host.
+
+    Of each prompt its row fp32 [W], the sum int64 [W] of a mean, or the logits fp32 [2] of two
+    tokens; and the largest size of a value in what was pooled.
     """
-    params, before = sequence.request.pooling, sequence.pooled if position else None
+
+    sequences: list[Sequence]
+    pooled: torch.Tensor
+    largest: torch.Tensor
+    copied: torch.cuda.Event | None
+
+    def finish(self) -> Iterable[tuple[Sequence, torch.Tensor, float]]:
+        """Wait for the copies: each prompt with its part."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return zip(self.sequences, self.pooled, self.largest.tolist(), strict=True)
+
+
+def pool(prompts: Ordered[PromptRows]) -> PendingPooled | None:
+    """Pool the rows of a block of a step's; None where no prompt ends. Nothing is waited for.
+
+    What prompts need of earlier rows is in `Sequence.pooled`. One that lost its pages begins again
+    at position 0, or with its last row.
+    """
+    last = [prompt for prompt in prompts if _params(prompt).row == "last"]
+    ended = last or [prompt for prompt in prompts if _add(prompt)]
+    if not ended:
+        return None
+    sequences = [prompt.sequence for prompt in ended]
+    if last:
+        rows_BW = torch.stack([prompt.rows[-1] for prompt in last])
+        largest = rows_BW.abs().amax(1)
+        ids = [_params(prompt).token_ids for prompt in last]
+        pooled = rows_BW.gather(1, to_device(ids, rows_BW.device)) if ids[0] else rows_BW
+    else:
+        pooled, largest = (
+            torch.stack(parts) for parts in zip(*(each.pooled for each in sequences), strict=True)
+        )
+    host, _ = to_host(pooled)
+    sizes, copied = to_host(largest)  # of one stream: the last copy ends last
+    return PendingPooled(sequences, host, sizes, copied)
+
+
+def _params(prompt: PromptRows) -> PoolingParams:
+    params = prompt.sequence.request.pooling
     assert params is not None
-    if params.row == "last":
-        sequence.pooled = rows[-1].clone(), rows[-1].abs().amax()
-        return
+    return params
+
+
+def _add(prompt: PromptRows) -> bool:
+    """Add rows to what a mean or a first row has so far; whether they are its prompt's last."""
+    sequence, position, rows = prompt
+    before = sequence.pooled if position else None
     total, largest = exact.mean_terms(rows)
     if before is not None:
         largest = torch.maximum(before[1], largest)
-    if params.row == "mean":
+    if _params(prompt).row == "mean":
         sequence.pooled = total if before is None else before[0] + total, largest
     else:
         sequence.pooled = rows[0].clone() if before is None else before[0], largest
+    return position + len(rows) == sequence.prompt_length
 
 
 def with_pooled(outputs: Ordered[Output], answers: Mapping[str, torch.Tensor]) -> list[Output]:

@@ -17,7 +17,7 @@ from tpdet.control.plan import (
     WholeRows,
 )
 from tpdet.control.row_messages import RowKey, SampledToken, ScoringRow
-from tpdet.engine.pooling import pool_rows
+from tpdet.engine.pooling import PendingPooled, PromptRows, pool
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
@@ -62,6 +62,7 @@ class StepResults:
         self.scores: dict[RowKey, list[SampledToken]] = {}
         self.runs: dict[RowKey, list[SampledToken]] = {}
         self.failures: dict[str, str] = {}
+        self.pooled: list[PendingPooled] = []
 
     @cached_property
     def _logit_rows(self) -> list[_LogitRow]:
@@ -157,6 +158,7 @@ class StepResults:
         params: list[RowParams] = []
         sequences: list[Sequence] = []
         indices: list[int] = []
+        prompts: list[PromptRows] = []
         for row in self._logit_rows:
             low, high = max(first, row.first), min(last, row.first + row.logits)
             if low >= high:
@@ -170,7 +172,7 @@ class StepResults:
                 if row.scoring is not None:
                     self._score(row.scoring, position, part)
                 if pools:
-                    pool_rows(row.sequence, position, part)
+                    prompts.append(PromptRows(row.sequence, position, part))
             if row.sampling is None:
                 continue
             sampled = row_end - step.drafted.get(row.sequence.key, 0)
@@ -183,6 +185,8 @@ class StepResults:
                 )
                 sequences.append(row.sequence)
                 indices.append(index - first)
+        if prompts and (pooled := pool(prompts)) is not None:
+            self.pooled.append(pooled)
         if not params:
             return logits.new_empty(0, dtype=torch.int64)
         if indices != list(range(len(logits))):

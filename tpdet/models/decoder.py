@@ -37,12 +37,15 @@ class Unfinished(NamedTuple):
 
 
 class Decoder:
-    """Token ids to logits on this rank's share of the weights."""
+    """Token ids to logits on this rank's share of the weights.
+
+    `gives_logits`: of tokens; else its logits are a score head's labels, or rows.
+    """
 
     def __init__(self, source: WeightSource, partition: Partition, positions: int) -> None:
         """Read every weight; `positions` is how far the rotary table reaches."""
         config = partition.config
-        self._keeps_routes = False
+        self._keeps_routes, self.gives_logits = False, config.head == "tokens"
         self._arithmetic, self._alone = partition.arithmetic, partition.world.size == 1
         self._kinds = [
             (str(window), config.has_experts(i)) for i, window in enumerate(config.windows)

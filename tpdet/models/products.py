@@ -38,7 +38,9 @@ def rank_products(partition: Partition) -> tuple[Product, ...]:
 
     They are alike on every rank of a world but for roots and, with unequal leaves, for sizes.
     """
-    every = (*_all_layer_products(partition), head_product(partition))
+    every = _all_layer_products(partition)
+    if partition.config.head == "tokens":  # a head of labels is small, and tuned by no table
+        every.append(head_product(partition))
     return tuple(sorted({each.product for each in every if not each.experts}))
 
 

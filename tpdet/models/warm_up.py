@@ -116,6 +116,8 @@ def _step(
     batches = micro_batches(sequences, device, model.overlaps_exchanges)
     hidden_MH = model.hidden(ids, pages, *batches)
     logits = model.whole_logits(model.local_logits(hidden_MH[-logit_rows:]))
+    if not model.gives_logits:
+        return
     if whole or len(logits) not in sampled:
         sample_in_one_step(logits, processed=processed)
     if len(logits) not in sampled:

@@ -236,7 +236,7 @@ class Runner:
             ids = sampled[0]
         else:
             ids = torch.cat([torch.empty(0, dtype=torch.int64, device=self.device), *sampled])
-        if together is None and plan.feeds and self._world.size > 1:
+        if together is None and plan.feeds and len(ids) and self._world.size > 1:
             ids = self._world.all_gather(ids)[0]
         return ids
 

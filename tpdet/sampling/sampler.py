@@ -105,7 +105,7 @@ def sample_shared(
     rows, counted = _with_counts(counts), _counted(known)
     places = row_places(len(params), ranks)
     returned = [*range(len(params)), *rows, *counted]
-    at = _to_device([places[row] for row in returned], logits.device)
+    at = to_device([places[row] for row in returned], logits.device)
     tokens, _, _, packed = ops.pack_answers(everyone, share, at[: len(params)])
     pieces, end = [packed.view(-1)], (4 + 2 * most) * share
     if rows:
@@ -220,7 +220,7 @@ def _pending(
     if counted:
         own, tokens = logits, sampled.tokens
         if len(counted) < len(logits):
-            at = _to_device(counted, logits.device)
+            at = to_device(counted, logits.device)
             own, tokens = logits[at], tokens[at]
         pieces.append(token_ranks(own, tokens, shard).double())
     answers, copied = to_host(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
@@ -278,12 +278,12 @@ def _candidates(
         raise ValueError("given ids are read from whole rows of logits")
     columns = torch.zeros(len(rows), most, dtype=torch.int64, device=logits.device)
     for number, ids in named.items():
-        columns[number, : len(ids)] = _to_device([*ids], logits.device)
+        columns[number, : len(ids)] = to_device([*ids], logits.device)
     others = [number for number in range(len(rows)) if number not in named]
     if others:
         tops, _ = ops.top_of_rows(logits, [rows[number] for number in others], most, shard)
-        columns[_to_device(others, logits.device), : tops.shape[1]] = tops
-    at = _to_device(rows, logits.device)
+        columns[to_device(others, logits.device), : tops.shape[1]] = tops
+    at = to_device(rows, logits.device)
     values = logits[at].gather(1, columns) + 0.0
     logprobs = ops.log_probabilities(values, of.maximum[at, None], of.log_masses[at, None])
     return torch.stack([columns.double(), logprobs.double()], -1)
@@ -294,13 +294,13 @@ def _likeliest(
 ) -> torch.Tensor:
     """The likeliest `count` ids of some rows and their log-probabilities: fp64 [rows, count, 2]."""
     ids, values = ops.top_of_rows(logits, rows, count, shard)
-    at = _to_device(rows, logits.device)
+    at = to_device(rows, logits.device)
     logprobs = ops.log_probabilities(values, of.maximum[at, None], of.log_masses[at, None])
     return torch.stack([ids.double(), logprobs.double()], -1)
 
 
-def _to_device(numbers: list[int], device: torch.device) -> torch.Tensor:
-    """int64 numbers on the device, without waiting for it."""
+def to_device(numbers: Sequence[object], device: torch.device) -> torch.Tensor:
+    """int64 numbers, or rows of them, on the device, without waiting for it."""
     values = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type != "cpu")
     return values.to(device, non_blocking=True)
 

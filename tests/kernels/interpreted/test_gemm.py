@@ -145,6 +145,17 @@ def test_a_depth_that_does_not_divide_k_is_refused(monkeypatch):
             bad()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_score_head_of_few_labels_has_the_bits_of_wider_products(dtype):
+    x, w = draw(70, 64, dtype=dtype), draw(32, 64, dtype=dtype, seed=1)
+    wide = chain(x, w[None], SMALL[1])[0]
+    for rows in (1, 37, 70):
+        for labels in (1, 3, 4):
+            head = w[:labels].contiguous()
+            found = gemm.column_gemm(x[:rows], head, None, torch.float32)
+            assert_same_bits(found, wide[:rows, :labels], f"{rows} {labels}")
+
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

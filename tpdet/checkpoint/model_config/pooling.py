@@ -233,13 +233,8 @@ def _prompts(directory: Path) -> tuple[dict[str, str], str | None]:
     return prompts, default
 
 
-def check_pooling(pooling: Pooling, approximate: bool, device: str) -> None:
+def check_pooling(pooling: Pooling, approximate: bool) -> None:
     """Raises UsageError for settings under which nothing is pooled."""
-    if device != "cpu":
-        raise UsageError(
-            f"task {pooling.task} has not been tried on a GPU: use --device cpu, or --task "
-            "generate for text"
-        )
     if approximate:
         raise UsageError(
             f"task {pooling.task} has no approximate mode: leave --approximate and --on-slowdown "

@@ -401,7 +401,7 @@ def read_model(config: EngineConfig, device: str) -> tuple[Path, ModelConfig, in
     directory = resolve_model(config.model, config.revision)
     model, pooling = load_for_task(directory, config.dtype, config.task)
     if pooling is not None:
-        check_pooling(pooling, config.may_be_approximate, device)
+        check_pooling(pooling, config.may_be_approximate)
     check_experts(model, config.row_layers, config.may_be_approximate)
     check_widths(model, device)
     if config.enable_return_routed_experts and not model.experts:

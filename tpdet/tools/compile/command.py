@@ -14,8 +14,9 @@ import torch
 
 from tpdet.arguments.suggestions import did_you_mean
 from tpdet.checkpoint.load_progress import LoadProgress
-from tpdet.checkpoint.model_config import ModelConfig, load_model_config
+from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.checkpoint.model_config.fit import check_ranks, check_widths, context_length
+from tpdet.checkpoint.model_config.pooling import load_for_task
 from tpdet.checkpoint.resolve import resolve_model
 from tpdet.client.engine_settings import engine_config
 from tpdet.comm.arithmetic_environment import check_environment
@@ -44,7 +45,8 @@ def compile_command(options: argparse.Namespace) -> int:
     if triton_version() == "none":
         raise UsageError("tpdet compile needs Triton: install it")
     check_environment("cuda")
-    model = load_model_config(resolve_model(config.model, config.revision), config.dtype)
+    directory = resolve_model(config.model, config.revision)
+    model, _ = load_for_task(directory, config.dtype, config.task)
     context = context_length(config.max_model_len, model)
     check_widths(model, "cuda")
     for size in sizes:
