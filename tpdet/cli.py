@@ -42,6 +42,7 @@ offline
   tpdet tune                            measure the GEMM variants of this GPU
   tpdet compile MODEL --gpu h200 --output DIR     a start's kernels, without a GPU
   tpdet make-model DIR --like qwen3     write a small random checkpoint
+  tpdet quantise MODEL --format mxfp4 --output DIR     write its weights in fewer bits
   tpdet env                             print what may change bits here
 
 tpdet COMMAND --help says more of each."""
@@ -95,6 +96,7 @@ def command_parser() -> Parser:
     from tpdet.tools.diff.arguments import add_diff
     from tpdet.tools.golden.arguments import add_golden
     from tpdet.tools.plan.arguments import add_plan
+    from tpdet.tools.quantise.arguments import add_quantise
     from tpdet.tools.replay.arguments import add_replay
     from tpdet.tools.run_batch.arguments import add_run_batch
     from tpdet.tools.score.arguments import add_score
@@ -105,7 +107,8 @@ def command_parser() -> Parser:
     commands_in_order = (
         add_chat, add_complete, add_run_batch, add_generate, add_stop, add_reload, add_score,
         add_check, add_diff, add_golden, add_certify, add_audit, add_replay, add_tape, add_verify,
-        add_bench, add_plan, add_tune, add_compile, _add_make_model, _add_env,
+        add_bench, add_plan, add_tune, add_compile, _add_make_model,
+        add_quantise, _add_env,
     )  # fmt: skip
     for add in commands_in_order:
         add(commands)

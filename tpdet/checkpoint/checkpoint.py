@@ -200,15 +200,22 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     """
     if is_gguf(directory):
         return Checkpoint(gguf_tensors(read_header(directory)), [directory.name])
-    if find_weights(directory).name == INDEX:
-        tensors, files = _open_sharded(directory)
-    else:
-        tensors, files = _open(directory / SINGLE), [SINGLE]
+    tensors, files = stored_tensors(directory)
     form = read_stored_form(directory)
     tensors = in_parts(tensors, form)
     if form.quantisation is None:
         return Checkpoint(tensors, files)
     return Checkpoint(tensors, files, form.quantisation.activations)
+
+
+def stored_tensors(directory: Path) -> tuple[Tensors, list[str]]:
+    """The tensors in a directory's files of safetensors as they are stored, and these files' names.
+
+    Raises as `open_checkpoint`.
+    """
+    if find_weights(directory).name == INDEX:
+        return _open_sharded(directory)
+    return _open(directory / SINGLE), [SINGLE]
 
 
 def open_part(directory: Path) -> Checkpoint:

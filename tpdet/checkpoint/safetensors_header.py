@@ -1,9 +1,11 @@
-"""Reads the header of a safetensors file, and refuses one that lies about what the file holds.
+"""Reads the header of a safetensors file, and refuses one that lies about it; makes new ones.
 
 The library checks headers, too, but names no tensor. The format: 8 bytes of length, a JSON object
 of that length, and the tensors' bytes without a gap, each at its `data_offsets` from there.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -71,6 +73,35 @@ def read_safetensors_header(path: Path) -> dict[str, SafetensorsEntry]:
     found = {name: _entry(path, name, value, begin, size) for name, value in values.items()}
     _check_order(path, found, begin, size)
     return found
+
+
+def make_safetensors_header(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+) -> tuple[bytes, dict[str, SafetensorsEntry]]:
+    """(what a file of these tensors begins with, where the bytes of each go), by dtype and shape.
+
+    Wide dtypes come first, so that each tensor is aligned; then names count.
+    """
+    header: dict[str, Any] = {_METADATA: {"format": "pt"}}
+    last = 0
+    for name in sorted(tensors, key=lambda name: (-_BITS[tensors[name][0]], name)):
+        dtype, shape = tensors[name]
+        first, last = last, last + prod(shape) * _BITS[dtype] // 8
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (first, last)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    begin = _LENGTH_BYTES + len(text)
+    del header[_METADATA]
+    entries = {
+        name: SafetensorsEntry(
+            entry["dtype"],
+            entry["shape"],
+            begin + entry["data_offsets"][0],
+            entry["data_offsets"][1] - entry["data_offsets"][0],
+        )
+        for name, entry in header.items()
+    }
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text, entries
 
 
 def _entry(path: Path, name: str, value: Any, begin: int, file_size: int) -> SafetensorsEntry:

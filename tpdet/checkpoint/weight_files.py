@@ -1,5 +1,6 @@
-"""Finds the file of a directory that has or lists its weights. Needs no torch."""
+"""Which file of a directory has or lists its weights, and what lies beside. Needs no torch."""
 
+import shutil
 from pathlib import Path
 
 from tpdet.checkpoint.gguf.header import is_gguf
@@ -7,6 +8,7 @@ from tpdet.errors import CheckpointError, NotFoundError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_BESIDE_WEIGHTS = (".json", ".jinja", ".txt", ".model")
 
 
 def find_weights(directory: Path) -> Path:
@@ -24,3 +26,10 @@ def find_weights(directory: Path) -> Path:
     if not found:
         raise NotFoundError(f"{directory} holds neither {SINGLE} nor {INDEX}")
     return found[0]
+
+
+def copy_beside_weights(source: Path, target: Path) -> None:
+    """Copy the configuration, the tokenizer and what else a model's directory has in text."""
+    for file in sorted(source.iterdir()):
+        if file.suffix in _BESIDE_WEIGHTS and ".safetensors" not in file.name:
+            shutil.copyfile(file, target / file.name)

@@ -1,6 +1,5 @@
 """Models out of directories and back into them: `load`, `from_pretrained`, `save`."""
 
-import shutil
 from dataclasses import replace
 from os import fspath
 from pathlib import Path
@@ -11,7 +10,7 @@ from safetensors.torch import save_file
 from tpdet.arguments.suggestions import did_you_mean
 from tpdet.checkpoint.model_config.stored_form import read_stored_form
 from tpdet.checkpoint.source import open_weights
-from tpdet.checkpoint.weight_files import SINGLE
+from tpdet.checkpoint.weight_files import SINGLE, copy_beside_weights
 from tpdet.comm.arithmetic_environment import check_environment
 from tpdet.comm.device import current_device, resolve_device
 from tpdet.comm.world.world import SoloWorld, World
@@ -26,7 +25,6 @@ SETTINGS = ("device", "dtype", "fold_order", "leaves", "load_format", "revision"
 """Settings of an engine that `load` takes, with their defaults."""
 
 _CLASSES = {kind.family: kind for kind in (Llama, Qwen3, Qwen3Moe)}
-_BESIDE_WEIGHTS = (".json", ".jinja", ".txt", ".model")
 Kind = TypeVar("Kind", bound=CausalLM)
 
 
@@ -83,9 +81,7 @@ def save(model: CausalLM, directory: str | Path) -> None:
             f"{model.directory} has quantised weights, or more than text: load a plain checkpoint"
         )
     target.mkdir(parents=True, exist_ok=True)
-    for file in sorted(model.directory.iterdir()):
-        if file.suffix in _BESIDE_WEIGHTS and ".safetensors" not in file.name:
-            shutil.copyfile(file, target / file.name)
+    copy_beside_weights(model.directory, target)
     tensors = {name: values.cpu() for name, values in model.named_weights()}
     part = target / f".{SINGLE}.part"
     save_file(tensors, part, metadata={"format": "pt"})

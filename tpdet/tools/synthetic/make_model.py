@@ -4,9 +4,6 @@ The random weights make answers worth comparing: projections keep the size of th
 weights lie around 1, and logits spread over several units, neither uniform nor one-hot.
 """
 
-import os
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from tpdet.checkpoint.model_config import FAMILIES, HEAD_SIZES, load_model_confi
 from tpdet.checkpoint.model_config.fields import Fields
 from tpdet.checkpoint.model_config.model import Mixture
 from tpdet.errors import UsageError
+from tpdet.launch.host.new_directory import new_directory
 from tpdet.tools.synthetic.train_tokenizer import MIN_VOCAB_SIZE, train_tokenizer, write_json
 
 _FAMILIES = {family.name: family for family in FAMILIES.values()}
@@ -169,10 +167,7 @@ def make_model(directory: Path | str, *, seed: int = 0, shards: int = 1, **shape
     model = ModelShape(**shape)
     if shards < 1:
         raise UsageError(f"shards {shards}: use at least 1")
-    if directory.is_dir() and any(os.scandir(directory)):
-        raise UsageError(f"{directory} is not empty: choose another directory or remove it")
-    temporary = _temporary(directory)
-    try:
+    with new_directory(directory) as temporary:
         config = _config(model, train_tokenizer(temporary, model.vocab))
         write_json(temporary / "config.json", config)
         write_json(
@@ -181,26 +176,7 @@ def make_model(directory: Path | str, *, seed: int = 0, shards: int = 1, **shape
         )
         load_model_config(temporary)
         _write_weights(temporary, config, seed, shards, model.router_skew)
-        temporary.chmod(0o755)
-        if directory.exists():
-            directory.rmdir()
-        temporary.rename(directory)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return directory
-
-
-def _temporary(directory: Path) -> Path:
-    """A new directory beside one that is not made yet. Raises UsageError where none can be."""
-    if directory.exists() and not directory.is_dir():
-        raise UsageError(f"{directory} is a file: choose another directory")
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-    except OSError as error:
-        raise UsageError(
-            f"{directory} cannot be made ({error.strerror}): choose another directory"
-        ) from None
 
 
 def _config(model: ModelShape, special: dict[str, int]) -> dict[str, Any]:

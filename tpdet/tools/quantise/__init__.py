@@ -1,0 +1,1 @@
+"""`tpdet quantise`: a dense checkpoint in fewer bits, by a written rule without calibration."""
