@@ -103,8 +103,9 @@ class Trainer:
             }
             for gpu in gpus
         ]
+        self._names = [*shapes]
         self._told = {
-            "names": [*shapes],
+            "names": self._names,
             "dtype_names": ["bfloat16"] * len(shapes),
             "shapes": [[*size] for size in shapes.values()],
         }
@@ -138,7 +139,7 @@ class Trainer:
         if self._group is None:
             handles = [
                 {key: text for copy in self._copies for key, text in ipc_handle(copy[name]).items()}
-                for name in self._told["names"]
+                for name in self._names
             ]
             tell("/update_weights", update_info=self._told | {"ipc_handles": handles})
             return
