@@ -18,6 +18,7 @@ from tests.lib.server.streams import PATH, SLOW, decided, fatal_line, in_backgro
 pytestmark = pytest.mark.long
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_client_that_goes_away_is_dropped(server, streamed):
     body = {"model": MODEL, "prompt": "x", "stream": streamed, "n": 2} | SLOW
@@ -41,6 +42,7 @@ def test_a_stop_string_ends_the_choice_in_the_engine_too(server):
     eventually(lambda: running(server) == 0, 1.0)
 
 
+@pytest.mark.alone
 def test_a_full_queue_refuses_within_200_ms_and_serves_the_rest(start_server):
     server = start_server("--max-queue", "3", "--max-num-seqs", "2")
     before = server.canary()
