@@ -1,10 +1,13 @@
 """Chats with tools: calls whole and streamed, by the same clients, with ids that repeat."""
 
 import json
+from dataclasses import replace
 
 import openai
 import pytest
+from canitoolcall.probe import BUILTIN_SCENARIOS, probe
 
+from tests.lib.models.parrot import probe_lessons
 from tests.lib.server.harness import MODEL, Server, refused
 from tests.lib.text.made_conversations import CHATML
 
@@ -267,3 +270,19 @@ def test_tokenize_counts_the_tools(server):
     found = server.http.post("/tokenize", json=body).json()
     assert found["count"] == chat(server).json()["usage"]["prompt_tokens"]
     assert server.http.get("/model_info").json()["tool_call_parser"] == "hermes"
+
+
+def test_the_probe_of_canitoolcall_reads_every_answer(server):
+    """Answers as a parrot gives them, but by an engine of fixed tokens."""
+    marks = dict(zip(MARKS, (OPENING, CLOSING, THINK, THOUGHT), strict=True))
+    scenarios = []
+    for scenario, lesson in zip(BUILTIN_SCENARIOS, probe_lessons(), strict=True):
+        text = lesson.answer + END
+        for mark, token in marks.items():
+            text = text.replace(mark, token)
+        more = {**scenario.extra_body, "cache_salt": f"text={text}", "max_tokens": 400}
+        scenarios.append(replace(scenario, extra_body=more))
+    report = probe(server.url + "/v1", MODEL, scenarios=scenarios)
+    assert report.summary() == {"pass": 27, "fail": 0, "error": 0, "skip": 0}, report.render_text()
+    wrong = replace(scenarios[0], extra_body=scenarios[2].extra_body | {"max_tokens": 1})
+    assert probe(server.url + "/v1", MODEL, scenarios=[wrong]).summary()["fail"] == 2
