@@ -6,7 +6,8 @@ leaves the request waiting for ever, "tenant" gives each tenant tokens of its ow
 makes the engine approximate from the request's K-th token on, "update=K" has other weights from the
 request's K-th token on, "torn=K" makes no step behind its K-th token, as torn weights do,
 "script=ID.ID.ID" gives choice 0 these tokens, and choice i those behind the first i, before any
-others, and so does "text=TEXT", of which U+E000 and those after it are the ids from 256 on.
+others, and so does "text=TEXT", of which U+E000 and those after it are the ids from 256 on;
+"turns=TEXT|TEXT" has such a text for each turn, one more behind every message of a tool.
 """
 
 import math
@@ -28,6 +29,8 @@ from tpdet.requests.request import (
     check_against_model,
 )
 from tpdet.requests.weight_versions import WeightVersions
+
+IM_START = 256  # begins a message in the tests' chat templates
 
 
 class FakeStatistics(msgspec.Struct, frozen=True):
@@ -301,6 +304,11 @@ def token_output(request: Request, choice: int, position: int, model) -> TokenOu
         token = int(script[position]) if position < len(script) else token
     if request.cache_salt.startswith("text="):
         text = ids_of(request.cache_salt.removeprefix("text="))[choice:]
+        token = text[position] if position < len(text) else token
+    if request.cache_salt.startswith("turns="):
+        turns = request.cache_salt.removeprefix("turns=").split("|")
+        prompt = "".join(map(chr, request.prompt_token_ids))
+        text = ids_of(turns[prompt.count(f"{chr(IM_START)}tool\n")])[choice:]
         token = text[position] if position < len(text) else token
     if params.logit_bias:
         token = max(params.logit_bias, key=lambda i: params.logit_bias[i])

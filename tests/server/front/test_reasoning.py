@@ -75,6 +75,7 @@ def test_a_message_has_its_reasoning_under_both_names(parsing):
         "content": YES,
         "reasoning": WHY,
         "reasoning_content": WHY,
+        "refusal": None,
     }
     assert choice["finish_reason"] == "stop"
     details = {"reasoning_tokens": len(WHY.encode())}
@@ -95,7 +96,7 @@ def test_only_the_split_differs_from_the_raw_answer(parsing, server):
     for name in ("token_ids", "logprob_bits", "finish_reason"):
         assert raw["choices"][0][name] == choice[name]
     off = choice_of(chat(server))["message"]  # another tokenizer: the marks have no text
-    assert off == {"role": "assistant", "content": WHY + YES}
+    assert off == {"role": "assistant", "content": WHY + YES, "refusal": None}
 
 
 @pytest.mark.parametrize("more", [{}, {"logprobs": True, "return_token_ids": True}], ids=str)
@@ -149,7 +150,7 @@ def test_reasoning_can_be_left_out(parsing, server):
     assert joined(hidden) == {0: ("", YES, "stop")} and len(hidden) < len(shown)
     for more in ({}, {"metadata": {"x": "y" * 300_000}}):  # another process reads a large body
         message = choice_of(chat(parsing, include_reasoning=False, **more))["message"]
-        assert message == {"role": "assistant", "content": YES}
+        assert message == {"role": "assistant", "content": YES, "refusal": None}
     error = refused(chat(server, include_reasoning=False), 400, "include_reasoning")
     assert error["code"] == "not_supported" and "--reasoning-parser" in error["message"]
     assert chat(server, include_reasoning=True).status_code == 200

@@ -94,8 +94,9 @@ def joined(events):
 
 
 def plain(choice):
-    """A whole answer's message and finish reason, without the names of reasoning."""
-    message = {k: v for k, v in choice["message"].items() if "reasoning" not in k}
+    """A whole answer's message and finish reason, without reasoning and refusal."""
+    silent = ("reasoning", "reasoning_content", "refusal")
+    message = {k: v for k, v in choice["message"].items() if k not in silent}
     return message, choice["finish_reason"]
 
 

@@ -295,7 +295,9 @@ class ChoiceWriter:
         said = dict.fromkeys(("reasoning", "reasoning_content"), part.reasoning or None)
         if stream and part.reasoning:
             return said | ({"content": part.text} if part.text else {})
-        message = {"content": part.text} | (said if self.reasoning and not stream else {})
+        if stream:
+            return {"content": part.text}
+        message = {"content": part.text, "refusal": None} | (said if self.reasoning else {})
         if self.ids is None or not isinstance(part, ChoiceAnswer) or not part.calls:
             return message
         calls = whole_calls(part.calls, self.ids, self.index)

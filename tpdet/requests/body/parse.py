@@ -129,7 +129,7 @@ def _known_message(place: str, message: Any) -> Any:
     """A message with its known fields, its parts text; any other shape stays as it is."""
     if not isinstance(message, dict):
         return message
-    message = _with_text_parts(ChatMessage, place, message)
+    message = _with_text_parts(ChatMessage, place, _without(message, "parsed"))
     if isinstance(message.get("tool_calls"), list):
         message["tool_calls"] = [
             _known_call(f"{place}.tool_calls[{index}]", call)
@@ -155,8 +155,14 @@ def _known_call(place: str, call: Any) -> Any:
         return call
     call = _known(ToolCall, call, place)
     if isinstance(call.get("function"), dict):
-        call["function"] = _known(CalledFunction, call["function"], f"{place}.function")
+        function = _without(call["function"], "parsed_arguments")
+        call["function"] = _known(CalledFunction, function, f"{place}.function")
     return call
+
+
+def _without(value: dict[str, Any], reading: str) -> dict[str, Any]:
+    """An object without what the openai client's `parse` read out of it, and sends back."""
+    return {name: inner for name, inner in value.items() if name != reading}
 
 
 def _refuse_other_format(response_format: object) -> None:
