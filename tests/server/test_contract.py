@@ -29,9 +29,9 @@ ROUTES = {
                      "/tokenizer_info", "/server_info", "/get_server_info", "/model_info",
                      "/get_model_info", "/get_world_size", "/v1/loads", "/openapi.json", "/",
                      "/docs", "/v1/answers/{request_digest}"},
-    "POST": {PATH, CHAT, "/v1/responses", "/inference/v1/generate", "/generate", "/tokenize",
-             "/detokenize", "/v1/embeddings", "/classify", "/pooling", "/score", "/rerank",
-             "/v1/rerank", "/v2/rerank"},
+    "POST": {PATH, CHAT, "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
+             "/inference/v1/generate", "/generate", "/tokenize", "/detokenize", "/v1/embeddings",
+             "/classify", "/pooling", "/score", "/rerank", "/v1/rerank", "/v2/rerank"},
 }  # fmt: skip
 LIMITS = {
     "body_bytes": 10 << 20, "json_depth": 32, "n": [1, 128], "logprobs": [0, 100],

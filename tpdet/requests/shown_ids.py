@@ -26,6 +26,8 @@ CHAT = IdForm("chatcmpl-", 32)
 RESPONSE, MESSAGE = IdForm("resp_", 48), IdForm("msg_", 48)
 REASONING = IdForm("rs_", 48)
 FUNCTION_CALL, CUSTOM_CALL = IdForm("fc_", 48), IdForm("ctc_", 48)
+TOOL_USE = IdForm("toolu_", 24)
+SIGNATURE = IdForm("", 64)
 FAMILY_CALLS = {"mistral": IdForm("", 9)}
 """The forms of calls' ids in families whose templates refuse others, by the family's name."""
 

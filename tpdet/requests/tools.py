@@ -3,8 +3,9 @@
 Field names follow the OpenAI API. What a family of models can print of them is its parser's affair.
 """
 
+import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from tpdet.errors import RequestError
@@ -12,6 +13,8 @@ from tpdet.errors import RequestError
 MAX_TOOLS = 1024
 MAX_NAME = 256  # characters
 Mode = Literal["auto", "required"]
+_UNSAFE = re.compile(r"[^a-z0-9_.-]+")
+_MOST_IN_HEADER, _MOST_CHARACTERS = 16, 48
 _CHOICES = '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
 _ALLOWED = (
     '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": '
@@ -91,6 +94,17 @@ def read_tools(tools: Any, choice: Any = None, parallel: bool | None = None) -> 
     if use is None or parallel is not False:
         return use
     return use._replace(parallel=False)
+
+
+def header_name(name: str) -> str:
+    """The name or the type of a tool as a header may hold it."""
+    return _UNSAFE.sub("-", name.lower())[:_MOST_CHARACTERS]
+
+
+def dropped_header(names: Iterable[str]) -> list[tuple[bytes, bytes]]:
+    """The header that names the tools that were left out, the first few; none where none were."""
+    named = [*names][:_MOST_IN_HEADER]
+    return [(b"tpdet-dropped-tools", ", ".join(named).encode())] if named else []
 
 
 def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -395,13 +395,21 @@ class RequestAssembler:
         """Which weights computed which tokens of a choice so far."""
         return self._choices[index].weight_spans
 
-    def said(self, index: int) -> Iterator[Event]:
-        """All that a choice says so far, in its order, piece by piece."""
-        return self._choices[index].said()
-
     def choice(self, index: int) -> ChoiceAnswer:
         """One finished choice. Raises ValueError while it runs."""
         return self._choices[index].answer(index)
+
+    def as_delta(self, index: int) -> TextDelta:
+        """One finished choice as a single delta. Raises ValueError while it runs."""
+        answer = self.choice(index)
+        return TextDelta(
+            token_ids=answer.token_ids,
+            logprobs=answer.logprobs,
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            cached_tokens=answer.cached_tokens,
+            events=tuple(self._choices[index].said()),
+        )
 
     def answer(self) -> RequestAnswer:
         """The finished answer. Raises ValueError while a choice runs or if the request failed."""

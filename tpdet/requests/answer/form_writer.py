@@ -4,8 +4,9 @@ A form's whole answer is what its events add up to, so both come from one descri
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from tpdet.requests.answer.messages import MessageWriter
 from tpdet.requests.answer.responses import ResponseWriter
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.body.problems import ApiError
@@ -16,7 +17,12 @@ Json = dict[str, Any]
 
 
 class FormWriter(Protocol):
-    """Writes the one choice of a call. Each method gives the events that a stream has, by type."""
+    """Writes the one choice of a call. Each method gives the events that a stream has, by type.
+
+    mark: what stands behind the last event of a stream.
+    """
+
+    mark: ClassVar[bytes]
 
     def begin(self, ids: ShownIds, around: Json) -> list[Json]:
         """The events before the first token; around: `envelope` of the answer."""
@@ -40,7 +46,10 @@ class FormWriter(Protocol):
         ...
 
 
-FORM_WRITERS: dict[str, Callable[[Call], FormWriter]] = {"responses": ResponseWriter}
+FORM_WRITERS: dict[str, Callable[[Call], FormWriter]] = {
+    "messages": MessageWriter,
+    "responses": ResponseWriter,
+}
 """By `Call.form.api`."""
 
 

@@ -6,11 +6,12 @@ functions of the request (`shown_ids`), and no event holds anything that is draw
 
 import json
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 from tpdet.requests.answer.calls import ending_of
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.body.problems import ApiError
+from tpdet.requests.body.responses_body import ResponsesForm
 from tpdet.requests.body.responses_items import sealed
 from tpdet.requests.body.responses_tools import INPUT
 from tpdet.requests.request import ABORTED
@@ -35,8 +36,10 @@ _ENDED = {"code": "server_error", "message": "the answer was ended before it was
 class ResponseWriter:
     """Writes the answer to one call, whose `form` is a `ResponsesForm`."""
 
+    mark: ClassVar[bytes] = b"data: [DONE]\n\n"
+
     def __init__(self, call: Call) -> None:
-        if call.form is None:
+        if not isinstance(call.form, ResponsesForm):
             raise ValueError("the call is not of the Responses form: prepare it so")
         self._call, self._form = call, call.form
         self._ids: ShownIds | None = None

@@ -10,7 +10,7 @@ from functools import partial
 from tpdet.audit.replay import AnswerDigests
 from tpdet.control.row_messages import SampledToken
 from tpdet.requests.answer.choices import ChoiceWriter, Json, envelope, usage
-from tpdet.requests.answer.form_writer import form_writer
+from tpdet.requests.answer.form_writer import FormWriter, form_writer
 from tpdet.requests.answer.prompt_scores import PromptScores
 from tpdet.requests.answer.sglang_choices import SglangChoiceWriter
 from tpdet.requests.answer.token_choices import TokenChoiceWriter
@@ -98,8 +98,7 @@ class WholeAnswer:
         call = self.call
         if self.form is not None:
             around = envelope(call, seed, fingerprint, stream=False) | {"tpdet": receipt}
-            self.form.end(around, self.usage())
-            return self.form.whole
+            return self._in_form(self.form, around)
         if call.sglang is not None:
             with_receipt = SglangChoiceWriter.with_receipt
             objects = (with_receipt(c, receipt, fingerprint) for c in self._choices(spans))
@@ -108,6 +107,16 @@ class WholeAnswer:
         found |= {} if self.ids is None else {"id": self.ids.chat}
         beside = {} if call.kind == "completion" else self._of_prompt(call.kind == "tokens")
         return {**found, **beside, "choices": self._choices(spans), "usage": self.usage()}
+
+    def _in_form(self, form: FormWriter, around: Json) -> Json:
+        """The answer in another API's form: what its stream would add up to."""
+        if self.ids is None:
+            raise ValueError("the answer has no ids: call show_ids first")
+        (assembler,) = self.assemblers.values()
+        form.begin(self.ids, around)
+        form.add(assembler.as_delta(0))
+        form.end(around, self.usage())
+        return form.whole
 
     def _of_prompt(self, always: bool) -> Json:
         """What stands beside the choices of a prompt: its ids and scores; always: null for none."""

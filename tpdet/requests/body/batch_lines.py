@@ -17,9 +17,11 @@ from tpdet.requests.body.problems import ApiError
 from tpdet.requests.body.work import Route
 
 Json = dict[str, Any]
-CHATS = "/v1/chat/completions"
+CHATS, MESSAGES = "/v1/chat/completions", "/v1/messages"
 ROUTES: dict[str, Route] = {CHATS: "chat", "/v1/completions": "completion"}
 """Where the requests of a batch may go, and the routes that answer them."""
+RECORDED_ROUTES: dict[str, Route] = {**ROUTES, MESSAGES: "messages"}
+"""Those, and the others whose answers can be computed again."""
 
 _KEYS = frozenset({"custom_id", "method", "url", "body"})
 _SEED_DOMAIN, _LINE_DOMAIN = b"tpdet-batch-seed-1\n", b"tpdet-batch-line-1\n"

@@ -101,6 +101,16 @@ def parse_body(model: type[Parsed], body: dict[str, Any]) -> Parsed:
         raise _first_problem(error) from None
 
 
+def parse_part(model: type[Parsed], value: Any, place: str) -> Parsed:
+    """An object inside a body, at `place`, as its model. Raises ApiError 400 as `parse_body`."""
+    if not isinstance(value, dict):
+        raise bad_request(f"{place} must be an object", place)
+    try:
+        return model.model_validate(_known(model, value, place))
+    except ValidationError as error:
+        raise _first_problem(error, place) from None
+
+
 def _known(model: type[Body], body: dict[str, Any], place: str = "") -> dict[str, Any]:
     """The fields that ask for something, each of them known.
 
@@ -193,13 +203,14 @@ def _is_zero(value: object) -> bool:
     return type(value) in (int, float) and value == 0
 
 
-def _first_problem(error: ValidationError) -> ApiError:
+def _first_problem(error: ValidationError, inside: str = "") -> ApiError:
+    """The first error; inside: the place in the body of what was validated."""
     problem = error.errors(include_url=False, include_context=False)[0]
     place = [part for part in problem["loc"] if not _is_branch(part)]
-    param = str(place[0]) if place else None
+    param = inside or (str(place[0]) if place else None)
     if problem["type"] == "extra_forbidden":
         return _extra(_path(problem["loc"]))
-    where = _path(place)
+    where = f"{inside}.{_path(place)}" if inside else _path(place)
     if problem["type"] == "missing":
         return bad_request(f"{where} is missing", param)
     shown = _shown(problem["input"])

@@ -18,6 +18,7 @@ from tpdet.grammar.tool_calls import CallForm, form_of_calls
 from tpdet.requests.answer_form import AnswerForm
 from tpdet.requests.body import limits
 from tpdet.requests.body.answer_size import check_answer_size
+from tpdet.requests.body.messages_body import MessagesBody, MessagesChat, MessagesForm
 from tpdet.requests.body.parse import parse_body
 from tpdet.requests.body.problems import ApiError, bad_request, request_errors_as_problems
 from tpdet.requests.body.prompts import BodyPrompt, BodyPrompts
@@ -130,7 +131,7 @@ class Call:
     given_ids: bool = False
     tools: ToolUse | None = None
     calls_after: tuple[int, ...] | None = None
-    form: ResponsesForm | None = None
+    form: MessagesForm | ResponsesForm | None = None
 
     @property
     def shows_tokens(self) -> bool:
@@ -319,6 +320,16 @@ class Preparer:
         except ApiError as error:
             raise by_response_names(error, places) from None
         return replace(call, form=form)
+
+    def messages(self, body: MessagesBody, request_id: str) -> Call:
+        """The request of `POST /v1/messages`. Raises ApiError."""
+        chat = MessagesChat(body)
+        try:
+            with request_errors_as_problems():
+                call = self.chat(parse_body(ChatBody, chat.fields), request_id)
+        except ApiError as error:
+            raise chat.refused(error) from None
+        return replace(call, form=chat.form)
 
     def check_model(self, name: str | None) -> None:
         """Refuse (404) a model this server does not serve."""

@@ -15,6 +15,7 @@ from tpdet.requests.body.problems import ApiError, bad_request
 from tpdet.requests.body.responses_items import Items
 from tpdet.requests.body.responses_tools import ResponseTools
 from tpdet.requests.body.schema import Body, ChatBody, Count
+from tpdet.requests.tools import dropped_header
 
 Json = dict[str, Any]
 _STATELESS = "answers are not stored: send the whole conversation as input"
@@ -125,9 +126,7 @@ class ResponsesForm(msgspec.Struct, frozen=True, tag="responses"):
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """What the head of the answer says of the request."""
-        if not self.dropped:
-            return []
-        return [(b"tpdet-dropped-tools", ", ".join(self.dropped).encode())]
+        return dropped_header(self.dropped)
 
 
 class AskedChat(NamedTuple):

@@ -4,11 +4,11 @@ A tool of a namespace is called `namespace__name`; one of the type `custom` is a
 text, `input`. Tools of other types, which other servers run themselves, are left out by name.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tpdet.requests.body.problems import bad_request
+from tpdet.requests.tools import header_name
 
 Json = dict[str, Any]
 INPUT = "input"
@@ -24,9 +24,6 @@ _TAKEN = frozenset(
     "type defer_loading allowed_callers async output_schema cache_control format".split()
 )
 """Fields of a tool that change no answer."""
-_UNSAFE = re.compile(r"[^a-z0-9_.-]+")
-_MOST_NAMED = 16
-_MOST_CHARACTERS = 48
 
 
 class NamedTool(NamedTuple):
@@ -61,7 +58,7 @@ class ResponseTools(NamedTuple):
             chat._add(f"tools[{index}]", tool, "", dropped)
         if not chat.declared and choice == "auto":
             choice = None
-        return chat._replace(choice=chat._chosen(choice), dropped=tuple(dropped)[:_MOST_NAMED])
+        return chat._replace(choice=chat._chosen(choice), dropped=tuple(dropped))
 
     def _add(self, where: str, tool: Any, namespace: str, dropped: dict[str, None]) -> None:
         kind = tool.get("type") if isinstance(tool, dict) else None
@@ -85,7 +82,7 @@ class ResponseTools(NamedTuple):
                 self.shown.append(_filled(tool))
         else:
             name = f"{kind}-grammar" if has_grammar else kind
-            dropped[_UNSAFE.sub("-", name.lower())[:_MOST_CHARACTERS]] = None
+            dropped[header_name(name)] = None
 
     def _add_namespace(self, where: str, tool: Json, dropped: dict[str, None]) -> None:
         name, inner = tool.get("name"), tool.get("tools")

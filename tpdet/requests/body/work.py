@@ -3,9 +3,10 @@
 The HTTP process calls it for small bodies, and a worker process for large ones.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tpdet.requests.answer.json_pieces import to_json
+from tpdet.requests.body.messages_body import CountTokensBody, MessagesBody, MessagesChat
 from tpdet.requests.body.parse import parse_body
 from tpdet.requests.body.prepare import Call, Preparer
 from tpdet.requests.body.problems import ApiError, bad_request, request_errors_as_problems
@@ -15,8 +16,9 @@ from tpdet.requests.body.sglang_body import SglangBody, by_its_names, with_one_v
 from tpdet.requests.body.token_bodies import TokensBody
 from tpdet.requests.pooling_params import ONLY_POOLED
 
-Route = Literal["completion", "chat", "tokens", "sglang", "responses", "tokenize", "detokenize"]
-CALLS = ("completion", "chat", "tokens", "sglang", "responses")
+CallRoute = Literal["completion", "chat", "tokens", "sglang", "messages", "responses"]
+Route = Literal[CallRoute, "count_tokens", "tokenize", "detokenize"]
+CALLS = get_args(CallRoute)
 """The routes whose bodies are calls of the engine."""
 
 
@@ -32,6 +34,8 @@ def prepare_call(route: Route, preparer: Preparer, fields: dict[str, Any], reque
             return preparer.completion(parse_body(CompletionBody, fields), request_id)
         if route == "tokens":
             return preparer.tokens(parse_body(TokensBody, fields), request_id)
+        if route == "messages":
+            return preparer.messages(parse_body(MessagesBody, fields), request_id)
         if route == "responses":
             return preparer.responses(parse_body(ResponsesBody, fields), request_id)
         return preparer.chat(parse_body(ChatBody, fields), request_id)
@@ -53,9 +57,8 @@ def work_on(
     """A body's call; on a route that needs no engine its answer as JSON. Raises ApiError."""
     if route in CALLS:
         return prepare_call(route, preparer, fields, request_id)
-    answer = _tokenized if route == "tokenize" else _detokenized
     with request_errors_as_problems():
-        return to_json(answer(preparer, fields))
+        return to_json(_ANSWERS[route](preparer, fields))
 
 
 def _tokenized(preparer: Preparer, fields: dict[str, Any]) -> dict[str, Any]:
@@ -92,3 +95,20 @@ def _detokenized(preparer: Preparer, fields: dict[str, Any]) -> dict[str, Any]:
                 f"token id {token} is outside the vocabulary [0, {vocabulary})", "tokens"
             )
     return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)}
+
+
+def _counted(preparer: Preparer, fields: dict[str, Any]) -> dict[str, Any]:
+    """How long the prompt of a message is."""
+    body = parse_body(CountTokensBody, fields)
+    preparer.check_model(body.model)
+    chat = MessagesChat(body)
+    try:
+        with request_errors_as_problems():
+            tokens = preparer.prompts.chat_tokens(parse_body(ChatBody, chat.fields))
+    except ApiError as error:
+        raise chat.refused(error) from None
+    return {"input_tokens": len(tokens)}
+
+
+_ANSWERS = {"tokenize": _tokenized, "detokenize": _detokenized, "count_tokens": _counted}
+"""What answers on routes that need no engine."""

@@ -20,6 +20,13 @@ OPERATIONS = {
         "Text for one prompt or several, given as text or token ids. With echo, logprobs and "
         "max_tokens 0 the prompts are scored.",
     ),
+    "/v1/messages": Operation(
+        "Answer, in Anthropic's form",
+        "The next message of a conversation as content blocks, whole or as typed events.",
+    ),
+    "/v1/messages/count_tokens": Operation(
+        "Count a prompt's tokens", "How long the prompt of such a message would be."
+    ),
     "/v1/responses": Operation(
         "Answer, in the Responses form",
         "The items that follow a conversation of items, whole or as typed events: OpenAI's "
@@ -182,7 +189,8 @@ ELSEWHERE = {
     "/load_lora_adapter": "no adapters are served: merge it into the weights, and send those",
     "/reload_weights": "use /update_weights with a weight_dir",
     "/responses": "the path begins with /v1: use /v1/responses",
-    "/v1/messages": "the Messages API is not served: use /v1/chat/completions",
+    "/messages": "the path begins with /v1: use /v1/messages",
+    "/v1/messages/batches": "batches are of chats: start the server with --batch-dir DIR",
     "/v1/score": "use /score",
     "/v1/audio/transcriptions": "text is the only kind of content here",
     "/v1/images/generations": "text is the only kind of content here",

@@ -42,7 +42,7 @@ def add_answer_routes(app: FastAPI, cache: AnswerCache | None) -> None:
         headers = {
             "etag": tag,
             "cache-control": "private, immutable",
-            "vary": f"authorization, {SALT_HEADER}",
+            "vary": f"authorization, x-api-key, {SALT_HEADER}",
         }
         if _matches(request.headers.get("if-none-match", ""), tag):
             return Response(status_code=304, headers=headers)

@@ -1,6 +1,7 @@
 """The application: a handler for each path; the request middleware does what all have in common."""
 
 import asyncio
+import logging
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -39,7 +40,7 @@ from tpdet.server.front.control_routes import add_control_routes
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.generation import GenerationResponse
 from tpdet.server.front.large_bodies import LargeBodies
-from tpdet.server.front.middleware import ClientGone, HttpExchange, send_problem
+from tpdet.server.front.middleware import ClientGone, HttpExchange, problem_body, send_problem
 from tpdet.server.front.openapi import describe
 from tpdet.server.front.owners import owner_of
 from tpdet.server.front.pace import Turns
@@ -53,6 +54,8 @@ from tpdet.text.template_meter import BeyondCount
 from tpdet.text.tokenizer import Tokenizer
 
 EVENTS = "text/event-stream"
+
+_log = logging.getLogger("tpdet.server")
 
 
 @dataclass
@@ -108,7 +111,10 @@ class ProblemResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write it."""
-        await send_problem(self._problem, send)
+        request_id = scope["tpdet"].request_id
+        await send_problem(
+            self._problem, problem_body(self._problem, scope["path"], request_id), send
+        )
 
 
 def make_app(services: Services, control: bool = False) -> FastAPI:
@@ -336,6 +342,10 @@ def _add_generation(app: FastAPI, services: Services) -> None:
     async def chat(request: Request) -> Response:
         return await generate(request, "chat")
 
+    @app.post("/v1/messages")
+    async def messages(request: Request) -> Response:
+        return await generate(request, "messages")
+
     @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
         return await generate(request, "responses")
@@ -357,6 +367,8 @@ async def _called(
     exchange.release()
     assert isinstance(call, Call)
     call = _as_served(call, event_id, services)
+    if call.form is not None and call.form.dropped:
+        _log.info("request %s: left out %s", exchange.request_id, ", ".join(call.form.dropped))
     form = call.requests[0].params.form
     if form is not None:
         await services.schema_trials.check(form)
@@ -432,6 +444,10 @@ def _add_tokenizer(app: FastAPI, services: Services) -> None:
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         return await answer(request, "detokenize")
+
+    @app.post("/v1/messages/count_tokens")
+    async def count_tokens(request: Request) -> Response:
+        return await answer(request, "count_tokens")
 
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> Response:

@@ -17,6 +17,8 @@ from tpdet.server.settings.addresses import is_loopback
 from tpdet.server.settings.keys import KeyRing
 
 PUBLIC_PATHS = ("/health", "/health_generate", "/ready", "/metrics", "/version")
+API_KEY = b"x-api-key"
+"""The header in which clients of Anthropic's API send their key."""
 _OF_BROWSERS = (b"origin", b"sec-fetch-site")
 
 
@@ -39,9 +41,9 @@ class Door:
             if self._control_keys.tenant_salt(authorization) is None:
                 raise _no_key("admin key", " (--admin-key-file)")
             return ""
-        salt = self._keys.tenant_salt(authorization)
+        salt = self._keys.tenant_salt(authorization, header(scope, API_KEY))
         if salt is None and path not in PUBLIC_PATHS:
-            raise _no_key("API key", "")
+            raise _no_key("API key", "", " or x-api-key: KEY")
         return salt or ""
 
     @property
@@ -102,11 +104,11 @@ def _without_port(host: str) -> str:
     return host.partition(":")[0]
 
 
-def _no_key(what: str, flag: str) -> ApiError:
+def _no_key(what: str, flag: str, other: str = "") -> ApiError:
     return ApiError(
         401,
         f"the {what} is missing or not one of this server's{flag}: send the header "
-        "Authorization: Bearer KEY",
+        f"Authorization: Bearer KEY{other}",
         kind="authentication_error",
         code="invalid_api_key",
         headers=(("www-authenticate", "Bearer"),),

@@ -136,6 +136,10 @@ class EventWriter:
         content = self.chunk | {"tpdet": own_fields, "choices": [], "usage": counts}
         yield f"{self.id_line(cursor).decode()}data: {json_text(content)}\n\n"
 
+    def mark(self, cursor: bytes | None) -> bytes:
+        """What a stream ends with that came to its end; cursor: the tail of the last one."""
+        return self.id_line(cursor) + b"data: [DONE]\n\n"
+
     def failure(self, problem: ApiError) -> bytes:
         """What a stream ends with that an error ends."""
         return b"data: " + problem.body() + b"\n\n"
@@ -192,6 +196,10 @@ class FormEvents(EventWriter):
         """The last token's events, and those of the end, which have the receipt."""
         yield from self.pieces(last)
         yield from map(_text, self._form.end(self.chunk | {"tpdet": own_fields}, counts))
+
+    def mark(self, cursor: bytes | None) -> bytes:
+        """What stands behind the events of the end."""
+        return self._form.mark
 
     def failure(self, problem: ApiError) -> bytes:
         """The events of an error."""

@@ -100,7 +100,6 @@ class GenerationResponse(Response):
                 self._writers[key].begun = True
         chunk = envelope(call, 0, facts.system_fingerprint, stream=True)
         self._form = self._whole_answer.form
-        self._early: list[TextDelta] | None = []  # of a whole answer, before its ids are known
         self._events = (
             EventWriter(call, chunk, self._writers, self._prompts)
             if self._form is None
@@ -159,12 +158,6 @@ class GenerationResponse(Response):
         digests = await self._pace.last(steps)
         assert digests is not None
         self._whole_answer.show_ids(digests.request)
-        ids, form = self._whole_answer.ids, self._form
-        if form is not None and ids is not None and not self._call.stream:
-            form.begin(ids, self._events.chunk)
-            early, self._early = self._early or [], None
-            for delta in early:
-                form.add(delta)
 
     async def _whole(self, handle: ResponseHandle, seed: int, scope: Scope, send: Send) -> str:
         """Send the answer, in one part if it is small or for HTTP/1.0; the outcome."""
@@ -212,7 +205,7 @@ class GenerationResponse(Response):
             counts = self._whole_answer.usage()
             end = self._events.ending(held[0], receipt, counts, self._cursor)
             await self._send_all(end, send)
-            last = self._events.id_line(self._cursor) + b"data: [DONE]\n\n"
+            last = self._events.mark(self._cursor)
             outcome = "completed"
         except ClientGone:
             await self._left()
@@ -266,10 +259,6 @@ class GenerationResponse(Response):
             self._approximate = True
             self._name_weights()
         if not call.stream:
-            if self._form is not None and self._early is None:
-                self._form.add(delta)
-            elif self._form is not None and self._early is not None:
-                self._early.append(delta)
             return
         if shown is None:
             self._writers[key].pass_over(delta)

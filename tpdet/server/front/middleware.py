@@ -15,6 +15,8 @@ from typing import Any
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tpdet.requests.answer.json_pieces import to_json
+from tpdet.requests.answer.messages import error_of, is_of_messages
 from tpdet.requests.body import limits
 from tpdet.requests.body.json_body import parse_object
 from tpdet.requests.body.problems import ApiError, internal_error
@@ -162,6 +164,8 @@ class _Answer:
             self._status = message["status"]
             name = self.request_id.encode()
             headers = [*message.get("headers", ()), (b"x-request-id", name)]
+            if is_of_messages(self._scope["path"]):
+                headers.append((b"request-id", name))
             exchange = self._scope.get("tpdet")
             if exchange is not None and exchange.receipt:
                 headers.append((b"tpdet-receipt", name))
@@ -183,7 +187,8 @@ class _Answer:
         """
         if self._status:
             return
-        await send_problem(problem, self.send, finish=False, close=not reader.complete)
+        body = problem_body(problem, self._scope["path"], self.request_id)
+        await send_problem(problem, body, self.send, finish=False, close=not reader.complete)
         hold: Hold | None = self._scope.get("tpdet_hold")
         if hold is not None:
             hold.release()
@@ -191,11 +196,17 @@ class _Answer:
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+def problem_body(problem: ApiError, path: str, request_id: str) -> bytes:
+    """The JSON of an error, in the form of the API that a path is of."""
+    if is_of_messages(path):
+        return to_json(error_of(problem, request_id))
+    return problem.body()
+
+
 async def send_problem(
-    problem: ApiError, send: Send, *, finish: bool = True, close: bool = False
+    problem: ApiError, body: bytes, send: Send, *, finish: bool = True, close: bool = False
 ) -> None:
     """Write an error as a whole answer; without `finish` the caller ends it."""
-    body = problem.body()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

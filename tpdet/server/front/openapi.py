@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from tpdet.requests.body.messages_body import CountTokensBody, MessagesBody
 from tpdet.requests.body.pooling_body import BODIES
 from tpdet.requests.body.responses_body import ResponsesBody
 from tpdet.requests.body.schema import (
@@ -25,6 +26,8 @@ from tpdet.server.pooling.routes import PATHS
 _BODIES: dict[str, type[Body]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountTokensBody,
     "/v1/responses": ResponsesBody,
     "/inference/v1/generate": TokensBody,
     "/generate": SglangBody,

@@ -3,8 +3,8 @@
 import blake3
 from starlette.types import Scope
 
-from tpdet.server.front.door import header
-from tpdet.server.settings.keys import bearer_key
+from tpdet.server.front.door import API_KEY, header
+from tpdet.server.settings.keys import sent_key
 
 _DOMAIN = b"tpdet-owner-1\n"
 
@@ -18,5 +18,5 @@ def owner_of(scope: Scope) -> str:
     """
     if not scope["tpdet"].tenant_salt:
         return ""
-    key = bearer_key(header(scope, b"authorization"))
+    key = sent_key(header(scope, b"authorization"), header(scope, API_KEY))
     return blake3.blake3(_DOMAIN + key).hexdigest()

@@ -55,15 +55,16 @@ class KeyRing:
             blake3.blake3(digest, key=secret).hexdigest() for digest in self._digests
         )
 
-    def tenant_salt(self, authorization: bytes | None) -> str | None:
-        """The salt (64 hex digits) of the key in an Authorization header; None if it holds none.
+    def tenant_salt(self, authorization: bytes | None, api_key: bytes | None = None) -> str | None:
+        """The salt (64 hex digits) of the key in one of two headers; None if neither holds one.
 
+        authorization, api_key: Authorization, and x-api-key, which counts where the other has none.
         Empty if the server has no keys: then all clients are one tenant. Every key is compared, so
         that the time reveals nothing.
         """
         if not self._digests:
             return ""
-        key = bearer_key(authorization)
+        key = sent_key(authorization, api_key)
         digest = hashlib.sha256(key).digest()
         matching = None
         for known, salt in zip(self._digests, self._salts, strict=True):
@@ -76,3 +77,8 @@ def bearer_key(authorization: bytes | None) -> bytes:
     """The key in an Authorization header; empty if it holds none."""
     scheme, _, key = (authorization or b"").partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else b""
+
+
+def sent_key(authorization: bytes | None, api_key: bytes | None) -> bytes:
+    """The key that a request came with, in either header; empty if there is none."""
+    return bearer_key(authorization) or (api_key or b"").strip()

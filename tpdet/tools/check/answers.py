@@ -9,12 +9,18 @@ from tpdet.audit.recorded import RecordedAnswer, RecordedChoice, check_version
 from tpdet.checkpoint.model_config.json_file import parse_json_object
 from tpdet.client.input_file import numbered_lines, read_by_each_rank, text_of
 from tpdet.errors import CheckpointError, RequestError
-from tpdet.requests.body.batch_lines import ROUTES, answered_line, with_seed
+from tpdet.requests.body.batch_lines import (
+    MESSAGES,
+    RECORDED_ROUTES,
+    answered_line,
+    with_seed,
+)
 from tpdet.requests.engine_facts import RAW_LOGPROBS, LogprobsMode
 
 CHANGED = "or the record was changed"
 _FORMS = "take lines of tpdet generate --json, or of tpdet run-batch --record"
 _BODY = "response.body"
+_THOUGHTS = frozenset({"reasoning_tokens", "thinking_tokens"})
 
 
 class SentRequest(msgspec.Struct, frozen=True):
@@ -70,6 +76,20 @@ class BodyOverHttp(msgspec.Struct, frozen=True):
 
     tpdet: Origin
     choices: tuple[ChoiceOverHttp, ...]
+
+
+def is_message(body: Any) -> bool:
+    """Whether a body is a message, which is the one choice of its answer."""
+    return isinstance(body, dict) and body.get("type") == "message"
+
+
+def body_over_http(body: Any) -> BodyOverHttp:
+    """What a body says of its choices. Raises msgspec.ValidationError."""
+    return msgspec.convert(_with_choices(body), BodyOverHttp)
+
+
+def _with_choices(body: Any) -> Any:
+    return {"tpdet": body.get("tpdet"), "choices": [body]} if is_message(body) else body
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -129,6 +149,8 @@ class Line(NamedTuple):
     def shown_choices(self) -> list[dict[str, Any]]:
         """The choices as they are shown."""
         offline = isinstance(self.answer, RecordedAnswer)
+        if not offline and is_message(self.body):
+            return [self.body]
         choices: list[dict[str, Any]] = self.fields["outputs"] if offline else self.body["choices"]
         return choices
 
@@ -144,13 +166,15 @@ class Line(NamedTuple):
         if isinstance(self.answer, RecordedAnswer):
             return False
         usage = self.body.get("usage")
-        details = usage.get("completion_tokens_details") if isinstance(usage, dict) else None
-        return isinstance(details, dict) and "reasoning_tokens" in details
+        usage = usage if isinstance(usage, dict) else {}
+        details = usage.get("completion_tokens_details"), usage.get("output_tokens_details")
+        return any(isinstance(one, dict) and _THOUGHTS & one.keys() for one in details)
 
     def path(self, choice: int) -> str:
         """Where a choice stands in the line."""
-        offline = isinstance(self.answer, RecordedAnswer)
-        return f"outputs[{choice}]" if offline else f"{_BODY}.choices[{choice}]"
+        if isinstance(self.answer, RecordedAnswer):
+            return f"outputs[{choice}]"
+        return _BODY if self.answer.request.url == MESSAGES else f"{_BODY}.choices[{choice}]"
 
 
 class Question(NamedTuple):
@@ -218,8 +242,8 @@ def asked_body(line: Line, answer: BatchLine) -> dict[str, Any]:
     origin = answer.response.body.tpdet
     body["seed"] = origin.seed
     limits = (body.get("max_tokens"), body.get("max_completion_tokens"))
-    chosen = origin.max_tokens
-    if limits == (None, None) and chosen is not None:
+    chosen, is_cut = origin.max_tokens, answer.request.url == MESSAGES
+    if (is_cut or limits == (None, None)) and chosen is not None:
         body["max_tokens"] = chosen
     return body
 
@@ -251,9 +275,14 @@ def _decoded(fields: dict[str, Any]) -> RecordedAnswer | BatchLine:
         return answer
     if fields.get("error") is not None:
         raise ValueError("its request failed: leave the line out")
+    response = fields["response"]
+    if isinstance(response, dict) and "body" in response:
+        body = _with_choices(response["body"])
+        fields = {**fields, "response": {**response, "body": body}}
     line = msgspec.convert(fields, BatchLine)
-    if line.request.url not in ROUTES:
-        raise ValueError(f"url {line.request.url!r} is none of {', '.join(ROUTES)}")
+    if line.request.url not in RECORDED_ROUTES:
+        known = ", ".join(RECORDED_ROUTES)
+        raise ValueError(f"url {line.request.url!r} is none of {known}")
     body = line.request.body
     as_recorded = {
         "return_token_ids": body.get("return_token_ids") is True,

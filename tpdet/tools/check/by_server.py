@@ -16,15 +16,16 @@ from tpdet.client.commands import connect
 from tpdet.client.connection import Connection
 from tpdet.errors import CheckpointError, DisagreementError, RequestError, TpdetError, UsageError
 from tpdet.llm.recorded import CHECKED_AT_ONCE
+from tpdet.requests.body.batch_lines import CHATS, MESSAGES
 from tpdet.requests.engine_facts import RAW_LOGPROBS
 from tpdet.requests.structured_outputs import form_in
 from tpdet.tools.check.answers import (
     BatchLine,
-    BodyOverHttp,
     Line,
     Question,
     asked_body,
     bare_choice,
+    body_over_http,
     check_same_choices,
     check_same_prompt,
 )
@@ -124,7 +125,7 @@ def _refuse_other(line: Line, facts: dict[str, Any]) -> None:
             )
         return
     splits = facts.get("reasoning_parser", "off") != "off"
-    if answer.request.url.endswith("/chat/completions") and splits != line.is_split:
+    if answer.request.url in (CHATS, MESSAGES) and splits != line.is_split:
         theirs, ours = ("with", "without") if line.is_split else ("without", "with")
         raise DisagreementError(
             f"{line.where} was made {theirs} a reasoning parser, and the server runs {ours} "
@@ -134,7 +135,7 @@ def _refuse_other(line: Line, facts: dict[str, Any]) -> None:
 
 def _compared(line: Line, answer: dict[str, Any], facts: dict[str, Any]) -> Compared:
     try:
-        body = msgspec.convert(answer, BodyOverHttp)
+        body = body_over_http(answer)
     except msgspec.ValidationError as error:
         raise TpdetError(f"{line.where}: the answer lacks ids: {error}") from None
     check_same_choices(line, len(body.choices))
@@ -197,6 +198,7 @@ def _question(line: Line) -> tuple[str, dict[str, Any]]:
             own["seeds"] = recorded_origin.seeds
     response_format = body.get("response_format") or {}
     formed = response_format.get("type", "text") != "text" or form_in(body) is not None
+    formed = formed or bool((body.get("output_config") or {}).get("format"))
     if formed or (after and body.get("tools")):
         own["json_schema_after"] = after
     one_prompt = isinstance(answer, RecordedAnswer) or _has_one_prompt(body)

@@ -17,7 +17,7 @@ from tpdet.audit.recorded import (
     RecordedChoice,
     first_difference,
 )
-from tpdet.tools.check.answers import BatchLine, Line
+from tpdet.tools.check.answers import BatchLine, Line, is_message
 
 UNCHECKED = frozenset({"id", "custom_id", "request_id", "response.body.created"})
 """Names and times, which are no function of the request. The id of an answer over HTTP stands
@@ -28,6 +28,7 @@ _LATER = frozenset({"replay_version", "max_tokens", "logprobs_mode", "request_di
 
 _TOKENS = ("token_ids", "logprob_bits")
 _FINGERPRINT, _MODEL = "system_fingerprint", "model"
+_CACHED = ("input_tokens", "cache_read_input_tokens")
 _VERIFIED = ("accepted", "rejected")
 
 
@@ -162,8 +163,17 @@ def _asked_model(line: Line) -> Any:
 
 
 def _counts_of_load(line: Line) -> list[str]:
-    """The counts of a prediction's tokens, if there was one: they depend on what else ran."""
+    """The counts of cached tokens, and of a prediction's: they depend on what else ran."""
     answer = line.answer
     has_prediction = isinstance(answer, BatchLine) and "prediction" in answer.request.body
-    details = "response.body.usage.completion_tokens_details"
-    return [f"{details}.{name}_prediction_tokens" for name in _VERIFIED if has_prediction]
+    usage = "response.body.usage"
+    details = f"{usage}.completion_tokens_details"
+    verified = [f"{details}.{name}_prediction_tokens" for name in _VERIFIED if has_prediction]
+    return [
+        *verified,
+        *(
+            f"{usage}.{name}"
+            for name in _CACHED
+            if isinstance(answer, BatchLine) and is_message(line.body)
+        ),
+    ]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tpdet.errors import UsageError
+from tpdet.tools.tape.messages import events_of, is_message, message_of, texts_in
 from tpdet.tools.tape.tape_file import DONE, Json, Turn, bytes_of, json_object
 
 EDITED = {"edited": True}
@@ -24,10 +25,14 @@ def shown_answer(turn: Turn) -> Json | None:
     data = bytes_of(turn.answer)
     if not turn.event_stream:
         return json_object(data)
-    whole: Json = {}
-    for event in _events(data):
+    events = [*_events(data)]
+    for event in events:
         if "error" in event:
             return event
+    if events and events[0].get("type") == "message_start":
+        return message_of(events)
+    whole: Json = {}
+    for event in events:
         _join(whole, event)
     for choice in _objects(whole.get("choices")):
         if isinstance(choice.get("delta"), dict):
@@ -43,16 +48,21 @@ def shown_answer(turn: Turn) -> Json | None:
 
 def texts_of(answer: Json) -> str:
     """All that an answer says, in its order: a guess of what a model says to the same request."""
+    if is_message(answer):
+        return "".join(texts_in(answer))
     return "".join(_texts(answer.get("choices")))
 
 
 def read_edited(data: bytes, name: str) -> Json:
     """An edited answer: the object that `tape show --turn` prints. Raises UsageError."""
     answer = json_object(data)
+    if answer is not None and is_message(answer):
+        return answer
     choices = None if answer is None else answer.get("choices")
     if answer is None or not isinstance(choices, list) or not choices:
         raise UsageError(
-            f"{name} is no answer with choices: edit what tpdet tape show TAPE --turn K prints"
+            f"{name} is no answer with choices, and no message: edit what tpdet tape show TAPE "
+            "--turn K prints"
         )
     for index, choice in enumerate(choices):
         shown = isinstance(choice, dict) and (choice.get("message"), choice.get("text"))
@@ -66,9 +76,15 @@ def edited_bytes(answer: Json, body: Json) -> tuple[bool, bytes]:
 
     It names no fingerprint, seed or digest: no model gave it.
     """
-    answer = {**answer, "system_fingerprint": None, "tpdet": EDITED}
+    answer = {**answer, "tpdet": EDITED}
+    answer |= {} if is_message(answer) else {"system_fingerprint": None}
     if not body.get("stream"):
         return False, _json(answer)
+    if is_message(answer):
+        return True, b"".join(
+            b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _json(event))
+            for event in events_of(answer)
+        )
     usage = answer.pop("usage", None)
     events = [*_chunks(answer)]
     options = body.get("stream_options")

@@ -21,9 +21,12 @@ Compare = Callable[[list[Line]], list[Compared]]
 _SHOWN = 8
 _INCOMPARABLE = (DisagreementError, CheckpointError, RequestError)
 _BODY = "response.body."
-_HELD = ("choices", "usage", "tpdet", "system_fingerprint")
+_HELD = (
+    "choices", "usage", "tpdet", "system_fingerprint", "content", "stop_reason", "stop_sequence",
+)  # fmt: skip
 """Fields of a client's answer that are functions of its request."""
-_COUNTS = ("accepted_prediction_tokens", "rejected_prediction_tokens", "cached_tokens")
+_COUNTS = ("accepted_prediction_tokens", "rejected_prediction_tokens", "cached_tokens",
+           "input_tokens")  # fmt: skip
 """Counts in a client's answer that depend on the load."""
 
 

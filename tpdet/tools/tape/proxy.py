@@ -14,7 +14,7 @@ import msgspec
 
 from tpdet.client.address import Address
 from tpdet.errors import PeerLostError, TpdetError
-from tpdet.tools.tape.tape_file import DONE, Ended, Turn, bytes_of, content_of
+from tpdet.tools.tape.tape_file import ENDS, Ended, Turn, bytes_of, content_of
 from tpdet.tools.tape.upstream import AnswerHead, Asked, Headers, ask, passed_on
 
 Replay = Callable[[Turn], Turn | None]
@@ -119,7 +119,7 @@ class _AnswerSoFar:
         """The turn as it stands on a tape."""
         data, head, ended = b"".join(self.pieces), self.head, self.ended
         is_stream = head is not None and head.event_stream
-        if ended == "client_left" and is_stream and data.endswith(DONE):
+        if ended == "client_left" and is_stream and data.endswith(ENDS):
             ended = "whole"  # clients of streams leave at this mark
         return msgspec.structs.replace(
             self._turn,

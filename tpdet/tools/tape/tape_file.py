@@ -18,17 +18,21 @@ from tpdet import __version__
 from tpdet.client.input_file import numbered_lines, read_input
 from tpdet.errors import CheckpointError, NotPermittedError, RequestError, ResourceError, UsageError
 from tpdet.launch.host.resources import resource_error
-from tpdet.requests.body.batch_lines import ROUTES
+from tpdet.requests.body.batch_lines import RECORDED_ROUTES
+from tpdet.requests.body.messages_blocks import BILLING
 
 FORMAT = "tpdet-tape-1"
 Json = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream that came to its end."""
+ENDS = (DONE, b'event: message_stop\ndata: {"type":"message_stop"}\n\n')
+"""The same, and that of a message's."""
 Ended = Literal["whole", "client_left", "server_lost"]
 Source = Literal["server", "tape", "edit"]
 
 UNREAD = frozenset({
     "user", "metadata", "client_metadata", "safety_identifier", "session_id", "prompt_cache_key",
+    "context_management",
 })  # fmt: skip
 """Fields of a request that no answer depends on: a canonical request has none."""
 _HINT = "cache_control"  # of no effect either, in messages and their parts too
@@ -83,9 +87,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, tag_field="object", tag="t
     @property
     def is_answer(self) -> bool:
         """Whether a model answered, whole, on a route whose answers can be computed again."""
-        asked = self.method == "POST" and self.url in ROUTES and self.body is not None
+        asked = self.method == "POST" and self.url in RECORDED_ROUTES and self.body is not None
         whole = self.status == 200 and self.ended == "whole"
-        if self.event_stream and not bytes_of(self.answer).endswith(DONE):
+        if self.event_stream and not bytes_of(self.answer).endswith(ENDS):
             return False  # an error was the last event
         return asked and whole and self.source != "edit"
 
@@ -254,7 +258,14 @@ def json_object(data: bytes) -> Json | None:
 def canonical(body: Json) -> Json:
     """A request's JSON without what no answer depends on."""
     kept: Json = _without_hints(body)
+    if isinstance(kept.get("system"), list):
+        kept["system"] = [block for block in kept["system"] if not _is_billing(block)]
     return {key: value for key, value in kept.items() if key not in UNREAD}
+
+
+def _is_billing(block: Any) -> bool:
+    text = block.get("text") if isinstance(block, dict) else None
+    return isinstance(text, str) and text.startswith(BILLING)
 
 
 def _without_hints(value: Any) -> Any:
