@@ -51,6 +51,11 @@ class Gpu:
         return self.multiprocessors * (HOPPER_PRODUCT_RATE if self.wgmma else OTHER_PRODUCT_RATE)
 
     @property
+    def read_rate(self) -> float:
+        """Bytes a second that it reads of its memory, about; of an unknown one, the measured's."""
+        return READ_RATES.get(self.name, READ_RATES[MEASURED.name])
+
+    @property
     def attention_rate(self) -> float:
         """Operations a second of the attention of long prompts, about."""
         return ATTENTION_SHARE * self.product_rate
@@ -74,6 +79,11 @@ KNOWN = {"h100": H100, "h200": H200}
 """GPUs that need not be there for kernels to be compiled, by their short names."""
 MEASURED = H200
 """The GPU whose tile costs and most programs count for one that was not measured."""
+READ_RATES = {
+    A100.name: 1.9e12, RTX_3090.name: 0.85e12, L40S.name: 0.8e12, H100.name: 3.1e12,
+    H200.name: 4.5e12,
+}  # fmt: skip
+"""By GPU; measured of an H100 and an H200, by the data sheet of the others."""
 MEMORY = {H100: int(79.1 * (1 << 30)), H200: int(139.8 * (1 << 30))}
 """Bytes of their memory, about as the driver reports them."""
 SOLD_MEMORY = {H200: 141_000_000_000}

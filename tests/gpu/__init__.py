@@ -13,6 +13,7 @@ Rooms and their programs (a room's other files are parts of these, or of the che
     sampling     the sampler's kernels                times; for several GPUs: shares
     exchange     sums and columns between GPUs        for several: columns, mpi_cuda, nodes, peer
     engine       the whole engine: bits, accuracy     accuracy, approximate, prefix
-    speed        the whole engine: times              cold_start, draft_times, step_tokens
+    speed        the whole engine: times              cold_start, draft_times, step_tokens,
+                                                      tails
     lib          what they share
 """

@@ -7,10 +7,12 @@ import pytest
 from tests.lib.thread_world import run_threads
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
+from tpdet.control.step_seconds import StepSeconds
 from tpdet.engine import Engine
 from tpdet.kernels.cuda.hardware import H200, NO_GPU
 from tpdet.runner import Runner
 from tpdet.runner.graphs.step_graphs import step_rows
+from tpdet.runner.start.step_estimate import step_seconds
 from tpdet.runner.start.step_tokens import (
     CACHE_SHARE,
     LEAST_TOKENS,
@@ -19,7 +21,6 @@ from tpdet.runner.start.step_tokens import (
     StepTokens,
     agreed_step_tokens,
     choose_step_tokens,
-    step_seconds,
 )
 from tpdet.tools.worlds.shapes import cut_for, named_config
 
@@ -75,6 +76,7 @@ def test_a_setting_wins_and_a_cpu_keeps_its_own():
 def test_a_fixed_batch_has_steps_of_one_size():
     partition = cut("qwen3-8b", 1)
     free, fixed = choose(partition), choose(partition, fixed_batch=64)
+    assert free.seconds is not None and fixed.seconds is None
     assert free.mixed < free.most and fixed.most == fixed.mixed <= free.mixed
 
 
@@ -91,7 +93,8 @@ def test_only_who_reads_tokens_as_they_come_has_shorter_steps(tiny_model):
     config = EngineConfig.from_values(model=str(tiny_model()), device="cpu", kv_pages=4)
     runner = Runner.start(config, SoloWorld())
     assert runner.step_tokens == StepTokens(LEAST_TOKENS, LEAST_TOKENS)
-    runner.step_tokens = StepTokens(600, 300)
+    seconds = StepSeconds((300, 600), (1.0, 2.0), 0.0, 0.0)
+    runner.step_tokens = StepTokens(600, 300, seconds=seconds)
     for changed, streams, expected in (
         ({}, True, (600, 300)),
         ({}, False, (600, 600)),
@@ -102,17 +105,20 @@ def test_only_who_reads_tokens_as_they_come_has_shorter_steps(tiny_model):
         )
         policy = engine.scheduler.policy
         assert (policy.max_num_batched_tokens, policy.mixed_step_tokens) == expected
+        assert (policy.prompt_budget is None) is (expected != (600, 300))
     runner.close()
 
 
 def test_the_log_says_what_a_step_takes():
     said = str(choose(cut("qwen3-8b", 1)))
     assert said.startswith("up to 8,192 tokens a step, ")
-    assert " while sequences decode; over 2,048 they take " in said
+    assert " while sequences decode, then as few as read prompts at nearly full speed; " in said
+    assert "; over 2,048 they take " in said
     assert str(StepTokens(700, 700)) == "up to 700 tokens a step"
 
 
 def test_ranks_whose_shares_differ_take_the_fewest():
-    given = [StepTokens(8192, 4096, 0.01), StepTokens(6144, 5376, 0.02)]
+    mine = StepSeconds((4096, 8192), (1.0, 2.0), 0.5, 0.25)
+    given = [StepTokens(8192, 4096, 0.01, mine), StepTokens(6144, 5376, 0.02)]
     found = run_threads(2, lambda world: agreed_step_tokens(given[world.rank], world))
-    assert found == [StepTokens(6144, 4096, 0.02)] * 2
+    assert found == [StepTokens(6144, 4096, 0.02, mine)] * 2

@@ -26,11 +26,14 @@ def calibrate(engine: "Engine", watch: SlowdownWatch) -> None:
     """
     _log.info("calibrating decode steps")
     done = []
+    policy = engine.scheduler.policy
+    budget, policy.prompt_budget = policy.prompt_budget, None  # the sooner all rows decode
     engine.scheduler.speculator.paused = True
     for cell in _cells(engine):
         if _run(engine, watch, cell):
             done.append(cell)
     engine.scheduler.speculator.paused = False
+    policy.prompt_budget = budget
     engine.scheduler.forget_prefixes()
     if not done:
         raise UsageError(

@@ -125,6 +125,7 @@ class Engine:
             max_num_seqs=config.max_running,
             max_num_batched_tokens=tokens.most,
             mixed_step_tokens=tokens.mixed,
+            step_seconds=tokens.seconds,
             num_pages=self.runner.num_pages,
             max_queue=config.max_queue,
             max_model_len=self.max_model_len,
@@ -133,8 +134,7 @@ class Engine:
             constrain=self.grammars.constrain,
             speculator=speculator or self._speculator(),
         )
-        watched = config.on_slowdown is not None
-        self.watch = SlowdownWatch(config.max_slowdown, clock) if watched else None
+        self.watch = SlowdownWatch(config.max_slowdown, clock) if config.on_slowdown else None
         self._tap = tap
         self._seeds = Seeds(config.seed)
         self.versions = WeightVersions(self.runner.model_digest)

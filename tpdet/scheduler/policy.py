@@ -6,6 +6,7 @@ A running sequence holds pages for all its known tokens; a waiting one holds non
 from tpdet.control.row_messages import RowKey
 from tpdet.errors import IntegrityError
 from tpdet.scheduler.page_manager import PageManager
+from tpdet.scheduler.prompt_budget import WAITING_STEPS, PromptBudget, WaitingPrompts
 from tpdet.scheduler.queue import SequenceQueue
 from tpdet.scheduler.sequence import Sequence, pages_for
 
@@ -36,6 +37,8 @@ class Policy:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.mixed_step_tokens = max_num_batched_tokens
         """Tokens of a step in which sequences decode: readers wait for the prompts beside them."""
+        self.prompt_budget: PromptBudget | None = None
+        """Cuts prompts finer than that while sequences decode; None: nothing does."""
         self.waiting = SequenceQueue()
         self.running = SequenceQueue()
         self.page_manager = PageManager(num_pages, prefix_identity)
@@ -134,25 +137,44 @@ class Policy:
         """How many tokens each running sequence computes, and the rest of the budget."""
         counts: dict[RowKey, int] = {}
         prompts: list[tuple[RowKey, int]] = []
-        budget = self.max_num_batched_tokens
+        budget, keys, depth = self.max_num_batched_tokens, 0, 0
         for sequence in self.running:
             known = len(sequence.tokens)
             remaining = known - sequence.computed if known < sequence.full_length else 0
             if sequence.reads_results and sequence.awaits_results:
                 budget -= 1
+                keys += known
             elif remaining > 1:
                 prompts.append((sequence.key, remaining))
+                depth = sequence.computed if len(prompts) == 1 else depth
             elif remaining and budget:
                 counts[sequence.key] = 1
                 budget -= 1
+                keys += known
         decoding = self.max_num_batched_tokens - budget
         if decoding:
-            budget = max(0, min(budget, self.mixed_step_tokens - decoding))
+            rows = self.mixed_step_tokens
+            if self.prompt_budget is not None and (prompts or len(self.waiting)):
+                waiting = self._waiting_prompts([it for _, it in prompts], depth)
+                rows = self.prompt_budget.rows(decoding, keys, waiting, rows)
+            budget = max(0, min(budget, rows - decoding))
         for key, remaining in prompts:
             if budget:
                 counts[key] = min(remaining, budget)
                 budget -= counts[key]
         return counts, budget
+
+    def _waiting_prompts(self, running: list[int], depth: int) -> WaitingPrompts:
+        """Tokens that prompts lack: of running ones, of which the first has `depth`, and others.
+
+        Those are counted until more would change no step.
+        """
+        total, most = sum(running), WAITING_STEPS * self.mixed_step_tokens
+        for sequence in self.waiting:
+            if total >= most:
+                break
+            total += sequence.remaining
+        return WaitingPrompts(running[0] if running else self.waiting[0].remaining, depth, total)
 
     def _admit(self, counts: dict[RowKey, int], budget: int) -> int:
         """Run waiting sequences, from the head, while `max_num_seqs`, `budget` and pages last.

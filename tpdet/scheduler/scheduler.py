@@ -17,6 +17,7 @@ from collections import abc
 
 from tpdet.control.plan import NO_ROWS, PLAN_VERSION, PlanRows, StepPlan
 from tpdet.control.row_messages import RowKey, SampledToken
+from tpdet.control.step_seconds import StepSeconds
 from tpdet.errors import IntegrityError, NumericalError
 from tpdet.grammar.constraint import Constraint
 from tpdet.kernels.order import PAGE_TOKENS
@@ -24,6 +25,7 @@ from tpdet.requests.answer_form import AnswerForm
 from tpdet.requests.request import Request, RequestFailed, TokenOutput
 from tpdet.scheduler.pending_steps import PendingStep, PendingSteps
 from tpdet.scheduler.policy import Policy
+from tpdet.scheduler.prompt_budget import PromptBudget
 from tpdet.scheduler.request_table import RequestTable
 from tpdet.scheduler.results import (
     Output,
@@ -57,6 +59,7 @@ class Scheduler:
         prefix_identity: bytes | None = None,
         constrain: abc.Callable[[AnswerForm], Constraint] | None = None,
         mixed_step_tokens: int | None = None,
+        step_seconds: StepSeconds | None = None,
         speculator: Speculator | None = None,
     ) -> None:
         """The limits are counts of sequences, of tokens a step, of pages, of requests, of tokens.
@@ -65,12 +68,15 @@ class Scheduler:
         last began to run; a test that answers do not depend on it. prefix_identity: names the
         weights and the contract under which pages are shared; None shares none. constrain: makes a
         constraint of an answer's form, or raises RequestError. mixed_step_tokens: of a step where
-        sequences decode, at most; None: as many as of any other. speculator: drafts for rows;
-        None: no row carries drafts.
+        sequences decode, at most; None: as many as of any other. step_seconds: by which prompts are
+        cut finer in such a step; None: they are not. speculator: drafts for rows; None: no row
+        carries drafts.
         """
         self.preempt_every = preempt_every
         self.policy = Policy(max_num_seqs, max_num_batched_tokens, num_pages, prefix_identity)
         self.policy.mixed_step_tokens = mixed_step_tokens or max_num_batched_tokens
+        if step_seconds is not None:
+            self.policy.prompt_budget = PromptBudget(step_seconds)
         self.speculator = speculator or Speculator()
         self._requests = RequestTable(max_queue, max_model_len, constrain)
         self._pending = PendingSteps()

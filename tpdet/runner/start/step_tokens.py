@@ -1,9 +1,10 @@
 """How many tokens a step has, unless a setting says so: it follows the device and the load.
 
 On a GPU a step has room for 8,192 tokens, if that takes little of the KV cache. In a step in which
-sequences decode, readers wait for the prompts beside them. So it has no more tokens than take
-`STEP_SECONDS`. That time is computed from the model and the GPU, and no clock is read: the same
-requests make the same steps after every start. No bit of an answer depends on either number.
+sequences decode, readers wait for the prompts beside them. So it has as few as read prompts at
+nearly full speed (`scheduler/prompt_budget.py`), and never more than take `STEP_SECONDS`. The times
+are computed from the model and the GPU (`step_estimate.py`), and no clock is read: the same
+requests make the same steps after every start. No bit of an answer depends on any of it.
 """
 
 from dataclasses import dataclass, replace
@@ -12,24 +13,24 @@ import msgspec
 
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
+from tpdet.control.step_seconds import StepSeconds
 from tpdet.kernels.cuda.hardware import NO_GPU, Gpu
 from tpdet.layers.partition import Partition
 from tpdet.models.footprint import row_bytes, weight_bytes
-from tpdet.models.products import layer_products
 from tpdet.runner.graphs.step_graphs import step_rows
+from tpdet.runner.start.step_estimate import estimate_steps
 
 MOST_TOKENS = 8192
 LEAST_TOKENS = 2048
 """From so many on, more tokens a step gain a few per cent only; on a CPU nothing."""
 
 STEP_SECONDS = 0.16
-"""What a step with prompts takes, about, while sequences decode."""
+"""What a step with prompts takes at most, about, while sequences decode."""
 
 CACHE_SHARE = 0.02
 """The part of the KV cache's memory for the tokens of a step over `LEAST_TOKENS`."""
 
 _TIMES_ROW_BYTES = 2  # a step's tensors lie in the allocator's memory, and in that of the graphs
-_EXCHANGED_SECONDS = 7.2e-12  # of a value, over what products hide: H200, TP 2 and 4, 8,192 rows
 _FINE = 512
 
 
@@ -38,11 +39,14 @@ class StepTokens:
     """Tokens of a step, at most. most: of any; mixed: of one in which sequences decode.
 
     cache_share: of the KV cache's memory that `most` takes over `LEAST_TOKENS`; 0.0 if none.
+    seconds: of steps, by which those with decoding rows are cut finer than `mixed`; None: they are
+    not.
     """
 
     most: int
     mixed: int
     cache_share: float = 0.0
+    seconds: StepSeconds | None = None
 
     def of_engine(self, asked: int | None, streams: bool) -> "StepTokens":
         """The limits of one engine; asked: its `max_num_batched_tokens`, perhaps not the start's.
@@ -51,12 +55,14 @@ class StepTokens:
         """
         if asked is not None:
             return StepTokens(asked, asked)
-        return self if streams else replace(self, mixed=self.most)
+        return self if streams else replace(self, mixed=self.most, seconds=None)
 
     def __str__(self) -> str:
         text = f"up to {self.most:,} tokens a step"
         if self.mixed != self.most:
             text += f", {self.mixed:,} while sequences decode"
+        if self.seconds is not None:
+            text += ", then as few as read prompts at nearly full speed"
         if self.cache_share:
             text += f"; over {LEAST_TOKENS:,} they take {self.cache_share:.1%} of the KV cache"
         return text
@@ -78,12 +84,13 @@ def choose_step_tokens(
     least = min(max(LEAST_TOKENS, _rounded(2 * config.max_running)), MOST_TOKENS)
     sizes = range(MOST_TOKENS, least, -_FINE)
     most = next((n for n in sizes if _share(config, partition, n, memory) <= CACHE_SHARE), least)
-    graphs = [rows for rows in step_rows(most) if rows >= least]
-    quick = [rows for rows in graphs if step_seconds(partition, gpu, rows) <= STEP_SECONDS]
+    seconds = estimate_steps(partition, gpu, step_rows(most))
+    graphs = [rows for rows in seconds.rows if rows >= least]
+    quick = [rows for rows in graphs if seconds.of(rows, 0, rows * rows / 2) <= STEP_SECONDS]
     mixed = max(quick, default=graphs[0])
-    if config.fixed_batch is not None:
-        most = mixed  # no step's size tells whether others decode
-    return StepTokens(most, mixed, _share(config, partition, most, memory))
+    if config.fixed_batch is not None:  # no step's size tells whether others decode
+        return StepTokens(mixed, mixed, _share(config, partition, mixed, memory))
+    return StepTokens(most, mixed, _share(config, partition, most, memory), seconds)
 
 
 def agreed_step_tokens(chosen: StepTokens, world: World) -> StepTokens:
@@ -94,18 +101,8 @@ def agreed_step_tokens(chosen: StepTokens, world: World) -> StepTokens:
         min(each.most for each in everyone),
         min(each.mixed for each in everyone),
         max(each.cache_share for each in everyone),
+        everyone[0].seconds,  # rank 0 schedules
     )
-
-
-def step_seconds(partition: Partition, gpu: Gpu, rows: int) -> float:
-    """About how long a step of `rows` tokens takes that reads one prompt from its start."""
-    config, ranks = partition.config, partition.world.size
-    layer = layer_products(partition)
-    products = 2 * sum(p.n * p.k * (p.chosen / ranks if p.experts else 1) for p in layer)
-    attention = 4 * len(partition.query_heads) * config.head_dim * rows / 2
-    exchanged = 2 * config.hidden_size if ranks > 1 else 0
-    row = products / gpu.product_rate + attention / gpu.attention_rate
-    return config.num_layers * rows * (row + exchanged * _EXCHANGED_SECONDS)
 
 
 def _share(config: EngineConfig, partition: Partition, most: int, memory: int) -> float:
