@@ -222,6 +222,7 @@ def test_the_first_request_of_claude_code_is_answered(server, client):
     bare = [{k: v for k, v in block.items() if k != "cache_control"} for block in body["system"]]
     for same_answer in (
         {"system": bare},
+        {"metadata": {"user_id": "x" * 300_000}},  # for another process
         {"metadata": {}},
         {"context_management": None},
         {"output_config": None},

@@ -25,6 +25,7 @@ from tpdet.tools.tape.tape_file import End, Head, Ids, RunTape, TapeWriter, Turn
 
 KEY = "sk-tape-secret"
 AGENT = (sys.executable, str(ROOT / "tests/lib/server/agent.py"))
+MESSAGES_AGENT = (sys.executable, str(ROOT / "tests/lib/server/messages_agent.py"))
 CHATS = "/v1/chat/completions"
 POST = """import os, sys, urllib.request
 head = {'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}
@@ -181,6 +182,54 @@ def test_calls_of_tools_and_their_results_are_checked(tape, tmp_path):
     assert code == 1 and printed.startswith(
         "turn 1 (POST /v1/chat/completions), answer.choices[0].message.tool_calls[0].function.name"
     )
+
+
+def test_messages_of_anthropics_client_are_recorded_checked_and_forked(server, tape, tmp_path):
+    path, url = tmp_path / "run.tape", "POST /v1/messages"
+    code, printed, said = tape("record", "-o", path, "--", *MESSAGES_AGENT)
+    assert code == 0 and "3 turns, 2 answers; tape digest" in said, said
+    told = json.loads(printed)
+    assert told[:2] == ["Let me see.", {"city": "Bonn"}]
+    recorded = read_tape(str(path))
+    streamed, _, whole = map(shown_answer, recorded.turns)
+    assert [block["type"] for block in streamed["content"]] == ["text", "tool_use"]
+    assert streamed["content"][1]["input"] == {"city": "Bonn"}
+    for number, shown in ((1, streamed), (3, whole)):
+        assert shown["content"] == recorded.ids[number].body["content"]
+    room = 2048 - streamed["usage"]["input_tokens"]  # what the limit was cut to
+    assert recorded.ids[1].origin["max_tokens"] == room
+    code, printed, _ = tape("check", path)
+    assert code == 0 and "3 turns, 2 answers" in printed and "2 equal" in printed, printed
+
+    def checked(change):
+        code, printed, _ = tape("check", with_changed(path, change))
+        return code, printed.splitlines()[0]
+
+    def text(lines):
+        lines["turn", 1]["answer"] = lines["turn", 1]["answer"].replace('"text":"L"', '"text":"l"')
+
+    was, computed = ('"let me see."', '"Let me see."')
+    shown = f"turn 1 ({url}), answer.content[0].text: recorded {was}, computed {computed}"
+    assert checked(text) == (1, shown)
+
+    def token(lines):
+        lines["ids", 3]["body"]["token_ids"][2] = 65
+
+    code, first = checked(token)
+    assert code == 1 and first.startswith(f"turn 3 ({url}), choice 0, token 2: recorded id 65")
+
+    def result(lines):
+        lines["turn", 3]["request"] = lines["turn", 3]["request"].replace("It rains", "It snows")
+
+    code, first = checked(result)
+    assert code == 78 and "other ids of the prompt than were recorded" in first
+
+    _, printed, _ = tape("show", path, "--turn", "1")
+    edited = tmp_path / "edited.json"
+    edited.write_text(printed.replace("Let me see.", "No."))
+    at = ("--turn", "1", "--edit", edited)
+    code, printed, said = tape("fork", path, *at, "--", *MESSAGES_AGENT)
+    assert code == 0 and json.loads(printed)[:2] == ["No.", {"city": "Bonn"}], said
 
 
 def test_a_fork_stops_at_a_request_that_is_not_recorded(server, tape, tmp_path):

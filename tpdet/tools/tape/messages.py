@@ -31,7 +31,6 @@ def message_of(events: Iterable[Json]) -> Json:
                     block[name] = str(block.get(name) or "") + piece
             case {"type": "message_delta", "delta": dict(ending), **others}:
                 usage = {**(message.get("usage") or {}), **(others.pop("usage", None) or {})}
-                del others["type"]
                 message |= {**ending, **others, "usage": usage}
     for index, text in arguments.items():
         blocks.setdefault(index, {})["input"] = json_object(text.encode()) or {}
