@@ -1,10 +1,12 @@
 """`LLM.embed`, `score`, `classify` and `reward`, and the ids that texts become."""
 
+import asyncio
+
 import pytest
 import torch
 
 from tests.lib.models.pooled_models import classifier, sentence_folder
-from tpdet import LLM, PoolingParams
+from tpdet import LLM, AsyncLLM, PoolingParams
 from tpdet.errors import RequestError, UsageError
 from tpdet.kernels.exact.pooling import activated, similarity
 from tpdet.text.pooled_prompts import INSTRUCTION, PooledPrompts
@@ -80,6 +82,8 @@ def test_vectors_have_vllms_shape_and_one_set_of_bits(plain, tmp_path):
             llm.classify("a")
         with pytest.raises(RequestError, match="--task generate"):
             llm.generate("a")
+        with pytest.raises(RequestError, match="are not recorded: keep their digests"):
+            llm.record(found)
         assert llm.embed(TEXTS)[1].digest == found[1].digest, "a refused call leaves it as it was"
 
 
@@ -122,6 +126,57 @@ def test_a_reranker_answers_yes_or_no_and_cuts_the_document_alone(plain, monkeyp
             llm.score("a", ["b", ""])
         with pytest.raises(RequestError, match="3 texts against 2"):
             llm.score(TEXTS, TEXTS[:2])
+
+
+def test_an_async_model_answers_many_calls_at_a_time(plain, tmp_path):
+    settings = {"kv_pages": 24, "max_model_len": 512, "device": "cpu"}
+    folder = sentence_folder(plain, tmp_path / "folder", prompts={"query": "Query: "})
+    with LLM(str(folder), **settings) as llm:
+        expected, scores = llm.embed(TEXTS, prompt_name="query"), llm.score(TEXTS[0], TEXTS)
+
+    async def run():
+        async with AsyncLLM(str(folder), **settings) as llm:
+            calls = [llm.embed(text, prompt_name="query") for text in TEXTS]
+            found = await asyncio.gather(*calls, llm.score(TEXTS[0], TEXTS))
+            assert [one.digest for (one,) in found[:3]] == [one.digest for one in expected]
+            assert [one.outputs for one in found[3]] == [one.outputs for one in scores]
+            with pytest.raises(RequestError, match="a text is empty"):
+                await llm.embed(["a", ""])
+            with pytest.raises(UsageError, match="classify is not for this model"):
+                await llm.classify("a")
+            with pytest.raises(RequestError, match="--task generate"):
+                await anext(llm.generate("a"))
+            stopped = asyncio.create_task(llm.embed([[1] * 500] * 50))
+            await asyncio.sleep(0)
+            stopped.cancel()
+            (again,) = await llm.embed(TEXTS[1], prompt_name="query")
+            assert again.digest == expected[1].digest
+        with pytest.raises(UsageError, match="closed"):
+            await llm.embed("a")
+
+    asyncio.run(run())
+
+
+def test_labels_and_rewards_of_an_async_model(plain, tmp_path):
+    settings = {"kv_pages": 24, "max_model_len": 512, "device": "cpu"}
+    model = classifier(plain, tmp_path / "three", 3)
+    with LLM(str(model), **settings) as llm:
+        expected, raw = llm.classify(TEXTS), llm.reward(TEXTS)
+
+    async def run():
+        async with AsyncLLM(str(model), **settings) as llm:
+            found = await llm.classify(TEXTS)
+            assert [one.outputs for one in found] == [one.outputs for one in expected]
+            rewards = await llm.reward(TEXTS)
+            assert [one.digest for one in rewards] == [one.digest for one in raw]
+            assert torch.equal(rewards[0].outputs.data, raw[0].outputs.data)
+
+    asyncio.run(run())
+
+
+def test_a_model_that_is_no_reranker_is_refused_when_it_starts(plain):
+    with pytest.raises(UsageError, match="task score: 'yes' is 2 tokens of this model's vocab"):
+        opened(plain, task="score")
 
 
 def test_a_model_that_generates_says_how_it_would_pool(plain):

@@ -38,6 +38,11 @@ def numbers_of(values: bytes) -> list[float]:
     return list(struct.unpack(f"<{len(values) // 4}f", values))
 
 
+def bits_digest(values: bytes) -> str:
+    """BLAKE3 (hex) over an answer's fp32 values, little-endian, and nothing else."""
+    return blake3.blake3(values).hexdigest()
+
+
 def pooled_digest(
     request: Request, values: bytes, contract: str, model_digest: str, pooling: str
 ) -> str:

@@ -17,7 +17,7 @@ from tpdet.checkpoint.model_config.json_file import read_json_object
 from tpdet.checkpoint.model_config.stored_form import read_stored_form
 from tpdet.checkpoint.safetensors_header import read_safetensors_header
 from tpdet.checkpoint.shared_read import SharedReads
-from tpdet.checkpoint.stored import CheckpointTensor, StoredFile, StoredTensor, Tensors
+from tpdet.checkpoint.stored import DTYPES, CheckpointTensor, StoredFile, StoredTensor, Tensors
 from tpdet.checkpoint.streamed import StreamedPiece
 from tpdet.checkpoint.weight_files import INDEX, SINGLE, find_weights
 from tpdet.errors import CheckpointError
@@ -27,7 +27,7 @@ MAX_INDEX_BYTES = 64 << 20
 # Old checkpoints store these tensors; they are not read, because tpdet computes them exactly.
 _INERT_SUFFIX = ".rotary_emb.inv_freq"
 _COMPARED_ROWS = 4096  # rows of two tensors that are compared at a time
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_READ_AS_IT_IS = "F32", "BF16", "F16"
 
 
 class Checkpoint:
@@ -91,12 +91,12 @@ class Checkpoint:
     def _typed(self, name: str, shape: tuple[int, ...]) -> tuple[Any, torch.dtype]:
         """A view of a tensor, and its dtype. Raises CheckpointError for another shape or dtype."""
         file, view = self.check_shape(name, shape)
-        dtype = _DTYPES.get(view.get_dtype())
-        if dtype is None:
+        dtype = view.get_dtype()
+        if dtype not in _READ_AS_IT_IS:
             raise CheckpointError(
-                f"{file}: tensor {name} has dtype {view.get_dtype()}: use {', '.join(_DTYPES)}"
+                f"{file}: tensor {name} has dtype {dtype}: use {', '.join(_READ_AS_IT_IS)}"
             )
-        return view, dtype
+        return view, DTYPES[dtype]
 
     def _part(
         self,
@@ -273,6 +273,6 @@ def _open(path: Path) -> Tensors:
     tensors: Tensors = {}
     for name, entry in entries.items():
         view = StoredTensor(file, name, entry)
-        stored = view if entry.dtype in _DTYPES else None
+        stored = view if entry.dtype in _READ_AS_IT_IS else None
         tensors[name] = CheckpointTensor(path.name, lambda view=view: view, stored)  # type: ignore[misc]
     return tensors

@@ -19,7 +19,7 @@ from tpdet.checkpoint.safetensors_header import SafetensorsEntry
 from tpdet.errors import CheckpointError
 from tpdet.launch.host.regular_file import open_regular
 
-_DTYPES = {
+DTYPES = {
     "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
@@ -64,12 +64,12 @@ class StoredTensor:
     @property
     def dtype(self) -> torch.dtype:
         """Its dtype. Raises CheckpointError for one that no model is stored in."""
-        if self.entry.dtype not in _DTYPES:
+        if self.entry.dtype not in DTYPES:
             raise CheckpointError(
                 f"{self.file.name}: tensor {self.name} has dtype {self.entry.dtype}: use "
-                f"{', '.join(_DTYPES)}"
+                f"{', '.join(DTYPES)}"
             )
-        return _DTYPES[self.entry.dtype]
+        return DTYPES[self.entry.dtype]
 
     def get_shape(self) -> list[int]:
         """Its extents."""

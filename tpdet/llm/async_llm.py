@@ -13,6 +13,7 @@ import msgspec
 from tpdet.audit.recorded import ChangedPart, Difference, RecordedAnswer
 from tpdet.errors import RequestError, UsageError
 from tpdet.grammar import trial
+from tpdet.llm.async_pooling import AsyncPoolingCalls
 from tpdet.llm.engine_thread import EngineThread
 from tpdet.llm.model import OfflineModel, open_engine
 from tpdet.llm.output_kinds import of_kind
@@ -37,7 +38,7 @@ class AsyncRequest(NamedTuple):
     request: Request
 
 
-class AsyncLLM(OfflineModel):
+class AsyncLLM(AsyncPoolingCalls, OfflineModel):
     """A model that answers many requests at a time; its settings are those of `LLM`.
 
     The engine runs in its own thread. Requests may be made from any event loop. A request's bits

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tpdet.errors import PeerLostError, RequestError, UsageError
 from tpdet.llm.followers import Followers, close_engine
 from tpdet.llm.ranks import give_up_world
-from tpdet.llm.stream import EngineOutput, Stream
+from tpdet.llm.stream import EngineOutput, EngineStream
 from tpdet.requests.request import PooledOutput, RequestFailed, TokenOutput
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ CLOSED = "this AsyncLLM is closed: make a new one"
 
 
 class _Drop(NamedTuple):
-    stream: Stream
+    stream: EngineStream
     choice: int | None
 
 
@@ -46,10 +46,10 @@ class EngineThread:
         self.error: BaseException | None = None
         self.engine: Engine
         self._make, self._followers = make, followers
-        self._commands: queue.SimpleQueue[Stream | _Drop | _Close] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[EngineStream | _Drop | _Close] = queue.SimpleQueue()
         self._made, self._ended = threading.Event(), threading.Event()
-        self._arrivals: deque[Stream] = deque()  # not in the engine yet, in their order
-        self._streams: dict[str, Stream] = {}  # in the engine, by the engine's request id
+        self._arrivals: deque[EngineStream] = deque()  # not in the engine yet, in their order
+        self._streams: dict[str, EngineStream] = {}  # in the engine, by the engine's request id
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="tpdet engine", daemon=True)
         self._thread.start()
@@ -63,13 +63,13 @@ class EngineThread:
         """Whether it still answers requests."""
         return not self._closing
 
-    def submit(self, stream: Stream) -> None:
+    def submit(self, stream: EngineStream) -> None:
         """Answer a request; the stream gets its outputs, or its error."""
         self._commands.put(stream)
         if self._ended.is_set():
             self._refuse_the_rest()
 
-    def drop(self, stream: Stream, choice: int | None) -> None:
+    def drop(self, stream: EngineStream, choice: int | None) -> None:
         """End a request (choice None), or one choice of it, whose reader has gone."""
         self._commands.put(_Drop(stream, choice))
 
@@ -144,10 +144,10 @@ class EngineThread:
             while not self._closing:
                 self._execute(self._commands.get_nowait())
 
-    def _execute(self, command: Stream | _Drop | _Close) -> None:
+    def _execute(self, command: EngineStream | _Drop | _Close) -> None:
         if isinstance(command, _Close):
             self._closing = True
-        elif isinstance(command, Stream):
+        elif isinstance(command, EngineStream):
             self._arrivals.append(command)
         else:
             name = command.stream.request.request_id
@@ -166,30 +166,29 @@ class EngineThread:
                 continue
             self._streams[stream.request.request_id] = stream
 
-    def _deliver(self, outputs: Sequence[EngineOutput | PooledOutput]) -> None:
+    def _deliver(self, outputs: Sequence[EngineOutput]) -> None:
         """Give a step's outputs to their streams, and forget what has ended."""
         found: dict[str, list[EngineOutput]] = {}
         for output in outputs:
-            if not isinstance(output, PooledOutput):  # no request here is pooled
-                found.setdefault(output.request_id, []).append(output)
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, list[EngineOutput]]]] = {}
+            found.setdefault(output.request_id, []).append(output)
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[EngineStream, list[EngineOutput]]]] = {}
         for name, own in found.items():
             stream = self._streams.get(name)
             if stream is not None:
                 by_loop.setdefault(stream.loop, []).append((stream, own))
         for loop, step in by_loop.items():
-            if not Stream.deliver_step(loop, step):
+            if not EngineStream.deliver_step(loop, step):
                 for stream, _ in step:
                     self.engine.abort(stream.request.request_id)
                     self._forget(stream, None)
             for stream, own in step:
                 for output in own:
-                    if isinstance(output, RequestFailed):
+                    if isinstance(output, RequestFailed | PooledOutput):
                         self._forget(stream, None)
                     elif isinstance(output, TokenOutput) and output.finish_reason is not None:
                         self._forget(stream, output.choice)
 
-    def _forget(self, stream: Stream, choice: int | None) -> None:
+    def _forget(self, stream: EngineStream, choice: int | None) -> None:
         """Note that the engine no longer runs this choice, or any of the request (None)."""
         stream.in_engine -= {choice} if choice is not None else stream.in_engine
         if not stream.in_engine:
@@ -204,7 +203,7 @@ class EngineThread:
                 command = self._commands.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(command, Stream):
+            if isinstance(command, EngineStream):
                 self._arrivals.append(command)
         for stream in [*self._streams.values(), *self._arrivals]:
             stream.deliver([], self.refusal())

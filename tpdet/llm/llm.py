@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tpdet.engine import Engine
 
 
-class LLM(OfflineModel, PoolingCalls):
+class LLM(PoolingCalls, OfflineModel):
     """A model that answers lists of prompts; `help(LLM.__init__)` describes its settings.
 
     Under torchrun every rank makes the same calls and gets the same results; ranks that it started

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from tpdet.audit.recorded import RecordedAnswer, check_recorded, checked_params
 from tpdet.checkpoint.resolve import resolve_tokenizer
 from tpdet.config import EngineConfig
-from tpdet.errors import UsageError
+from tpdet.errors import RequestError, UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.launch.life.faults import refuse_faults
 from tpdet.launch.life.garbage import no_garbage
@@ -18,6 +18,7 @@ from tpdet.launch.ranks.environment import read_environment
 from tpdet.launch.ranks.rank_environment import RankEnvironment
 from tpdet.llm.followers import Followers
 from tpdet.llm.own_arithmetic import own_arithmetic
+from tpdet.llm.pooling import PoolingPlans
 from tpdet.llm.prompts import Asked, Predictions, PromptReader, ReadPrompt, read_params
 from tpdet.llm.recorded import recorded_answer, refuse_unverified
 from tpdet.llm.results import RequestOutput, ResultWriter
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-class OfflineModel(ABC):
+class OfflineModel(PoolingPlans, ABC):
     """A model in this process, or one rank's share of it.
 
     model: Hugging Face directory, or a hub name where there is a network.
@@ -163,7 +164,7 @@ class OfflineModel(ABC):
                 self._stop()
                 raise
             self._shaped = HuggingFaceTokenizer(self.tokenizer)
-        model = self.engine.model_config
+        model, pooler = self.engine.model_config, self.engine.pooler
         self._reader = PromptReader(
             self.tokenizer,
             model.vocab_size,
@@ -171,6 +172,12 @@ class OfflineModel(ABC):
             ending_ids(model.eos_token_ids, self.tokenizer),
         )
         self._writer = ResultWriter(self.engine, self.tokenizer)
+        if pooler is not None and pooler.pooling.answers == "tokens" and self.tokenizer:
+            try:
+                self._prompts.answering_tokens()
+            except UsageError:
+                self._stop()
+                raise
 
     @classmethod
     def from_engine_args(cls, engine_args: Any, **of_vllm: Any) -> Self:
@@ -215,8 +222,13 @@ class OfflineModel(ABC):
     ) -> list[RecordedAnswer]:
         """What `check` needs of answers; `sampling_params` are those of the call that gave them.
 
-        Raises RequestError for an answer that is approximate.
+        Raises RequestError for an answer that is approximate, and for one that is pooled.
         """
+        if any(not isinstance(output, RequestOutput) for output in outputs):
+            raise RequestError(
+                "answers of embed, classify, score and reward are not recorded: keep their digests",
+                "outputs",
+            )
         found, runner = [], self.engine.runner
         for output, given in zip(outputs, read_params(sampling_params, len(outputs)), strict=True):
             params = self._reader.resolved(given, len(output.prompt_token_ids))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from tpdet.audit.pooled import PooledAssembler
 from tpdet.errors import RequestError, UsageError
@@ -13,7 +13,8 @@ from tpdet.llm.ranks import CallRequests
 from tpdet.llm.results import PooledResult
 from tpdet.llm.vllm_keywords import refuse_what_asks
 from tpdet.requests.pooling_params import NOT_POOLED, PoolingParams
-from tpdet.text.pooled_prompts import PooledPrompts
+from tpdet.requests.request import Request
+from tpdet.text.pooled_prompts import PooledPrompts, paired
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
@@ -83,157 +84,93 @@ ClassificationRequestOutput = PoolingRequestOutput[ClassificationOutput]
 ScoringRequestOutput = PoolingRequestOutput[ScoringOutput]
 
 
-class PoolingCalls:
-    """The calls of an `LLM` whose model pools; on one that generates they raise UsageError."""
+class PooledPlan(NamedTuple):
+    """What a call does: its prompts' ids, how they are pooled, and what results become."""
+
+    read: Callable[[], list[tuple[int, ...]]]
+    params: Params
+    shape: Callable[[list[PooledResult]], list[Any]]
+
+
+class PoolingPlans:
+    """Plans of the calls of a model that pools; on one that generates they raise UsageError."""
 
     engine: "Engine"
     _reader: PromptReader
-    _calls: int
-    _answer: Callable[..., list[Any]]
-
-    def embed(
-        self,
-        prompts: Any,
-        *,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: UseTqdm = True,
-        pooling_params: Params = None,
-        prompt_name: str | None = None,
-        **of_vllm: Any,
-    ) -> list[EmbeddingRequestOutput]:
-        """The vector of each prompt, in the prompts' order.
-
-        prompts: as for `generate`. truncate_prompt_tokens: how many tokens of a longer text are
-        kept, -1 for the context; None refuses it. pooling_params: one for all, or one each.
-        prompt_name: of a sentence-transformers folder's prompts, put before each text.
-
-        Raises RequestError naming the prompt or the parameter, NumericalError for NaN and for
-        zeros that have no direction, UsageError on a model that gives no vectors.
-        """
-        refuse_what_asks("embed", of_vllm, ("pooling_params", "prompt_name"))
-        self._need("embed", "vector")
-        read = partial(self._texts, prompts, prompt_name, truncate_prompt_tokens)
-        return [
-            _shaped(result, EmbeddingOutput(result.numbers))
-            for result in self._pooled(read, pooling_params, use_tqdm)
-        ]
-
-    def classify(
-        self,
-        prompts: Any,
-        *,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: UseTqdm = True,
-        pooling_params: Params = None,
-        **of_vllm: Any,
-    ) -> list[ClassificationRequestOutput]:
-        """The labels' probabilities of each prompt. Arguments and errors as of `embed`."""
-        refuse_what_asks("classify", of_vllm, ("pooling_params",))
-        self._need("classify", "labels")
-        read = partial(self._texts, prompts, None, truncate_prompt_tokens)
-        return [
-            _shaped(result, ClassificationOutput(result.numbers))
-            for result in self._pooled(read, pooling_params, use_tqdm)
-        ]
-
-    def reward(
-        self,
-        prompts: Any,
-        *,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: UseTqdm = True,
-        pooling_params: Params = None,
-        **of_vllm: Any,
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """The score head's own values at each prompt's last token, without an activation.
-
-        Arguments and errors as of `embed`.
-        """
-        import torch
-
-        refuse_what_asks("reward", of_vllm, ("pooling_params",))
-        self._need("reward", "labels")
-        read = partial(self._texts, prompts, None, truncate_prompt_tokens)
-        params = PoolingParams(use_activation=False) if pooling_params is None else pooling_params
-        return [
-            _shaped(result, PoolingOutput(torch.tensor(result.numbers, dtype=torch.float32)))
-            for result in self._pooled(read, params, use_tqdm)
-        ]
-
-    def score(
-        self,
-        data_1: str | Sequence[str],
-        data_2: str | Sequence[str],
-        /,
-        *,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: UseTqdm = True,
-        pooling_params: PoolingParams | None = None,
-        instruction: str | None = None,
-        **of_vllm: Any,
-    ) -> list[ScoringRequestOutput]:
-        """A score of each pair of texts: one with each of `data_2`, or pair by pair.
-
-        A model with a score head of one label, or one that answers yes or no, reads both texts at
-        once; of a model that embeds it is the cosine of the two vectors. instruction: of a model
-        that answers yes or no. Other arguments and errors as of `embed`.
-        """
-        refuse_what_asks("score", of_vllm, ("pooling_params", "instruction"))
-        pooling = self._need("score", "vector", "labels", "tokens")
-        pairs = paired(data_1, data_2)
-        if pooling.answers == "vector":
-            if instruction is not None:
-                raise RequestError("this model reads no instruction: leave it out", "instruction")
-            return self._cosines(pairs, truncate_prompt_tokens, use_tqdm, pooling_params)
-        if pooling.width != 1:
-            raise UsageError(f"score needs a head of one label, this model has {pooling.width}")
-        reader = self._prompts
-
-        def read() -> list[tuple[int, ...]]:
-            return [reader.pair(*pair, truncate_prompt_tokens, instruction) for pair in pairs]
-
-        (params,) = _params_of(pooling_params, 1)
-        if pooling.answers == "tokens":
-            params = PoolingParams(
-                use_activation=params.use_activation, token_ids=reader.answering_tokens()
-            )
-        return [
-            _shaped(result, ScoringOutput(result.numbers[0]))
-            for result in self._pooled(read, params, use_tqdm)
-        ]
-
-    def _cosines(
-        self, pairs: list[tuple[str, str]], truncate: int | None, use_tqdm: UseTqdm, asked: Params
-    ) -> list[ScoringRequestOutput]:
-        """By one vector of each different text, of the dimensions that are asked for."""
-        import torch
-
-        from tpdet.kernels.exact.pooling import similarity
-
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        (params,) = _params_of(asked, 1)
-        params = PoolingParams(dimensions=params.dimensions, use_activation=True)
-        read = partial(self._texts, texts, None, truncate)
-        results = dict(zip(texts, self._pooled(read, params, use_tqdm), strict=True))
-        rows = {text: torch.tensor(result.numbers) for text, result in results.items()}
-        return [
-            PoolingRequestOutput(
-                request_id=results[b].request_id,
-                outputs=ScoringOutput(float(similarity(rows[a], rows[b]))),
-                prompt_token_ids=results[a].prompt_token_ids + results[b].prompt_token_ids,
-                num_cached_tokens=results[b].cached_tokens,
-                system_fingerprint=results[b].system_fingerprint,
-            )
-            for a, b in pairs
-        ]
 
     @property
     def _prompts(self) -> PooledPrompts:
+        """What makes prompts of texts that are pooled; of a model that pools."""
         reader, pooler = self._reader, self.engine.pooler
         assert pooler is not None
         return PooledPrompts(
             reader.tokenizer, pooler.pooling, reader.vocab_size, reader.max_model_len
         )
+
+    def _embedding(
+        self, prompts: Any, truncate: int | None, params: Params, prompt_name: str | None
+    ) -> PooledPlan:
+        """The plan of `embed`."""
+        self._need("embed", "vector")
+        read = partial(self._texts, prompts, prompt_name, truncate)
+        return _plan(read, params, lambda result: EmbeddingOutput(result.numbers))
+
+    def _classification(self, prompts: Any, truncate: int | None, params: Params) -> PooledPlan:
+        """The plan of `classify`."""
+        self._need("classify", "labels")
+        read = partial(self._texts, prompts, None, truncate)
+        return _plan(read, params, lambda result: ClassificationOutput(result.numbers))
+
+    def _rewarding(self, prompts: Any, truncate: int | None, params: Params) -> PooledPlan:
+        """The plan of `reward`."""
+        import torch
+
+        self._need("reward", "labels")
+        read = partial(self._texts, prompts, None, truncate)
+        params = PoolingParams(use_activation=False) if params is None else params
+        return _plan(
+            read,
+            params,
+            lambda result: PoolingOutput(torch.tensor(result.numbers, dtype=torch.float32)),
+        )
+
+    def _scoring(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        truncate: int | None,
+        params: PoolingParams | None,
+        instruction: str | None,
+    ) -> PooledPlan:
+        """The plan of `score`."""
+        pooling = self._need("score", "vector", "labels", "tokens")
+        pairs = paired(data_1, data_2, ("data_1", "data_2"))
+        (asked,) = _params_of(params, 1)
+        if pooling.answers == "vector":
+            if instruction is not None:
+                raise RequestError("this model reads no instruction: leave it out", "instruction")
+            texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+            asked = PoolingParams(dimensions=asked.dimensions, use_activation=True)
+            read = partial(self._texts, texts, None, truncate)
+            return PooledPlan(read, asked, partial(_cosines, pairs, texts))
+        if pooling.width != 1:
+            raise UsageError(f"score needs a head of one label, this model has {pooling.width}")
+        reader = self._prompts
+        if pooling.answers == "tokens":
+            ids = reader.answering_tokens()
+            asked = PoolingParams(use_activation=asked.use_activation, token_ids=ids)
+        read = partial(reader.pairs, pairs, truncate, instruction)
+        return _plan(read, asked, lambda result: ScoringOutput(result.numbers[0]))
+
+    def _pooled_requests(self, plan: PooledPlan, name: str) -> list[Request]:
+        """The checked requests of a plan, named `name` and their number. Raises RequestError."""
+        prompts, reader, pooler = plan.read(), self._prompts, self.engine.pooler
+        assert pooler is not None
+        every = _params_of(plan.params, len(prompts))
+        return [
+            pooler.resolved(reader.request(ids, one, f"{name}-{index}"))
+            for index, (ids, one) in enumerate(zip(prompts, every, strict=True))
+        ]
 
     def _need(self, call: str, *answers: str) -> Any:
         """How the model pools. Raises UsageError where it gives none of these answers."""
@@ -268,44 +205,133 @@ class PoolingCalls:
                 every.append(reader.ids(ids, truncate))
         return every
 
-    def _pooled(
-        self, read: Callable[[], list[tuple[int, ...]]], params: Params, use_tqdm: UseTqdm
-    ) -> list[PooledResult]:
-        def make() -> CallRequests:
-            prompts, reader, pooler = read(), self._prompts, self.engine.pooler
-            assert pooler is not None
-            every = _params_of(params, len(prompts))
-            asked = [
-                PooledAssembler(
-                    pooler.resolved(reader.request(ids, one, f"llm-{self._calls}-{index}"))
-                )
-                for index, (ids, one) in enumerate(zip(prompts, every, strict=True))
-            ]
-            return CallRequests(asked, [None] * len(asked))
 
-        return self._answer(make, use_tqdm)
+class PoolingCalls(PoolingPlans):
+    """The calls of an `LLM` whose model pools."""
+
+    _calls: int
+    _answer: Callable[..., list[Any]]
+
+    def embed(
+        self,
+        prompts: Any,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: UseTqdm = True,
+        pooling_params: Params = None,
+        prompt_name: str | None = None,
+        **of_vllm: Any,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vector of each prompt, in the prompts' order.
+
+        prompts: as for `generate`. truncate_prompt_tokens: how many tokens of a longer text are
+        kept, -1 for the context; None refuses it. pooling_params: one for all, or one each.
+        prompt_name: of a sentence-transformers folder's prompts, put before each text.
+
+        Raises RequestError naming the prompt or the parameter, NumericalError for NaN and for
+        zeros that have no direction, UsageError on a model that gives no vectors.
+        """
+        refuse_what_asks("embed", of_vllm, ("pooling_params", "prompt_name"))
+        plan = self._embedding(prompts, truncate_prompt_tokens, pooling_params, prompt_name)
+        return self._pooled(plan, use_tqdm)
+
+    def classify(
+        self,
+        prompts: Any,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: UseTqdm = True,
+        pooling_params: Params = None,
+        **of_vllm: Any,
+    ) -> list[ClassificationRequestOutput]:
+        """The labels' probabilities of each prompt. Arguments and errors as of `embed`."""
+        refuse_what_asks("classify", of_vllm, ("pooling_params",))
+        plan = self._classification(prompts, truncate_prompt_tokens, pooling_params)
+        return self._pooled(plan, use_tqdm)
+
+    def reward(
+        self,
+        prompts: Any,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: UseTqdm = True,
+        pooling_params: Params = None,
+        **of_vllm: Any,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """The score head's own values at each prompt's last token, without an activation.
+
+        Arguments and errors as of `embed`.
+        """
+        refuse_what_asks("reward", of_vllm, ("pooling_params",))
+        plan = self._rewarding(prompts, truncate_prompt_tokens, pooling_params)
+        return self._pooled(plan, use_tqdm)
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        /,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        instruction: str | None = None,
+        **of_vllm: Any,
+    ) -> list[ScoringRequestOutput]:
+        """A score of each pair of texts: one with each of `data_2`, or pair by pair.
+
+        A model with a score head of one label, or one that answers yes or no, reads both texts at
+        once; of a model that embeds it is the cosine of the two vectors. instruction: of a model
+        that answers yes or no. Other arguments and errors as of `embed`.
+        """
+        refuse_what_asks("score", of_vllm, ("pooling_params", "instruction"))
+        options = truncate_prompt_tokens, pooling_params, instruction
+        return self._pooled(self._scoring(data_1, data_2, *options), use_tqdm)
+
+    def _pooled(self, plan: PooledPlan, use_tqdm: UseTqdm) -> list[Any]:
+        def make() -> CallRequests:
+            requests = self._pooled_requests(plan, f"llm-{self._calls}")
+            return CallRequests(list(map(PooledAssembler, requests)), [None] * len(requests))
+
+        return plan.shape(self._answer(make, use_tqdm))
 
 
 _CALLS = {"vector": "embed or score", "labels": "classify, reward or score", "tokens": "score"}
 
 
-def paired(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[tuple[str, str]]:
-    """One text with each other, or as many with as many. Raises RequestError."""
-    for name, data in (("data_1", data_1), ("data_2", data_2)):
-        if not isinstance(data, str | list | tuple):
-            raise RequestError(f"{name} is {shown(data)}: give a text or a list of texts", name)
-    first = [data_1] if isinstance(data_1, str) else list(data_1)
-    second = [data_2] if isinstance(data_2, str) else list(data_2)
-    if len(first) == 1:
-        first *= len(second)
-    if len(first) != len(second) or not second:
-        raise RequestError(
-            f"{len(first)} texts against {len(second)}: give one against many, or as many", "data_1"
+def _plan(
+    read: Callable[[], list[tuple[int, ...]]],
+    params: Params,
+    output: Callable[[PooledResult], Any],
+) -> PooledPlan:
+    """The plan of a call that answers each prompt by itself."""
+
+    def shape(results: list[PooledResult]) -> list[PoolingRequestOutput[Any]]:
+        return [_shaped(result, output(result)) for result in results]
+
+    return PooledPlan(read, params, shape)
+
+
+def _cosines(
+    pairs: list[tuple[str, str]], texts: list[str], results: list[PooledResult]
+) -> list[ScoringRequestOutput]:
+    """A score of each pair, by the vector of each text."""
+    import torch
+
+    from tpdet.kernels.exact.pooling import similarity
+
+    by_text = dict(zip(texts, results, strict=True))
+    rows = {text: torch.tensor(result.numbers) for text, result in by_text.items()}
+    return [
+        PoolingRequestOutput(
+            request_id=by_text[b].request_id,
+            outputs=ScoringOutput(float(similarity(rows[a], rows[b]))),
+            prompt_token_ids=by_text[a].prompt_token_ids + by_text[b].prompt_token_ids,
+            num_cached_tokens=by_text[b].cached_tokens,
+            system_fingerprint=by_text[b].system_fingerprint,
         )
-    for text in (*first, *second):
-        if not isinstance(text, str):
-            raise RequestError(f"a text is {shown(text)}: give text", "data_1")
-    return list(zip(first, second, strict=True))
+        for a, b in pairs
+    ]
 
 
 def _params_of(params: Params, count: int) -> Sequence[PoolingParams]:

@@ -4,11 +4,12 @@ A reranker that answers with a token (`--task score` of a model with an output h
 Qwen3-Reranker's form: its words stand here, and truncation cuts the document alone.
 """
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpdet.checkpoint.model_config.pooling import Pooling
-from tpdet.errors import RequestError
+from tpdet.errors import RequestError, UsageError
 from tpdet.requests.pooling_params import PoolingParams
 from tpdet.requests.request import Request, check_against_model
 from tpdet.requests.sampling_params import SamplingParams
@@ -55,46 +56,50 @@ class PooledPrompts:
         ids = tokenizer.encode(behind, add_special_tokens=False, most=most, field="input")
         before, after = tokenizer.around
         most = self._room(truncate)
-        kept = self._cut(ids, most - len(before) - len(after), truncate)
+        kept = self._cut(ids, most - len(before) - len(after), truncate, "input")
         return (*before, *kept, *after)[:most]
 
     def ids(self, ids: Sequence[int], truncate: int | None = None) -> tuple[int, ...]:
         """The ids of a prompt that is no text; `request` refuses those over the context."""
         return tuple(ids) if truncate is None else tuple(ids[: self._room(truncate)])
 
-    def pair(
+    def pairs(
         self,
-        query: str,
-        document: str,
+        pairs: Sequence[tuple[str, str]],
         truncate: int | None = None,
         instruction: str | None = None,
-    ) -> tuple[int, ...]:
-        """The ids of a query with a document, for a model that scores pairs."""
-        for name, text in (("query", query), ("document", document)):
-            if not text:
+    ) -> list[tuple[int, ...]]:
+        """The ids of each query with its document, for a model that scores pairs.
+
+        Texts that cannot fit are refused before they are encoded; queries alone, and what stands
+        around a pair, are encoded once.
+        """
+        for name, number in (("query", 0), ("document", 1)):
+            if not all(pair[number] for pair in pairs):
                 raise RequestError(f"a {name} is empty: give at least one character", name)
         tokenizer, room = self._tokenizer(), self._room(truncate)
+        form: _LabelPair | _TokenPair
         if self.pooling.answers == "labels":
             if instruction is not None:
                 raise RequestError("this model reads no instruction: leave it out", "instruction")
-            ids = tokenizer.encode_pair(query, document)
-            without = len(tokenizer.encode_pair(query, ""))
+            form = _LabelPair(tokenizer)
         else:
-            asked = f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: "
-            before, after = (tokenizer.encode(part, False) for part in (_BEFORE, _BEHIND))
-            ids, without = (
-                tokenizer.encode(asked + document, False),
-                len(tokenizer.encode(asked, False)),
-            )
-            room -= len(before) + len(after)
-        if without >= room:
-            raise RequestError(
-                f"the query has {without} tokens, and {room} are left for it and the document: "
-                "shorten it",
-                "query",
-            )
-        kept = self._cut(ids, room, truncate)
-        return tuple(kept) if self.pooling.answers == "labels" else (*before, *kept, *after)
+            form = _TokenPair(tokenizer, instruction or INSTRUCTION)
+        room -= len(form.before) + len(form.behind)
+        for query in dict.fromkeys(query for query, _ in pairs):
+            without = len(form.ids(query, "", self.max_model_len, "query"))
+            if without >= room:
+                raise RequestError(
+                    f"the query has {without} tokens, and {room} are left for it and the document: "
+                    "shorten it",
+                    "query",
+                )
+        most, every = None if truncate is not None else self.max_model_len, []
+        for query, document in pairs:
+            ids = form.ids(query, document, most, "document")
+            kept = self._cut(ids, room, truncate, "document")
+            every.append((*form.before, *kept, *form.behind))
+        return every
 
     def request(self, ids: Sequence[int], params: PoolingParams, request_id: str) -> Request:
         """The checked request of a prompt."""
@@ -113,16 +118,8 @@ class PooledPrompts:
         return request
 
     def answering_tokens(self) -> tuple[int, int]:
-        """The ids of "yes" and "no", each of which is one token."""
-        ids_of = [self._tokenizer().encode(word, False) for word in ("yes", "no")]
-        for word, ids in zip(("yes", "no"), ids_of, strict=True):
-            if len(ids) != 1:
-                raise RequestError(
-                    f"{word!r} is {len(ids)} tokens in this model's vocabulary, not one: it is no "
-                    "reranker of this form",
-                    "task",
-                )
-        return ids_of[0][0], ids_of[1][0]
+        """As the function of this name."""
+        return answering_tokens(self._tokenizer())
 
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -140,12 +137,87 @@ class PooledPrompts:
             )
         return truncate
 
-    def _cut(self, ids: Sequence[int], room: int, truncate: int | None) -> Sequence[int]:
+    def _cut(
+        self, ids: Sequence[int], room: int, truncate: int | None, field: str
+    ) -> Sequence[int]:
         if truncate is None and len(ids) > room:
             more = self.max_model_len - room
             raise RequestError(
                 f"the text has {len(ids) + more} tokens, over the model's context of "
                 f"{self.max_model_len}: shorten it, or send truncate_prompt_tokens",
-                "input",
+                field,
             )
         return ids[: max(room, 0)]
+
+
+def answering_tokens(tokenizer: Tokenizer) -> tuple[int, int]:
+    """The ids of "yes" and "no". Raises UsageError where one of them is several tokens."""
+    ids_of = [tokenizer.encode(word, False) for word in ("yes", "no")]
+    for word, ids in zip(("yes", "no"), ids_of, strict=True):
+        if len(ids) != 1:
+            raise UsageError(
+                f"task score: {word!r} is {len(ids)} tokens of this model's vocabulary, and a "
+                "score is of the logits of one: use a reranker that answers yes or no, a "
+                "checkpoint with a score head, or task embed"
+            )
+    return ids_of[0][0], ids_of[1][0]
+
+
+class _LabelPair:
+    """A query and a document as the tokenizer joins them."""
+
+    before: Sequence[int] = ()
+    behind: Sequence[int] = ()
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def ids(self, query: str, document: str, most: int | None, field: str) -> list[int]:
+        """Ids of a query and a document, without what stands around them."""
+        return self._tokenizer.encode_pair(query, document, most, field)
+
+
+class _TokenPair:
+    """A query and a document in the form of Qwen3-Reranker."""
+
+    def __init__(self, tokenizer: Tokenizer, instruction: str) -> None:
+        self._tokenizer, self._instruction = tokenizer, instruction
+        self.before, self.behind = (tokenizer.encode(part, False) for part in (_BEFORE, _BEHIND))
+
+    def ids(self, query: str, document: str, most: int | None, field: str) -> list[int]:
+        """Ids of a query and a document, without what stands around them."""
+        asked = f"<Instruct>: {self._instruction}\n<Query>: {query}\n<Document>: {document}"
+        return self._tokenizer.encode(asked, False, most, field)
+
+
+def paired(
+    first: object, second: object, names: tuple[str, str], most: int | None = None
+) -> list[tuple[str, str]]:
+    """One text with each other, or as many with as many.
+
+    names: what the two are called. most: texts of each, at most. Raises RequestError.
+    """
+    lists = [
+        _texts_of(value, name, most) for value, name in zip((first, second), names, strict=True)
+    ]
+    if len(lists[0]) == 1:
+        lists[0] *= len(lists[1])
+    if len(lists[0]) != len(lists[1]):
+        raise RequestError(
+            f"{len(lists[0])} texts against {len(lists[1])}: give one against many, or as many",
+            names[0],
+        )
+    return list(zip(*lists, strict=True))
+
+
+def _texts_of(value: object, name: str, most: int | None) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple):
+        raise RequestError(f"{name} is {reprlib.repr(value)}: give a text or a list of texts", name)
+    if not texts or (most is not None and len(texts) > most):
+        limit = "at least one" if most is None else f"1 to {most:,}"
+        raise RequestError(f"{name} has {len(texts):,} texts: give {limit}", name)
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise RequestError(f"{name}[{index}] is {reprlib.repr(text)}: give text", name)
+    return list(texts)

@@ -177,8 +177,11 @@ class Tokenizer:
         self._refuse_too_long([checked(text)], most, field)
         return ids_of(self._backend, text, add_special_tokens)
 
-    def encode_pair(self, text: str, other: str) -> list[int]:
-        """Ids of two texts, as the post-processor joins them. Raises RequestError as `encode`."""
+    def encode_pair(
+        self, text: str, other: str, most: int | None = None, field: str = "prompt"
+    ) -> list[int]:
+        """Ids of two texts, as the post-processor joins them. Arguments and errors as `encode`."""
+        self._refuse_too_long([checked(text), checked(other)], most, field)
         pair = self._backend.encode(checked(text), checked(other), add_special_tokens=True)
         return [*pair.ids]
 

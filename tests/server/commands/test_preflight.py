@@ -72,6 +72,7 @@ def set_key(model, key, value):
         (["--tp", "2", "--transport", "mpi"], 2, "tpdet launch mpirun"),
         (["--tp", "2", "--transport", "peer"], 2, "needs GPUs"),
         (["--leaves", "3"], 2, "leaves"),
+        (["--task", "score"], 2, "task score: 'yes' is 2 tokens of this model's vocabulary"),
         (["--reasoning-parser", "qwen3"], 2, "think: this tokenizer has no added tokens <think>"),
         (["--tool-call-parser", "openai"], 2, "--tool-call-parser harmony: this tokenizer has no"),
         (["--tool-call-parser", "glm47", "--skip-tokenizer-init"], 2, "leave --skip-tokenizer"),

@@ -5,7 +5,9 @@ import struct
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import blake3
 import httpx
+import msgspec
 import openai
 import pytest
 from fastapi import FastAPI
@@ -14,12 +16,15 @@ from tests.lib.models.pooled_models import classifier, sentence_folder
 from tests.lib.server.served import Served
 from tpdet import LLM
 from tpdet.checkpoint.model_config.pooling import load_for_task
+from tpdet.requests.answer.json_pieces import to_json
 from tpdet.requests.body.pooling_body import pooled_call
 from tpdet.requests.body.prepare import Preparer
 from tpdet.requests.body.problems import ApiError
 from tpdet.requests.body.work import prepare_call
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.request import PooledOutput
+from tpdet.server.body.job import Job, Reply
+from tpdet.server.body.worker import work
 from tpdet.server.front.app import ProblemResponse
 from tpdet.server.front.door import Door as KeyDoor
 from tpdet.server.front.middleware import RequestMiddleware
@@ -70,6 +75,8 @@ def test_openais_client_gets_the_vectors_of_llm_whatever_the_batch(tiny_model, t
 class Door:
     """A model's routes, whose engine gives the numbers that a test says."""
 
+    elsewhere = 0
+
     def __init__(self, model, task="auto"):
         model_config, pooling = load_for_task(model, "auto", task)
         self.facts = EngineFacts(
@@ -79,13 +86,27 @@ class Door:
         self.preparer = Preparer(self.facts, "tiny", Tokenizer.load(model), "salt")
 
     def ask(self, route, values, **fields):
-        call = pooled_call(route, self.preparer, fields, "id")
+        call, found = self.call(route, fields), {}
         for request, value in zip(call.requests, values, strict=True):
             assert request.tenant_salt == "salt"
             row = value if isinstance(value, tuple) else (value,)
             output = PooledOutput(request.request_id, struct.pack(f"<{len(row)}f", *row))
-            call.outputs[request.request_id] = output
-        return call.answer(lambda number: self.facts)
+            found[request.request_id] = output
+        return call.answer(found, lambda number: self.facts)
+
+    def call(self, route, fields):
+        """The call of a body, as this process makes it and as a worker for large ones does."""
+        here = pooled_call(route, self.preparer, fields, "id")
+        job = Job(route, "id", "tiny", "salt", self.facts)
+        assert asyncio.run(self.worked_elsewhere(job, to_json(fields))) == here
+        return here
+
+    async def worked_elsewhere(self, job, body, gone=None):
+        """What a worker for large bodies makes of one."""
+        self.elsewhere += 1
+        job = msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=Job)
+        reply = work(job, body, self.preparer.prompts.tokenizer)
+        return await msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=Reply).outcome()
 
 
 class Client:
@@ -119,10 +140,12 @@ class Client:
         handle.flush()
 
 
-def test_many_texts_are_answered_in_parts_in_their_order(tiny_model, tmp_path):
-    door = Door(sentence_folder(tiny_model("qwen3", **SMALL), tmp_path / "model"))
+def post(door, path, *bodies):
+    """The answers to bodies of a route of an app, and what stands for its engine."""
     client, app = Client(door.facts), FastAPI()
-    add_pooling_routes(app, SimpleNamespace(client=client, preparer=door.preparer))
+    services = SimpleNamespace(client=client, preparer=door.preparer, served_name="tiny")
+    services.large_bodies = SimpleNamespace(work=door.worked_elsewhere)
+    add_pooling_routes(app, services)
 
     @app.exception_handler(ApiError)
     async def problem(request, error):
@@ -132,12 +155,22 @@ def test_many_texts_are_answered_in_parts_in_their_order(tiny_model, tmp_path):
     middleware = RequestMiddleware(app, app.routes, everyone, 30.0, lambda code: None)
     transport = httpx.ASGITransport(middleware)
 
-    async def asked(*bodies):
+    async def asked():
         async with httpx.AsyncClient(transport=transport, base_url="http://s") as http:
-            return [await http.post("/v1/embeddings", json=body) for body in bodies]
+            return [await http.post(path, json=body) for body in bodies]
 
+    return asyncio.run(asked()), client
+
+
+def test_many_texts_are_answered_in_parts_in_their_order(tiny_model, tmp_path):
+    door = Door(sentence_folder(tiny_model("qwen3", **SMALL), tmp_path / "model"))
     ids = [[1] * (1 + index % 7) for index in range(300)]
-    whole, refused = asyncio.run(asked({"input": ids}, {"input": ["a", 1]}))
+    (whole, refused), client = post(door, "/v1/embeddings", {"input": ids}, {"input": ["a", 1]})
+    assert door.elsewhere == 0, "small bodies are worked on here"
+    assert (
+        whole.json()["tpdet"]["embedding_bits"][1]
+        == blake3.blake3(struct.pack("<f", 2)).hexdigest()
+    )
     assert [one["embedding"] for one in whole.json()["data"]] == [[len(one)] for one in ids]
     assert whole.json()["usage"]["prompt_tokens"] == sum(map(len, ids))
     assert client.parts == [256, 44] and client.outcomes == ["completed"]
@@ -156,11 +189,51 @@ def test_many_texts_are_answered_in_parts_in_their_order(tiny_model, tmp_path):
         assert error.value.status == 400 and words in error.value.message
 
 
+def test_what_is_much_to_encode_is_worked_on_in_another_process(tiny_model, tmp_path):
+    door = Door(classifier(tiny_model("qwen3", **SMALL), tmp_path / "one", 1))
+    documents = {"documents": ["a"] * 100, "top_n": 1}
+    bodies = {"query": "b c " * 700}, {"query": "b c " * 7}, {"query": "b", "user": "u" * 300_000}
+    (many, few, large), _ = post(door, "/rerank", *[documents | body for body in bodies])
+    assert few.status_code == 200 and door.elsewhere == 2
+    assert "the query has" in many.json()["error"]["message"]
+    assert large.json()["error"]["param"] == "user"
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(tiny_model, tmp_path, monkeypatch):
+    encoded = []
+    for name in ("encode", "encode_pair"):
+        known = getattr(Tokenizer, name)
+
+        def counted(self, *texts, known=known, **named):
+            ids = known(self, *texts, **named)
+            encoded.append(len(ids))
+            return ids
+
+        monkeypatch.setattr(Tokenizer, name, counted)
+    for door in (
+        Door(classifier(tiny_model("qwen3", **SMALL), tmp_path / "one", 1)),
+        Door(tiny_model("qwen3", **SMALL), "score"),
+    ):
+        with pytest.raises(ApiError, match=r"document has at least [\d,]+ tokens.*512") as refused:
+            door.call("rerank", {"query": "a", "documents": ["b" * 1_000_000]})
+        assert refused.value.param == "document" and 0 < sum(encoded) < 400
+
+
 def test_scores_ranks_and_labels_have_the_forms_of_vllm_and_cohere(tiny_model, tmp_path):
     plain = tiny_model("qwen3", **SMALL)
     door = Door(classifier(plain, tmp_path / "one", 1))
     scored = door.ask("score", [0.25, 0.5], text_1="q", text_2=["a", "b"])
     assert [one["score"] for one in scored["data"]] == [0.25, 0.5]
+    for texts, words in (
+        (["a"] * 2049, "text_2 has 2,049 texts: give 1 to 2,048"),
+        ([], "text_2 has 0 texts"),
+        (["a", 5], r"text_2\[1\] is 5: give text"),
+        (None, "text_2"),
+        ({"a": 1}, "text_2 is .*: give a text or a list"),
+    ):
+        with pytest.raises(ApiError, match=words) as refused:
+            door.ask("score", [], text_1="q", text_2=texts)
+        assert refused.value.status == 400 and refused.value.param == "text_2"
     ranked = door.ask(
         "rerank", [0.25, 0.5, 0.5], query="q", documents=["a", {"text": "b"}, "c"], top_n=2
     )
@@ -178,6 +251,7 @@ def test_scores_ranks_and_labels_have_the_forms_of_vllm_and_cohere(tiny_model, t
     three.ask("pooling", [(0.25, 0.5, 0.25)], input=[5] * 600, truncate_prompt_tokens=-1)
     for route, fields, words in (
         ("score", {"text_1": "a", "text_2": "b"}, "a head of one label, this model has 3"),
+        ("score", {"text_1": "a", "text_2": ["b"] * 2049}, "a head of one label"),
         ("classify", {"input": "a", "dimensions": 2}, "dimensions are of vectors"),
         ("classify", {"input": "a", "encoding_format": "base64"}, "base64 is of /pooling"),
         ("classify", {"input": [5], "truncate_prompt_tokens": 0}, "truncate_prompt_tokens 0 must"),

@@ -5,15 +5,14 @@ Vectors are in OpenAI's form, scores, labels and rewards in vLLM's, ranks in Coh
 
 import base64
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from pydantic import Field, WithJsonSchema
 
-from tpdet.audit.pooled import numbers_of, pooled_digest
-from tpdet.checkpoint.model_config.pooling import Pooling
+from tpdet.audit.pooled import bits_digest, numbers_of, pooled_digest
 from tpdet.requests.body import limits
 from tpdet.requests.body.idle_fields import Idle
 from tpdet.requests.body.parse import parse_body
@@ -23,12 +22,12 @@ from tpdet.requests.body.schema import IDS, TEXT, Body
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.pooling_params import NOT_POOLED, PoolingParams
 from tpdet.requests.request import PooledOutput, Request
-from tpdet.text.pooled_prompts import PooledPrompts
+from tpdet.text.pooled_prompts import PooledPrompts, paired
 
-Texts = Annotated[list[str], Field(min_length=1, max_length=limits.MAX_POOLED_INPUTS)]
 _MANY = {"type": "array", "minItems": 1, "maxItems": limits.MAX_POOLED_INPUTS}
 _FORMS = [TEXT, IDS, _MANY | {"items": TEXT}, _MANY | {"items": IDS}]
 Input = Annotated[Any, WithJsonSchema({"anyOf": _FORMS})]
+Texts = Annotated[Any, WithJsonSchema({"anyOf": _FORMS[::2]})]
 PooledRoute = Literal["embeddings", "classify", "pooling", "score", "rerank"]
 _ANSWERS = {
     "embeddings": ("vector",),
@@ -76,8 +75,8 @@ class PoolingBody(_Common):
 class ScoreBody(_Common):
     """`POST /score`: one text against others, or as many pairs as there are."""
 
-    text_1: str | Texts
-    text_2: str | Texts
+    text_1: Texts
+    text_2: Texts
     instruction: str | None = None
 
 
@@ -109,37 +108,52 @@ BODIES: dict[str, type[_Common]] = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
+class AnswerShape:
+    """How the numbers of a call are shown: as plain data, for other processes make calls too.
+
+    base64: of vectors and of what a head gives. labels: their names. top: documents that a ranking
+    names; texts: what they are, None where it does not show them.
+    """
+
+    base64: bool = False
+    labels: tuple[str, ...] = ()
+    top: int = 0
+    texts: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
 class PooledCall:
-    """One HTTP request for numbers: its prompts, their outputs as they come, and its answer."""
+    """One HTTP request for numbers: its prompts, and the form of its answer."""
 
     route: PooledRoute
     identifier: str
     model: str
     requests: tuple[Request, ...]
-    pooling: Pooling
-    shape: Callable[["PooledCall", Sequence[bytes]], dict[str, Any]]
-    outputs: dict[str, PooledOutput] = field(default_factory=dict)
+    shape: AnswerShape
 
     @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts."""
         return sum(len(request.prompt_token_ids) for request in self.requests)
 
-    def answer(self, facts_of: Callable[[int], EngineFacts]) -> dict[str, Any]:
-        """The body of the answer, once every output is there.
+    def answer(
+        self, answers: Mapping[str, PooledOutput], facts_of: Callable[[int], EngineFacts]
+    ) -> dict[str, Any]:
+        """The body of the answer; answers: the output to each request, by its id.
 
         facts_of: the engine's facts under the weights of a number.
         """
-        outputs = [self.outputs[request.request_id] for request in self.requests]
+        outputs = [answers[request.request_id] for request in self.requests]
         values, count = [output.values for output in outputs], self.prompt_tokens
         by = [facts_of(output.weights) for output in outputs]
+        bits = {"embedding_bits": list(map(bits_digest, values))}
         return {
             "id": self.identifier,
             "object": "list",
             "created": int(time.time()),
             "model": self.model,
-            **self.shape(self, values),
+            **_SHAPES[self.route](self.shape, values),
             "usage": {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0},
             "tpdet": {
                 "system_fingerprint": by[-1].system_fingerprint,
@@ -149,6 +163,7 @@ class PooledCall:
                     )
                     for request, value, facts in zip(self.requests, values, by, strict=True)
                 ],
+                **(bits if self.route == "embeddings" else {}),
             },
         }
 
@@ -179,12 +194,10 @@ def pooled_call(
             for index, ids in enumerate(token_ids)
         )
     name = f"{route}-{request_id}"
-    return PooledCall(route, name, preparer.served_name, requests, facts.pooling, shape)
+    return PooledCall(route, name, preparer.served_name, requests, shape)
 
 
-_Made = tuple[
-    list[tuple[int, ...]], PoolingParams, Callable[[PooledCall, Sequence[bytes]], dict[str, Any]]
-]
+_Made = tuple[list[tuple[int, ...]], PoolingParams, AnswerShape]
 
 
 def _salted(request: Request, preparer: Preparer) -> Request:
@@ -214,9 +227,7 @@ def _of_inputs(route: PooledRoute, body: Any, prompts: PooledPrompts) -> _Made:
     if route == "pooling" and activation is None and pooling.task == "reward":
         activation = False
     params = PoolingParams(dimensions=body.dimensions, use_activation=activation)
-    shape = {"embeddings": _vectors, "classify": _labels, "pooling": _vectors}[route]
-    encode = _base64 if body.encoding_format == "base64" else numbers_of
-    return token_ids, params, lambda call, values: shape(call, values, encode)
+    return token_ids, params, AnswerShape(body.encoding_format == "base64", pooling.labels)
 
 
 def _of_pairs(route: PooledRoute, body: Any, prompts: PooledPrompts) -> _Made:
@@ -238,25 +249,15 @@ def _of_pairs(route: PooledRoute, body: Any, prompts: PooledPrompts) -> _Made:
                 "not_supported",
             )
     else:
-        first = [body.text_1] if isinstance(body.text_1, str) else body.text_1
-        second = [body.text_2] if isinstance(body.text_2, str) else body.text_2
-        first = first * len(second) if len(first) == 1 else first
-        if len(first) != len(second):
-            raise bad_request(
-                f"{len(first)} texts against {len(second)}: send one against many, or as many",
-                "text_1",
-            )
-        pairs = list(zip(first, second, strict=True))
-    token_ids = [
-        prompts.pair(*pair, body.truncate_prompt_tokens, body.instruction) for pair in pairs
-    ]
+        names, most = ("text_1", "text_2"), limits.MAX_POOLED_INPUTS
+        pairs = paired(body.text_1, body.text_2, names, most)
+    token_ids = prompts.pairs(pairs, body.truncate_prompt_tokens, body.instruction)
     answering = prompts.answering_tokens() if prompts.pooling.answers == "tokens" else ()
     params = PoolingParams(use_activation=body.use_activation, token_ids=answering)
     if not isinstance(body, RerankBody):
-        return token_ids, params, _scores
-    top = body.top_n or len(texts)
-    shown = texts if body.return_documents is not False else None
-    return token_ids, params, lambda call, values: _ranking(values, top, shown)
+        return token_ids, params, AnswerShape()
+    shown = tuple(texts) if body.return_documents is not False else None
+    return token_ids, params, AnswerShape(top=body.top_n or len(texts), texts=shown)
 
 
 def _inputs(value: Any) -> list[str | list[int]]:
@@ -287,10 +288,16 @@ def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode("ascii")
 
 
-def _vectors(
-    call: PooledCall, values: Sequence[bytes], encode: Callable[[bytes], Any]
-) -> dict[str, Any]:
-    kind, key = ("embedding", "embedding") if call.route == "embeddings" else ("pooling", "data")
+def _embeddings(shape: AnswerShape, values: Sequence[bytes]) -> dict[str, Any]:
+    return _rows(shape, values, "embedding", "embedding")
+
+
+def _pooled(shape: AnswerShape, values: Sequence[bytes]) -> dict[str, Any]:
+    return _rows(shape, values, "pooling", "data")
+
+
+def _rows(shape: AnswerShape, values: Sequence[bytes], kind: str, key: str) -> dict[str, Any]:
+    encode: Callable[[bytes], Any] = _base64 if shape.base64 else numbers_of
     return {
         "data": [
             {"object": kind, "index": index, key: encode(value)}
@@ -299,16 +306,13 @@ def _vectors(
     }
 
 
-def _labels(
-    call: PooledCall, values: Sequence[bytes], encode: Callable[[bytes], Any]
-) -> dict[str, Any]:
+def _labels(shape: AnswerShape, values: Sequence[bytes]) -> dict[str, Any]:
     rows = [numbers_of(value) for value in values]
-    names = call.pooling.labels
     return {
         "data": [
             {
                 "index": index,
-                "label": names[row.index(max(row))],
+                "label": shape.labels[row.index(max(row))],
                 "probs": row,
                 "num_classes": len(row),
             }
@@ -317,7 +321,7 @@ def _labels(
     }
 
 
-def _scores(call: PooledCall, values: Sequence[bytes]) -> dict[str, Any]:
+def _scores(shape: AnswerShape, values: Sequence[bytes]) -> dict[str, Any]:
     return {
         "data": [
             {"index": index, "object": "score", "score": numbers_of(value)[0]}
@@ -326,14 +330,34 @@ def _scores(call: PooledCall, values: Sequence[bytes]) -> dict[str, Any]:
     }
 
 
-def _ranking(values: Sequence[bytes], top: int, texts: list[str] | None) -> dict[str, Any]:
+def _ranking(shape: AnswerShape, values: Sequence[bytes]) -> dict[str, Any]:
     """The best documents first, of equal ones the first."""
-    scores = [numbers_of(value)[0] for value in values]
+    scores, texts = [numbers_of(value)[0] for value in values], shape.texts
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
     return {
         "results": [
             {"index": index, "relevance_score": scores[index]}
             | ({} if texts is None else {"document": {"text": texts[index]}})
-            for index in order[:top]
+            for index in order[: shape.top]
         ]
     }
+
+
+_SHAPES: dict[PooledRoute, Callable[[AnswerShape, Sequence[bytes]], dict[str, Any]]] = {
+    "embeddings": _embeddings,
+    "pooling": _pooled,
+    "classify": _labels,
+    "score": _scores,
+    "rerank": _ranking,
+}
+
+
+def repeated_characters(fields: Mapping[str, Any]) -> int:
+    """Characters that a body stands for beside its own: a query is read with each document."""
+    query, documents = fields.get("query"), fields.get("documents")
+    if query is None:
+        query, documents = fields.get("text_1"), fields.get("text_2")
+    query = query[0] if isinstance(query, list) and len(query) == 1 else query
+    if not isinstance(query, str) or not isinstance(documents, list):
+        return 0
+    return len(query) * len(documents)

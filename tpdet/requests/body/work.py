@@ -3,11 +3,12 @@
 The HTTP process calls it for small bodies, and a worker process for large ones.
 """
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from tpdet.requests.answer.json_pieces import to_json
 from tpdet.requests.body.messages_body import CountTokensBody, MessagesBody, MessagesChat
 from tpdet.requests.body.parse import parse_body
+from tpdet.requests.body.pooling_body import PooledCall, PooledRoute, pooled_call
 from tpdet.requests.body.prepare import Call, Preparer
 from tpdet.requests.body.problems import ApiError, bad_request, request_errors_as_problems
 from tpdet.requests.body.responses_body import ResponsesBody
@@ -17,9 +18,9 @@ from tpdet.requests.body.token_bodies import TokensBody
 from tpdet.requests.pooling_params import ONLY_POOLED
 
 CallRoute = Literal["completion", "chat", "tokens", "sglang", "messages", "responses"]
-Route = Literal[CallRoute, "count_tokens", "tokenize", "detokenize"]
-CALLS = get_args(CallRoute)
-"""The routes whose bodies are calls of the engine."""
+Route = Literal[CallRoute, PooledRoute, "count_tokens", "tokenize", "detokenize"]
+CALLS, POOLED = get_args(CallRoute), get_args(PooledRoute)
+"""The routes whose bodies are calls of the engine, for tokens and for numbers."""
 
 
 def prepare_call(route: Route, preparer: Preparer, fields: dict[str, Any], request_id: str) -> Call:
@@ -53,8 +54,10 @@ def _sglang_call(preparer: Preparer, fields: dict[str, Any], request_id: str) ->
 
 def work_on(
     route: Route, preparer: Preparer, fields: dict[str, Any], request_id: str
-) -> Call | bytes:
+) -> Call | PooledCall | bytes:
     """A body's call; on a route that needs no engine its answer as JSON. Raises ApiError."""
+    if route in POOLED:
+        return pooled_call(cast(PooledRoute, route), preparer, fields, request_id)
     if route in CALLS:
         return prepare_call(route, preparer, fields, request_id)
     with request_errors_as_problems():

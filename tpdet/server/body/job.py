@@ -14,6 +14,7 @@ from typing import Never
 import msgspec
 
 from tpdet.requests.body.limits import BODY_CPU_SECONDS, BODY_MEMORY_BYTES, TEMPLATE_CPU_SECONDS
+from tpdet.requests.body.pooling_body import PooledCall
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.body.problems import ApiError, bad_request, internal_error
 from tpdet.requests.body.work import Route
@@ -53,18 +54,36 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     call: Call
     requests: tuple[bytes, ...]
 
-    @classmethod
-    def of(cls, call: Call) -> "Prepared":
-        """The frame of a call."""
-        return cls(replace(call, requests=()), tuple(map(msgspec.msgpack.encode, call.requests)))
-
     async def outcome(self) -> Call:
         """What the HTTP process goes on with; others have their turn between two requests."""
-        requests = []
-        for data in self.requests:
-            requests.append(msgspec.msgpack.decode(data, type=Request))
-            await asyncio.sleep(0)
-        return replace(self.call, requests=tuple(requests))
+        return replace(self.call, requests=await _decoded(self.requests))
+
+
+class PreparedPooled(msgspec.Struct, frozen=True, tag="pooled"):
+    """The same of a call for numbers."""
+
+    call: PooledCall
+    requests: tuple[bytes, ...]
+
+    async def outcome(self) -> PooledCall:
+        """As of `Prepared`."""
+        return replace(self.call, requests=await _decoded(self.requests))
+
+
+def prepared(call: Call | PooledCall) -> Prepared | PreparedPooled:
+    """The frame of a call."""
+    requests = tuple(map(msgspec.msgpack.encode, call.requests))
+    if isinstance(call, PooledCall):
+        return PreparedPooled(replace(call, requests=()), requests)
+    return Prepared(replace(call, requests=()), requests)
+
+
+async def _decoded(requests: tuple[bytes, ...]) -> tuple[Request, ...]:
+    decoded = []
+    for data in requests:
+        decoded.append(msgspec.msgpack.decode(data, type=Request))
+        await asyncio.sleep(0)
+    return tuple(decoded)
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
@@ -119,7 +138,7 @@ def too_costly(cpu_seconds: int = BODY_CPU_SECONDS) -> ApiError:
     return bad_request(f"the body took more than {bounds} to work on: send less text")
 
 
-Reply = Prepared | Answered | JobRefused | Broken
+Reply = Prepared | PreparedPooled | Answered | JobRefused | Broken
 
 
 def frame(data: bytes) -> bytes:

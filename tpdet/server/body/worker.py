@@ -29,10 +29,10 @@ from tpdet.server.body.job import (
     Broken,
     Job,
     JobRefused,
-    Prepared,
     Reply,
     WorkerStart,
     frame,
+    prepared,
     too_costly,
 )
 from tpdet.text.tokenizer import Tokenizer
@@ -66,7 +66,7 @@ def work(job: Job, body: bytes, tokenizer: Tokenizer | None) -> Reply:
     preparer = Preparer(job.facts, job.served_name, tokenizer, job.tenant_salt)
     try:
         done = work_on(job.route, preparer, parse_object(body), job.request_id)
-        return Answered(done) if isinstance(done, bytes) else Prepared.of(done)
+        return Answered(done) if isinstance(done, bytes) else prepared(done)
     except ApiError as error:
         return JobRefused.of(error)
     except MemoryError:

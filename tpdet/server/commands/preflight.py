@@ -28,7 +28,8 @@ from tpdet.server.wire.protocol import socket_address
 from tpdet.speculative.draft_model.pair import read_draft_model
 from tpdet.text.parsing.calls import check_call_parser
 from tpdet.text.parsing.reasoning import check_marks
-from tpdet.text.tokenizer import read_files
+from tpdet.text.pooled_prompts import answering_tokens
+from tpdet.text.tokenizer import Tokenizer, read_files
 
 
 def check_start(settings: Settings, ranks: int) -> None:
@@ -92,6 +93,8 @@ def _check_model(settings: Settings, ranks: int) -> tuple[ModelConfig, str]:
         files = read_files(directory, engine.chat_template, engine.chat_template_date)
     check_marks(settings.server.reasoning_parser, files)
     check_call_parser(settings.server.tool_call_parser, files)
+    if engine.task == "score" and model.head == "tokens" and files is not None:
+        answering_tokens(Tokenizer.from_files(files))
     contract = Contract(
         "cuda",
         model.dtype,

@@ -4,10 +4,8 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -26,7 +24,7 @@ from tpdet.requests.body.problems import (
     request_errors_as_problems,
 )
 from tpdet.requests.body.resume import FIELD, HEADER, resumed_by_cursor
-from tpdet.requests.body.work import Route, work_on
+from tpdet.requests.body.work import Route
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.sampling_params import RANGES
 from tpdet.server.about.page import Page
@@ -35,11 +33,10 @@ from tpdet.server.answers.routes import add_answer_routes
 from tpdet.server.batches.room import BatchRoom
 from tpdet.server.batches.routes import add_batch_routes
 from tpdet.server.batches.runner import BatchAnswer, Batches
-from tpdet.server.body.job import Job
 from tpdet.server.front.control_routes import add_control_routes
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.generation import GenerationResponse
-from tpdet.server.front.large_bodies import LargeBodies
+from tpdet.server.front.large_bodies import LargeBodies, worked_on
 from tpdet.server.front.middleware import ClientGone, HttpExchange, problem_body, send_problem
 from tpdet.server.front.openapi import describe
 from tpdet.server.front.owners import owner_of
@@ -50,7 +47,6 @@ from tpdet.server.pooling.routes import add_pooling_routes
 from tpdet.server.wire.protocol import REFUSALS
 from tpdet.text.parsing.calls import CallParser
 from tpdet.text.parsing.reasoning import ReasoningParser
-from tpdet.text.template_meter import BeyondCount
 from tpdet.text.tokenizer import Tokenizer
 
 EVENTS = "text/event-stream"
@@ -363,7 +359,7 @@ async def _called(
     services: Services, exchange: HttpExchange, route: Route, event_id: str | None = None
 ) -> Call:
     """The call of a body, checked, with all that this server decides of it. Raises ApiError."""
-    call = await _worked_on(services, exchange, route)
+    call = await worked_on(services, exchange, route)
     exchange.release()
     assert isinstance(call, Call)
     call = _as_served(call, event_id, services)
@@ -434,7 +430,7 @@ async def _nothing() -> Message:
 
 def _add_tokenizer(app: FastAPI, services: Services) -> None:
     async def answer(request: Request, route: Route) -> Response:
-        content = await _worked_on(services, request.scope["tpdet"], route)
+        content = await worked_on(services, request.scope["tpdet"], route)
         return Response(content, media_type="application/json")
 
     @app.post("/tokenize")
@@ -508,25 +504,3 @@ def _continued(call: Call, cursor: str, facts: EngineFacts) -> Call:
 
 def _arithmetic(client: EngineClient) -> str:
     return APPROXIMATE if client.approximate else "strict"
-
-
-async def _worked_on(services: Services, exchange: HttpExchange, route: Route) -> Call | bytes:
-    """Work on the body, here, in a thread, or in another process, by its size.
-
-    A chat template that does more than a little work goes on in the other process too.
-    """
-    preparer = replace(services.preparer, tenant_salt=exchange.tenant_salt)
-    job = Job(
-        route, exchange.request_id, services.served_name, exchange.tenant_salt, preparer.facts
-    )
-    if len(exchange.data) > limits.LARGE_BODY_BYTES:
-        return await services.large_bodies.work(job, exchange.data, exchange.gone)
-
-    work = partial(work_on, route, preparer, exchange.body, exchange.request_id)
-    try:
-        if len(exchange.data) <= limits.THREAD_BODY_BYTES:
-            return work()
-        return await asyncio.to_thread(work)
-    except BeyondCount:
-        job = msgspec.structs.replace(job, cpu_seconds=limits.TEMPLATE_CPU_SECONDS)
-        return await services.large_bodies.work(job, exchange.data, exchange.gone)

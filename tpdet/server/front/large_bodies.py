@@ -7,17 +7,26 @@ import asyncio
 import logging
 import os
 from asyncio.subprocess import PIPE, Process
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tpdet.launch.host.interpreter import python_command, python_environment
+from tpdet.requests.body import limits
 from tpdet.requests.body.limits import MAX_WAITING_LARGE_BODIES, share_of
+from tpdet.requests.body.pooling_body import PooledCall, repeated_characters
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.body.problems import from_code, internal_error
+from tpdet.requests.body.work import POOLED, Route, work_on
 from tpdet.server.body.job import LENGTH, Job, Reply, WorkerStart, frame, too_costly
-from tpdet.server.front.middleware import ClientGone
+from tpdet.server.front.middleware import ClientGone, HttpExchange
+from tpdet.text.template_meter import BeyondCount
 from tpdet.text.tokenizer import TokenizerFiles
+
+if TYPE_CHECKING:
+    from tpdet.server.front.app import Services
 
 _AT_ONCE = 2
 # On a machine that has other things to do, a job may take several times its processor time.
@@ -98,7 +107,9 @@ class LargeBodies:
         self._seats = asyncio.Semaphore(at_once)
         self._most, self._count = at_once + share_of(MAX_WAITING_LARGE_BODIES, processes), 0
 
-    async def work(self, job: Job, body: bytes, gone: "asyncio.Future[None]") -> Call | bytes:
+    async def work(
+        self, job: Job, body: bytes, gone: "asyncio.Future[None]"
+    ) -> Call | PooledCall | bytes:
         """The call that `body` becomes, or the answer as JSON.
 
         Raises ApiError: what the body is refused for, 503 `engine_overloaded` when too many wait,
@@ -130,3 +141,28 @@ class LargeBodies:
                     return await worker.do(msgspec.msgpack.encode(job), body)
             finally:
                 self._idle.append(worker)
+
+
+async def worked_on(
+    services: "Services", exchange: HttpExchange, route: Route
+) -> Call | PooledCall | bytes:
+    """Work on the body, here, in a thread, or in another process, by its size.
+
+    A chat template that does more than a little work goes on in the other process too. A query of
+    many documents counts with each of them. Raises as `LargeBodies.work`.
+    """
+    preparer = replace(services.preparer, tenant_salt=exchange.tenant_salt)
+    job = Job(
+        route, exchange.request_id, services.served_name, exchange.tenant_salt, preparer.facts
+    )
+    size = len(exchange.data)
+    if size <= limits.LARGE_BODY_BYTES and route in POOLED:
+        size += repeated_characters(exchange.body)
+    if size > limits.LARGE_BODY_BYTES:
+        return await services.large_bodies.work(job, exchange.data, exchange.gone)
+    work = partial(work_on, route, preparer, exchange.body, exchange.request_id)
+    try:
+        return work() if size <= limits.THREAD_BODY_BYTES else await asyncio.to_thread(work)
+    except BeyondCount:
+        job = msgspec.structs.replace(job, cpu_seconds=limits.TEMPLATE_CPU_SECONDS)
+        return await services.large_bodies.work(job, exchange.data, exchange.gone)
