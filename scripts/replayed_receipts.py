@@ -86,6 +86,7 @@ def serve(options: argparse.Namespace, folder: Path, tp: int) -> Served:
     flags = ["--tp", tp, "--device", options.device, "--run-dir", run, "--port", 0]
     flags += ["--audit-dir", folder / "audit", "--audit-key", folder / "audit.key"]
     flags += ["--http-processes", 2, "--served-model-name", "it", "--step-timeout", 600]
+    flags += ["--load-format", options.load_format]
     command = python_command("-m", "tpdet", "serve", *map(str, [options.model, *flags]))
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(command, env=python_environment(), stdout=log, stderr=log)
@@ -107,7 +108,8 @@ def serve(options: argparse.Namespace, folder: Path, tp: int) -> Served:
 
 def replay(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The summary of `tpdet replay` at TP 1, whatever it is."""
-    arguments = "--model", options.model, "--keys", folder / "keys.json", "--device", options.device
+    arguments = ["--model", options.model, "--keys", folder / "keys.json"]
+    arguments += ["--device", options.device, "--load-format", options.load_format]
     command = python_command("-m", "tpdet", "replay", str(folder / "audit"), "--json", "--tp", "1")
     run = subprocess.run(
         [*command, *map(str, arguments)], env=python_environment(), capture_output=True, text=True
@@ -145,6 +147,7 @@ def main() -> int:
     parser.add_argument("model", type=Path)
     parser.add_argument("results", type=Path, help="a folder of results files")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--load-format", default="auto", help="dummy: weights of the seed")
     parser.add_argument("--tp", default="2,4", help="sizes of the servers")
     parser.add_argument("--answers", type=int, default=1000)
     parser.add_argument("--concurrency", type=int, default=32, help="requests at a time")

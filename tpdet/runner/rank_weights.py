@@ -20,7 +20,7 @@ from tpdet.control.weight_orders import (
 )
 from tpdet.errors import CheckpointError, ReloadError, WeightUpdateError
 from tpdet.models.decoder import Decoder
-from tpdet.runner.start.loading import Loader, Tick, refusing_together
+from tpdet.runner.start.loading import Loader, Tick, compile_hash, refusing_together
 
 
 class RankWeights:
@@ -107,6 +107,7 @@ class RankWeights:
         self._close()
         try:
             with refusing_together(self._world):
+                compile_hash(self._device)
                 rank = self._world.rank
                 self.carrier = open_carrier(info, rank, self._device, self._timeout, tick)
                 self.carrier_info = info

@@ -128,19 +128,20 @@ def _stored(words, h, mask):
     tl.store(words + 7, h[7].to(tl.int32), mask=mask)
 
 
-@triton.jit(do_not_specialize=["chunks"])
-def hash_chunks(words, messages, begins, counts, ends, nodes, chunks, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["chunks", "columns"])
+def hash_chunks(words, messages, table, nodes, chunks, columns, BLOCK: tl.constexpr):
     """nodes[i] = the value of chunk i, which is 256 words of message `messages[i]`.
 
-    A message has `counts` chunks from chunk `begins` on, and `ends` bytes in the last of them.
+    table: int32 [1 + 2 * levels, columns], a column for each message: the bytes of its last chunk,
+    then for every level, chunks first, its first node and the number of its nodes.
     """
     chunk = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = chunk < chunks
     message = tl.load(messages + chunk, mask=there, other=0)
-    count = tl.load(counts + message, mask=there, other=1)
-    counter = chunk - tl.load(begins + message, mask=there, other=0)
-    end_bytes = tl.load(ends + message, mask=there, other=0)
-    length = tl.where(counter == count - 1, end_bytes, 1024)
+    last_bytes = tl.load(table + message, mask=there, other=0)
+    counter = chunk - tl.load(table + columns + message, mask=there, other=0)
+    count = tl.load(table + 2 * columns + message, mask=there, other=1)
+    length = tl.where(counter == count - 1, last_bytes, 1024)
     root = tl.where(count == 1, 8, 0)
     last = tl.maximum(length - 1, 0) // 64
     start = words + chunk.to(tl.int64) * 256
@@ -165,27 +166,20 @@ def hash_chunks(words, messages, begins, counts, ends, nodes, chunks, BLOCK: tl.
     _stored(nodes + chunk * 8, (h0, h1, h2, h3, h4, h5, h6, h7), there)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["level", "count", "columns"])
 def join_nodes(
-    nodes,
-    messages,
-    begins,
-    counts,
-    parent_begins,
-    joined,
-    joined_messages,
-    count,
-    BLOCK: tl.constexpr,
+    nodes, messages, table, joined, joined_messages, level, count, columns, BLOCK: tl.constexpr
 ):
-    """joined = the parents of each message's nodes, two by two; a last node alone goes up as it is.
+    """joined = the parents of the nodes of a level, two by two; a last one alone goes up as it is.
 
-    A message has `counts` nodes from node `begins` on, and its parents from `parent_begins` on.
+    messages, joined_messages: whose node each is. table: as `hash_chunks` has it.
     """
     node = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = node < count
     message = tl.load(messages + node, mask=there, other=0)
-    of_message = tl.load(counts + message, mask=there, other=0)
-    number = node - tl.load(begins + message, mask=there, other=0)
+    rows = table + (1 + 2 * level) * columns + message
+    number = node - tl.load(rows, mask=there, other=0)
+    of_message = tl.load(rows + columns, mask=there, other=0)
     left = there & (number % 2 == 0)
     both = left & (number + 1 < of_message)
     root = tl.where(of_message == 2, 8, 0)
@@ -203,7 +197,7 @@ def join_nodes(
         tl.where(both, g[4], low[4]), tl.where(both, g[5], low[5]),
         tl.where(both, g[6], low[6]), tl.where(both, g[7], low[7]),
     )  # fmt: skip
-    parent = tl.load(parent_begins + message, mask=left, other=0) + number // 2
+    parent = tl.load(rows + 2 * columns, mask=left, other=0) + number // 2
     _stored(joined + parent * 8, h, left)
     tl.store(joined_messages + parent, message, mask=left)
 
@@ -218,42 +212,21 @@ def blake3_of(headers: Sequence[bytes], parts: Sequence[torch.Tensor]) -> list[b
     sizes = np.array([len(h) + p.nbytes for h, p in zip(headers, parts, strict=True)], np.int64)
     counts = np.maximum(-(-sizes // CHUNK_BYTES), 1)
     levels = _levels(counts)
-    device, chunks = parts[0].device, int(counts.sum())
+    device, columns, chunks = parts[0].device, len(parts), int(counts.sum())
     words = _side_by_side(headers, parts, levels[0][0] * CHUNK_BYTES, chunks)
-    table = torch.from_numpy(
-        np.concatenate([[sizes - (counts - 1) * CHUNK_BYTES], *levels]).astype(np.int32)
-    ).to(device)
-    ends, begins, of_messages = table[0], table[1::2], table[2::2]
-    messages = torch.repeat_interleave(of_messages[0], output_size=chunks).int()
+    rows = np.concatenate([[sizes - (counts - 1) * CHUNK_BYTES], *levels])
+    table = torch.from_numpy(rows.astype(np.int32)).to(device)
+    messages = torch.repeat_interleave(table[2], output_size=chunks).int()
     nodes = torch.empty(chunks, _WORDS, dtype=torch.int32, device=device)
-    hash_chunks[(cdiv(chunks, _THREADS),)](
-        words,
-        messages,
-        begins[0],
-        of_messages[0],
-        ends,
-        nodes,
-        chunks,
-        BLOCK=_THREADS,
-        num_warps=_THREADS // 32,
-    )
+    sizing = {"BLOCK": _THREADS, "num_warps": _THREADS // 32}
+    grid = (cdiv(chunks, _THREADS),)
+    hash_chunks[grid](words, messages, table, nodes, chunks, columns, **sizing)
     for level, (_, parents) in enumerate(levels[1:]):
-        count = int(parents.sum())
-        joined = torch.empty(count, _WORDS, dtype=torch.int32, device=device)
-        joined_messages = torch.empty(count, dtype=torch.int32, device=device)
-        join_nodes[(cdiv(len(nodes), _THREADS),)](
-            nodes,
-            messages,
-            begins[level],
-            of_messages[level],
-            begins[level + 1],
-            joined,
-            joined_messages,
-            len(nodes),
-            BLOCK=_THREADS,
-            num_warps=_THREADS // 32,
-        )
-        nodes, messages = joined, joined_messages
+        count, grid = len(nodes), (cdiv(len(nodes), _THREADS),)
+        joined = torch.empty(int(parents.sum()), _WORDS, dtype=torch.int32, device=device)
+        whose = torch.empty(len(joined), dtype=torch.int32, device=device)
+        join_nodes[grid](nodes, messages, table, joined, whose, level, count, columns, **sizing)
+        nodes, messages = joined, whose
     return [row.tobytes() for row in nodes.cpu().numpy()]
 
 

@@ -9,6 +9,7 @@ memory of a GPU beside the serving state (of all processes, every 5 ms), and a d
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import tempfile
 import threading
 import time
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import httpx
@@ -33,35 +35,28 @@ ALLOWED = 512 << 20
 """Bytes that an update may take beside the serving state and one chunk."""
 
 
-class Readers:
-    """Streams that run all the time; the gaps between their tokens, in seconds."""
+def read(url: str, pipe: Connection) -> None:
+    """Read streams in this process; answer each message with the median gap between tokens."""
+    gaps: list[float] = []
 
-    def __init__(self, url: str) -> None:
-        self._url, self._ended = url, threading.Event()
-        self.gaps: list[float] = []
-        self._threads = [threading.Thread(target=self._read, args=(i,)) for i in range(READERS)]
-        for thread in self._threads:
-            thread.start()
-
-    def _read(self, number: int) -> None:
+    def stream(number: int) -> None:
         body = {"model": "m", "prompt": [5, number], "max_tokens": 3000, "ignore_eos": True}
-        while not self._ended.is_set():
+        while True:
             with httpx.stream(
-                "POST", f"{self._url}/v1/completions", json=body | {"stream": True}, timeout=600
+                "POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=600
             ) as answer:
                 answer.raise_for_status()
                 before = time.perf_counter()
                 for line in answer.iter_lines():
                     if line.startswith("data: {"):
-                        self.gaps.append((now := time.perf_counter()) - before)
+                        gaps.append((now := time.perf_counter()) - before)
                         before = now
-                    if self._ended.is_set():
-                        return
 
-    def end(self) -> None:
-        self._ended.set()
-        for thread in self._threads:
-            thread.join()
+    for number in range(READERS):
+        threading.Thread(target=stream, args=(number,), daemon=True).start()
+    while pipe.recv():
+        pipe.send(statistics.median(gaps) if gaps else 0.0)
+        gaps.clear()
 
 
 class Memory:
@@ -186,13 +181,17 @@ def rounds(options: argparse.Namespace, url: str, admin_url: str) -> bool:
         return answer.json()
 
     trainer.join(tell)
-    readers = Readers(url)
+    readers, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=read, args=(url, theirs))
+    process.start()
     try:
         for number in range(options.rounds):
             trainer.draw()
-            readers.gaps.clear()
+            readers.send(True)
+            readers.recv()
             time.sleep(2)
-            step = statistics.median(readers.gaps)
+            readers.send(True)
+            step = readers.recv()
             with Memory(options.tp) as memory:
                 times = [time.perf_counter()]
                 for call in (
@@ -216,9 +215,8 @@ def rounds(options: argparse.Namespace, url: str, admin_url: str) -> bool:
                 json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
             )
             sys.stdout.flush()
-            time.sleep(1)
     finally:
-        readers.end()
+        process.kill()
     return kept
 
 

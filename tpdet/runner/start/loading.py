@@ -62,6 +62,7 @@ _TOKENIZER_FILES = (
 
 MOST_THREADS = 8
 """Threads that read weights on a rank: as many bring a GPU's link about what it takes."""
+_TWO_CHUNKS = 2048  # bytes of BLAKE3's, which take all of its kernels
 
 ENDINGS = PeerLostError, DrainTimeoutError
 """Errors that end this process, whatever others do: there is nobody to tell, or no time."""
@@ -361,6 +362,13 @@ def hash_on(device: torch.device) -> HashParts | None:
     from tpdet.kernels.cuda.digests.blake3 import blake3_of  # Triton is there with a GPU
 
     return blake3_of
+
+
+def compile_hash(device: torch.device) -> None:
+    """Compile what digests tensors on a GPU: seconds, once, that an update need not wait for."""
+    hash_parts = hash_on(device)
+    if hash_parts is not None:
+        hash_parts([b""], [torch.zeros(_TWO_CHUNKS, dtype=torch.uint8, device=device)])
 
 
 def finish_reading(source: WeightSource, model: ModelConfig) -> Digests:
