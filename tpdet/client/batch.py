@@ -14,6 +14,7 @@ from tpdet.errors import NotFoundError, NotPermittedError, TpdetError, UsageErro
 from tpdet.requests.body.batch_lines import (
     CHATS,
     MESSAGES,
+    RESPONSES,
     BatchLineError,
     BatchLines,
     BatchRequest,
@@ -69,7 +70,7 @@ def _answer(connection: Connection, index: int, request: BatchRequest) -> Json:
 def recorded_body(url: str, body: dict[str, Any], date: str | None) -> dict[str, Any]:
     """A body whose answer can be checked: it asks for ids, and has the date of a chat template."""
     body = {**body, "return_token_ids": True}
-    if date is not None and url in (CHATS, MESSAGES):
+    if date is not None and url in (CHATS, MESSAGES, RESPONSES):
         variables = body.get("chat_template_kwargs") or {}
         body["chat_template_kwargs"] = {"current_date": date, **variables}
     return body

@@ -26,6 +26,7 @@ from tpdet.tools.tape.tape_file import End, Head, Ids, RunTape, TapeWriter, Turn
 KEY = "sk-tape-secret"
 AGENT = (sys.executable, str(ROOT / "tests/lib/server/agent.py"))
 MESSAGES_AGENT = (sys.executable, str(ROOT / "tests/lib/server/messages_agent.py"))
+RESPONSES_AGENT = (sys.executable, str(ROOT / "tests/lib/server/responses_agent.py"))
 CHATS = "/v1/chat/completions"
 POST = """import os, sys, urllib.request
 head = {'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}
@@ -229,6 +230,54 @@ def test_messages_of_anthropics_client_are_recorded_checked_and_forked(server, t
     edited.write_text(printed.replace("Let me see.", "No."))
     at = ("--turn", "1", "--edit", edited)
     code, printed, said = tape("fork", path, *at, "--", *MESSAGES_AGENT)
+    assert code == 0 and json.loads(printed)[:2] == ["No.", {"city": "Bonn"}], said
+
+
+@pytest.mark.slow
+def test_responses_of_openais_client_are_recorded_checked_and_forked(server, tape, tmp_path):
+    path, url = tmp_path / "run.tape", "POST /v1/responses"
+    code, printed, said = tape("record", "-o", path, "--", *RESPONSES_AGENT)
+    assert code == 0 and "2 turns, 2 answers; tape digest" in said, said
+    told = json.loads(printed)
+    assert told[:2] == ["Let me see.", {"city": "Bonn"}]
+    recorded = read_tape(str(path))
+    streamed, whole = map(shown_answer, recorded.turns)
+    assert [item["type"] for item in streamed["output"]] == ["message", "function_call"]
+    for number, shown in ((1, streamed), (2, whole)):
+        assert shown["output"] == recorded.ids[number].body["output"]
+    room = 2048 - streamed["usage"]["input_tokens"]  # what the limit was cut to
+    assert recorded.ids[1].origin["max_tokens"] == room == streamed["max_output_tokens"]
+    code, printed, _ = tape("check", path)
+    assert code == 0 and "2 turns, 2 answers" in printed and "2 equal" in printed, printed
+
+    def checked(change):
+        code, printed, _ = tape("check", with_changed(path, change))
+        return code, printed.splitlines()[0]
+
+    def name(lines):
+        lines["turn", 1]["answer"] = lines["turn", 1]["answer"].replace("Bonn", "Born")
+
+    field = "answer.output[1].arguments"
+    was, computed = (json.dumps(json.dumps({"city": city})) for city in ("Born", "Bonn"))
+    assert checked(name) == (1, f"turn 1 ({url}), {field}: recorded {was}, computed {computed}")
+
+    def token(lines):
+        lines["ids", 2]["body"]["token_ids"][2] = 65
+
+    code, first = checked(token)
+    assert code == 1 and first.startswith(f"turn 2 ({url}), choice 0, token 2: recorded id 65")
+
+    def result(lines):
+        lines["turn", 2]["request"] = lines["turn", 2]["request"].replace("It rains", "It snows")
+
+    code, first = checked(result)
+    assert code == 78 and "other ids of the prompt than were recorded" in first
+
+    _, printed, _ = tape("show", path, "--turn", "1")
+    edited = tmp_path / "edited.json"
+    edited.write_text(printed.replace("Let me see.", "No."))
+    at = ("--turn", "1", "--edit", edited)
+    code, printed, said = tape("fork", path, *at, "--", *RESPONSES_AGENT)
     assert code == 0 and json.loads(printed)[:2] == ["No.", {"city": "Bonn"}], said
 
 

@@ -25,7 +25,7 @@ from tpdet.requests.shown_ids import (
     ShownIds,
     shown_id,
 )
-from tpdet.text.outputs import TextDelta
+from tpdet.text.outputs import TextDelta, logprob_bits
 from tpdet.text.parsing.events import CallArguments, CallBegun, ContentText, ReasoningText
 
 Json = dict[str, Any]
@@ -50,6 +50,7 @@ class ResponseWriter:
         self._texts: list[str] = []  # of the open item
         self._events = 0
         self._cached_tokens = 0
+        self._shown: dict[str, list[Any]] = {"token_ids": [], "logprob_bits": []}
         self._reason: str | None = None
         self._stop_reason: str | int | None = None
         self._counts: Json | None = None
@@ -65,6 +66,9 @@ class ResponseWriter:
     def add(self, delta: TextDelta) -> list[Json]:
         """What a token adds to the items."""
         self._cached_tokens += delta.cached_tokens
+        if self._call.token_ids:
+            self._shown["token_ids"] += delta.token_ids
+            self._shown["logprob_bits"] += [logprob_bits(one.logprob) for one in delta.logprobs]
         if delta.finish_reason is not None:
             self._reason, self._stop_reason = delta.finish_reason, delta.stop_reason
         events: list[Json] = []
@@ -113,7 +117,7 @@ class ResponseWriter:
         ended = self._status == "completed"
         cut = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
         return {
-            "id": self._shown(RESPONSE),
+            "id": self._id(RESPONSE),
             "object": "response",
             "created_at": call.created,
             "completed_at": int(time.time()) if ended else None,
@@ -137,7 +141,14 @@ class ResponseWriter:
             **self._form.echo,
             "system_fingerprint": around.get("system_fingerprint"),
             "tpdet": around.get("tpdet"),
+            **self._ids_shown(),
         }
+
+    def _ids_shown(self) -> Json:
+        """The ids and bits of the answer, and the prompt's, where they are asked for."""
+        if not self._call.token_ids or self._counts is None:
+            return {}
+        return {**self._shown, "prompt_token_ids": [*self._call.requests[0].prompt_token_ids]}
 
     def _usage(self) -> Json | None:
         counts = self._counts
@@ -233,9 +244,9 @@ class ResponseWriter:
 
     def _item_id(self, form: IdForm) -> str:
         """The id of the next item."""
-        return self._shown(form, len(self._output))
+        return self._id(form, len(self._output))
 
-    def _shown(self, form: IdForm, *numbers: int) -> str:
+    def _id(self, form: IdForm, *numbers: int) -> str:
         assert self._ids is not None
         return shown_id(form, self._ids.digest, *numbers)
 

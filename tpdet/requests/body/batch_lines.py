@@ -17,10 +17,14 @@ from tpdet.requests.body.problems import ApiError
 from tpdet.requests.body.work import Route
 
 Json = dict[str, Any]
-CHATS, MESSAGES = "/v1/chat/completions", "/v1/messages"
+CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 ROUTES: dict[str, Route] = {CHATS: "chat", "/v1/completions": "completion"}
 """Where the requests of a batch may go, and the routes that answer them."""
-RECORDED_ROUTES: dict[str, Route] = {**ROUTES, MESSAGES: "messages"}
+RECORDED_ROUTES: dict[str, Route] = {
+    **ROUTES,
+    MESSAGES: "messages",
+    RESPONSES: "responses",
+}
 """Those, and the others whose answers can be computed again."""
 
 _KEYS = frozenset({"custom_id", "method", "url", "body"})

@@ -24,7 +24,7 @@ _SAME = (
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens",
     "ignore_eos", "cache_salt", "chat_template_kwargs", "structured_outputs", "prediction", "user",
     "metadata", "prompt_cache_key", "safety_identifier", "parallel_tool_calls",
-    "skip_special_tokens", "tpdet",
+    "skip_special_tokens", "return_token_ids", "tpdet",
 )  # fmt: skip
 """Fields whose name and meaning are those of chats."""
 _ECHOED = ("instructions", "metadata", "prompt_cache_key", "safety_identifier", "user")

@@ -12,6 +12,7 @@ from tpdet.errors import CheckpointError, RequestError
 from tpdet.requests.body.batch_lines import (
     MESSAGES,
     RECORDED_ROUTES,
+    RESPONSES,
     answered_line,
     with_seed,
 )
@@ -21,6 +22,8 @@ CHANGED = "or the record was changed"
 _FORMS = "take lines of tpdet generate --json, or of tpdet run-batch --record"
 _BODY = "response.body"
 _THOUGHTS = frozenset({"reasoning_tokens", "thinking_tokens"})
+_CUT = {MESSAGES: "max_tokens", RESPONSES: "max_output_tokens"}
+"""The limits that a server cuts to its context, by the route."""
 
 
 class SentRequest(msgspec.Struct, frozen=True):
@@ -78,9 +81,10 @@ class BodyOverHttp(msgspec.Struct, frozen=True):
     choices: tuple[ChoiceOverHttp, ...]
 
 
-def is_message(body: Any) -> bool:
-    """Whether a body is a message, which is the one choice of its answer."""
-    return isinstance(body, dict) and body.get("type") == "message"
+def is_one_choice(body: Any) -> bool:
+    """Whether a body is a message or a response, which is the one choice of its answer."""
+    is_object = isinstance(body, dict)
+    return is_object and (body.get("type") == "message" or body.get("object") == "response")
 
 
 def body_over_http(body: Any) -> BodyOverHttp:
@@ -89,7 +93,7 @@ def body_over_http(body: Any) -> BodyOverHttp:
 
 
 def _with_choices(body: Any) -> Any:
-    return {"tpdet": body.get("tpdet"), "choices": [body]} if is_message(body) else body
+    return {"tpdet": body.get("tpdet"), "choices": [body]} if is_one_choice(body) else body
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -149,7 +153,7 @@ class Line(NamedTuple):
     def shown_choices(self) -> list[dict[str, Any]]:
         """The choices as they are shown."""
         offline = isinstance(self.answer, RecordedAnswer)
-        if not offline and is_message(self.body):
+        if not offline and is_one_choice(self.body):
             return [self.body]
         choices: list[dict[str, Any]] = self.fields["outputs"] if offline else self.body["choices"]
         return choices
@@ -168,13 +172,15 @@ class Line(NamedTuple):
         usage = self.body.get("usage")
         usage = usage if isinstance(usage, dict) else {}
         details = usage.get("completion_tokens_details"), usage.get("output_tokens_details")
+        if self.body.get("object") == "response":  # has the count always
+            return bool(details[1] and details[1].get("reasoning_tokens"))
         return any(isinstance(one, dict) and _THOUGHTS & one.keys() for one in details)
 
     def path(self, choice: int) -> str:
         """Where a choice stands in the line."""
         if isinstance(self.answer, RecordedAnswer):
             return f"outputs[{choice}]"
-        return _BODY if self.answer.request.url == MESSAGES else f"{_BODY}.choices[{choice}]"
+        return _BODY if self.answer.request.url in _CUT else f"{_BODY}.choices[{choice}]"
 
 
 class Question(NamedTuple):
@@ -242,9 +248,9 @@ def asked_body(line: Line, answer: BatchLine) -> dict[str, Any]:
     origin = answer.response.body.tpdet
     body["seed"] = origin.seed
     limits = (body.get("max_tokens"), body.get("max_completion_tokens"))
-    chosen, is_cut = origin.max_tokens, answer.request.url == MESSAGES
+    chosen, is_cut = origin.max_tokens, answer.request.url in _CUT
     if (is_cut or limits == (None, None)) and chosen is not None:
-        body["max_tokens"] = chosen
+        body[_CUT.get(answer.request.url, "max_tokens")] = chosen
     return body
 
 

@@ -196,16 +196,21 @@ def _question(line: Line) -> tuple[str, dict[str, Any]]:
         after, version = recorded_origin.json_schema_after, recorded_origin.replay_version
         if recorded_origin.seeds:
             own["seeds"] = recorded_origin.seeds
-    response_format = body.get("response_format") or {}
-    formed = response_format.get("type", "text") != "text" or form_in(body) is not None
-    formed = formed or bool((body.get("output_config") or {}).get("format"))
-    if formed or (after and body.get("tools")):
+    if _has_form(body) or (after and body.get("tools")):
         own["json_schema_after"] = after
     one_prompt = isinstance(answer, RecordedAnswer) or _has_one_prompt(body)
     if one_prompt and not body.get("echo"):
         own["drafts"] = [choice.token_ids for choice in line.choices]
     own["replay_version"] = version
     return path, body | {"tpdet": own, "return_token_ids": True}
+
+
+def _has_form(body: dict[str, Any]) -> bool:
+    """Whether a body of any route asks for a form of its answer."""
+    inner = [(body.get(name) or {}).get("format") for name in ("output_config", "text")]
+    formats = [body.get("response_format"), *inner]
+    formed = any((one or {}).get("type", "text") != "text" for one in formats)
+    return formed or form_in(body) is not None
 
 
 def _offline_body(line: Line, answer: RecordedAnswer) -> dict[str, Any]:

@@ -17,9 +17,12 @@ from tpdet.audit.recorded import (
     RecordedChoice,
     first_difference,
 )
-from tpdet.tools.check.answers import BatchLine, Line, is_message
+from tpdet.tools.check.answers import BatchLine, Line
 
-UNCHECKED = frozenset({"id", "custom_id", "request_id", "response.body.created"})
+UNCHECKED = frozenset({
+    "id", "custom_id", "request_id", "response.body.created", "response.body.created_at",
+    "response.body.completed_at",
+})  # fmt: skip
 """Names and times, which are no function of the request. The id of an answer over HTTP stands
 twice in its line, and is compared with itself."""
 
@@ -28,7 +31,11 @@ _LATER = frozenset({"replay_version", "max_tokens", "logprobs_mode", "request_di
 
 _TOKENS = ("token_ids", "logprob_bits")
 _FINGERPRINT, _MODEL = "system_fingerprint", "model"
-_CACHED = ("input_tokens", "cache_read_input_tokens")
+_OPEN = {
+    "message": ("usage.input_tokens", "usage.cache_read_input_tokens"),
+    "response": ("usage.input_tokens_details.cached_tokens", "max_output_tokens"),
+}
+"""Fields of answers with one choice that depend on what else ran, or on the limit that was cut."""
 _VERIFIED = ("accepted", "rejected")
 
 
@@ -165,15 +172,10 @@ def _asked_model(line: Line) -> Any:
 def _counts_of_load(line: Line) -> list[str]:
     """The counts of cached tokens, and of a prediction's: they depend on what else ran."""
     answer = line.answer
+    is_http = isinstance(answer, BatchLine)
     has_prediction = isinstance(answer, BatchLine) and "prediction" in answer.request.body
     usage = "response.body.usage"
     details = f"{usage}.completion_tokens_details"
     verified = [f"{details}.{name}_prediction_tokens" for name in _VERIFIED if has_prediction]
-    return [
-        *verified,
-        *(
-            f"{usage}.{name}"
-            for name in _CACHED
-            if isinstance(answer, BatchLine) and is_message(line.body)
-        ),
-    ]
+    kind = line.body.get("type") or line.body.get("object") if is_http else ""
+    return [*verified, *(f"response.body.{name}" for name in _OPEN.get(str(kind), ()))]

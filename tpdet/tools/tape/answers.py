@@ -5,10 +5,11 @@ A stream's object is what its whole answer would be: `delta` is `message`, piece
 
 import json
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 from tpdet.errors import UsageError
-from tpdet.tools.tape.messages import events_of, is_message, message_of, texts_in
+from tpdet.tools.tape import messages, responses
 from tpdet.tools.tape.tape_file import DONE, Json, Turn, bytes_of, json_object
 
 EDITED = {"edited": True}
@@ -30,7 +31,9 @@ def shown_answer(turn: Turn) -> Json | None:
         if "error" in event:
             return event
     if events and events[0].get("type") == "message_start":
-        return message_of(events)
+        return messages.message_of(events)
+    if (response := responses.response_of(events)) is not None:
+        return response
     whole: Json = {}
     for event in events:
         _join(whole, event)
@@ -48,21 +51,21 @@ def shown_answer(turn: Turn) -> Json | None:
 
 def texts_of(answer: Json) -> str:
     """All that an answer says, in its order: a guess of what a model says to the same request."""
-    if is_message(answer):
-        return "".join(texts_in(answer))
+    if (form := _form_of(answer)) is not None:
+        return "".join(form.texts_in(answer))
     return "".join(_texts(answer.get("choices")))
 
 
 def read_edited(data: bytes, name: str) -> Json:
     """An edited answer: the object that `tape show --turn` prints. Raises UsageError."""
     answer = json_object(data)
-    if answer is not None and is_message(answer):
+    if answer is not None and _form_of(answer) is not None:
         return answer
     choices = None if answer is None else answer.get("choices")
     if answer is None or not isinstance(choices, list) or not choices:
         raise UsageError(
-            f"{name} is no answer with choices, and no message: edit what tpdet tape show TAPE "
-            "--turn K prints"
+            f"{name} is no answer with choices, no message and no response: edit what tpdet tape "
+            "show TAPE --turn K prints"
         )
     for index, choice in enumerate(choices):
         shown = isinstance(choice, dict) and (choice.get("message"), choice.get("text"))
@@ -77,20 +80,28 @@ def edited_bytes(answer: Json, body: Json) -> tuple[bool, bytes]:
     It names no fingerprint, seed or digest: no model gave it.
     """
     answer = {**answer, "tpdet": EDITED}
-    answer |= {} if is_message(answer) else {"system_fingerprint": None}
+    answer |= {} if messages.is_message(answer) else {"system_fingerprint": None}
     if not body.get("stream"):
         return False, _json(answer)
-    if is_message(answer):
-        return True, b"".join(
+    if (form := _form_of(answer)) is not None:
+        written = [
             b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _json(event))
-            for event in events_of(answer)
-        )
+            for event in form.events_of(answer)
+        ]
+        return True, b"".join([*written, b"" if form is messages else DONE])
     usage = answer.pop("usage", None)
     events = [*_chunks(answer)]
     options = body.get("stream_options")
     if isinstance(options, dict) and options.get("include_usage"):
         events.append({**answer, "object": events[0]["object"], "choices": [], "usage": usage})
     return True, b"".join(b"data: " + _json(event) + b"\n\n" for event in events) + DONE
+
+
+def _form_of(answer: Json) -> ModuleType | None:
+    """What reads and writes an answer of another form than a chat's."""
+    if messages.is_message(answer):
+        return messages
+    return responses if responses.is_response(answer) else None
 
 
 def _chunks(answer: Json) -> Iterator[Json]:

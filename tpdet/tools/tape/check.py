@@ -23,6 +23,7 @@ _INCOMPARABLE = (DisagreementError, CheckpointError, RequestError)
 _BODY = "response.body."
 _HELD = (
     "choices", "usage", "tpdet", "system_fingerprint", "content", "stop_reason", "stop_sequence",
+    "output", "status", "error", "incomplete_details",
 )  # fmt: skip
 """Fields of a client's answer that are functions of its request."""
 _COUNTS = ("accepted_prediction_tokens", "rejected_prediction_tokens", "cached_tokens",
