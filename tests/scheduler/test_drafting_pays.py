@@ -21,7 +21,7 @@ def times(tokens, chances, turns=2, server=None, **how):
     ("batch", "tokens", "chance", "least"),
     [
         (1, 256, 0.8, 3.3),
-        (16, 128, 0.8, 2.0),
+        (16, 128, 0.8, 1.9),
         (64, 64, 0.8, 1.35),
         (1, 256, 0.5, 1.4),
         (16, 128, 0.5, 1.15),
@@ -33,6 +33,24 @@ def test_drafts_that_are_often_right_pay_from_the_first_answer_to_the_last(
 ):
     """Requests end at different times, and the last ones run alone: that is counted."""
     assert min(times(tokens, [chance] * batch, 3 if batch == 1 else 2)) > least
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 256), (4, 128), (16, 128), (64, 48)])
+@pytest.mark.parametrize("finds", [0.1, 1.0])
+def test_drafts_that_are_never_right_are_in_no_step(batch, tokens, finds):
+    """From the first call on: no row waits for them, and no graph is captured."""
+    server = Server(captures=True)
+    rates = times(tokens, [0.0] * batch, 2, server, whole=False, finds=finds)
+    assert min(rates) > 0.998
+    assert not server.captured and not server.speculator.counts
+
+
+def test_without_trials_drafts_that_are_never_right_cost_steps(monkeypatch):
+    """Negative control."""
+    monkeypatch.setattr("tpdet.speculative.speculator.UNTRIED", ("teller",))
+    server = Server(captures=True)
+    assert min(times(128, [0.0] * 16, 2, server, whole=False)) < 0.97
+    assert server.captured and server.speculator.counts
 
 
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 256), (16, 128), (64, 48)])

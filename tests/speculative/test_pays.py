@@ -3,9 +3,12 @@
 import pytest
 
 from tpdet.requests.request import Request, SamplingParams
+from tpdet.scheduler.sequence import PENDING
 from tpdet.speculative.acceptance import AcceptanceRates, RejectionStreak
+from tpdet.speculative.planner import Speculation
 from tpdet.speculative.proposers.earlier_outputs import EarlierOutputs
 from tpdet.speculative.step_time import StepTimes
+from tpdet.speculative.trials import HOST_DRAFTS, passes_trial
 
 
 def test_rates_follow_the_rows_of_a_proposer_at_its_match_length():
@@ -49,6 +52,60 @@ def test_a_drafter_that_is_never_right_rests_ever_longer_until_it_is_right():
         assert unknown.until == 0
         unknown.follow(0, 0.1, row, known=False)
     assert unknown.until == 2 + 64
+
+
+class Said:
+    """A sequence of which only the tokens matter."""
+
+    drafted = 0
+
+    def __init__(self, *tokens: int) -> None:
+        self.tokens = list(tokens)
+
+
+def test_a_trial_of_a_hosts_drafts_is_over_when_all_its_tokens_are_known():
+    rates, asked = AcceptanceRates(), []
+    speculation = Speculation(Said(1, 2, 3), [])
+
+    def passes(*drafts: int) -> bool:
+        def ask(most: int) -> tuple[int, ...]:
+            asked.append(most)
+            return drafts[:most]
+
+        end = len(speculation.sequence.tokens)
+        return passes_trial(speculation, rates, "ngram", 5, end, ask)
+
+    first = rates.rate("ngram", 5)
+    assert not passes(4, 5, 9) and asked == [HOST_DRAFTS] == [2]
+    speculation.sequence.tokens += [4, PENDING]
+    assert not passes(6) and len(asked) == 1, "the second is not known"
+    speculation.sequence.tokens[-1] = 5
+    assert passes() and len(asked) == 1
+    assert rates.rate("ngram", 5) == pytest.approx((4 * first + 1) / 5), "of the second"
+    for row in range(3):
+        speculation.streak("ngram").follow(0, 0.99, row)
+    assert not passes(6, 7), "it rested, so there is another trial"
+    speculation.sequence.tokens += [0, 7]
+    before = rates.rate("ngram", 5)
+    assert not passes(8, 9) and len(asked) == 3
+    assert rates.rate("ngram", 5) == before, "where it is wrong says nothing of other sequences"
+    speculation.sequence.tokens += [8, 0]
+    assert not passes(1, 2) and len(asked) == 4, "one of two"
+    assert rates.rate("ngram", 5) == pytest.approx((4 * first + 1) / 6)
+
+
+def test_a_proposer_that_is_right_for_most_sequences_needs_a_trial_only_where_it_rested():
+    rates, speculation = AcceptanceRates(), Speculation(Said(1, 2, 3), [])
+    for _ in range(3):
+        rates.learn("ngram", 5, 3, 4)
+        trusted = rates.trusts("ngram", 5)
+    assert trusted and not rates.trusts("ngram", 40) and not rates.trusts("earlier", 5)
+    assert passes_trial(speculation, rates, "ngram", 5, 3, lambda most: (4, 5))
+    assert not speculation.trials
+    speculation.streak("ngram").rest = 8
+    assert not passes_trial(speculation, rates, "ngram", 5, 3, lambda most: (4, 5))
+    rates.step += 4096
+    assert not rates.trusts("ngram", 5), "that was long ago"
 
 
 def add(times, positions, synchronous, seconds, count=3):

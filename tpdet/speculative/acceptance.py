@@ -4,9 +4,10 @@ A rate begins with an assumption that counts as much as a few drafts. What was s
 and fades with the steps that pass, so that a proposer whose drafts were rejected is asked again.
 """
 
-from collections import Counter
+from collections import Counter, abc
 from dataclasses import dataclass
 
+from tpdet.scheduler.sequence import PENDING, Sequence
 from tpdet.speculative.proposers.proposer import DRAFT_MODEL
 
 _ASSUMED = (0.5, 0.7, 0.85, 0.95, 0.98, 0.99)  # for matches of 4 to 7, 8 to 15, ... tokens
@@ -18,6 +19,7 @@ _STRANGE = 0.1  # how likely a proposer is good for a sequence, until it was rig
 _BELIEVED = 0.8  # of a rate, at most, in saying how unlikely rows are
 _REST, _LONGEST_REST = 8, 256  # steps; twice as many each time, until it is right
 _ROWS_OF_UNKNOWN, _REST_OF_UNKNOWN = 3, 64  # of a proposer that was not right anywhere, yet
+_ENOUGH, _TRUSTED = 8.0, 0.6  # drafts, and the share of right ones, by which one needs no trial
 PROOF = 9
 """Accepted drafts from which on those of a draft model are verified."""
 
@@ -50,12 +52,16 @@ class FadingCount:
 
 @dataclass(slots=True)
 class RejectionStreak:
-    """A proposer's latest rows of one sequence, all rejected; it rests before step `until`."""
+    """A proposer's latest rows of one sequence, all rejected; it rests before step `until`.
+
+    is_tried: a trial of its drafts was right since it rested last.
+    """
 
     rows: int = 0
     rest: int = 0
     until: int = 0
     was_accepted: bool = False
+    is_tried: bool = False
 
     def follow(self, accepted: int, rate: float, step: int, known: bool = True) -> None:
         """Learn of a row, whose first draft is right with this acceptance rate.
@@ -72,8 +78,41 @@ class RejectionStreak:
         if likely < _UNLIKELY if known else self.rows >= _ROWS_OF_UNKNOWN:
             least = _REST if known else _REST_OF_UNKNOWN
             self.rest = min(max(2 * self.rest, least), _LONGEST_REST)
-            self.until = step + self.rest
+            self.until, self.is_tried = step + self.rest, False
             self.rows *= not self.was_accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The drafts of a sequence that were made where its token `first` was to come."""
+
+    sequence: Sequence
+    match_length: int
+    first: int
+    drafts: abc.Sequence[int]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all tokens are known that its drafts stand for.
+
+        Rates that learned of wrong drafts as soon as they are known would hear of them first.
+        """
+        sequence, end = self.sequence, self.first + len(self.drafts)
+        known = len(sequence.tokens) - sequence.drafted
+        return known > end or (known == end and sequence.tokens[end - 1] != PENDING)
+
+    @property
+    def accepted(self) -> int | None:
+        """How many were right, those before the first wrong one; None where that is not known."""
+        sequence = self.sequence
+        end = len(sequence.tokens) - sequence.drafted
+        known = sequence.tokens[self.first : min(end, self.first + len(self.drafts))]
+        for index, (token, draft) in enumerate(zip(known, self.drafts, strict=False)):
+            if token == PENDING:
+                return None
+            if token != draft:
+                return index
+        return len(known) if len(known) == len(self.drafts) else None
 
 
 class AcceptanceRates:
@@ -91,6 +130,14 @@ class AcceptanceRates:
         """The probability that a proposer's next draft is right."""
         level = _level(match_length)
         return min(self._share(self._drafts.get((name, level)), _ASSUMED[level]), _MOST)
+
+    def trusts(self, name: str, match_length: int) -> bool:
+        """Whether most of a proposer's latest drafts after such matches were right."""
+        count = self._drafts.get((name, _level(match_length)))
+        if count is None:
+            return False
+        count.fade(self.step)
+        return count.trials >= _ENOUGH and count.successes >= _TRUSTED * count.trials
 
     def assumed(self, match_length: int) -> float:
         """The probability that a draft is right, as long as nothing was seen."""

@@ -13,7 +13,7 @@ import numpy as np
 from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.scheduler.policy import OTHERS_PER_ABSENT
 from tpdet.scheduler.sequence import Sequence
-from tpdet.speculative.acceptance import RejectionStreak
+from tpdet.speculative.acceptance import RejectionStreak, Trial
 from tpdet.speculative.proposers.proposer import DRAFT_MODEL, DRAFTS, Proposer
 from tpdet.speculative.step_time import StepTimes
 
@@ -36,7 +36,7 @@ class Speculation:
     """What is known of one sequence's drafts; the speculator owns it and alone writes it.
 
     proposer, match_length: of its latest row with drafts. expected: the proposer whose drafts it
-    waits for until its token is known.
+    waits for until its token is known. trials: drafts of proposers that no step verifies.
     """
 
     sequence: Sequence
@@ -45,6 +45,11 @@ class Speculation:
     match_length: int = 0
     streaks: dict[str, RejectionStreak] = field(default_factory=dict)
     expected: str = ""
+    trials: dict[str, Trial] = field(default_factory=dict)
+
+    def streak(self, name: str) -> RejectionStreak:
+        """A proposer's latest rows of the sequence."""
+        return self.streaks.setdefault(name, RejectionStreak())
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,11 +43,12 @@ from tpdet.speculative.proposers.proposer import (
     NGRAM,
     OF_REQUESTS,
     SCHEMA,
+    UNTRIED,
     BatchProposer,
     Proposer,
 )
 from tpdet.speculative.step_time import StepTimes
-from tpdet.speculative.trials import Trials
+from tpdet.speculative.trials import HOST_DRAFTS, Trials, passes_trial
 
 SHARE = 0.01
 """The share of the time of all steps that looking for drafts may take."""
@@ -144,13 +145,11 @@ class DraftSpeculator(Speculator):
         speculation = self._speculations.get(sequence.key)
         if speculation is None or speculation.proposer is None:
             return
-        name, streaks = speculation.proposer.name, speculation.streaks
-        if name not in streaks:
-            streaks[name] = RejectionStreak()
+        name = speculation.proposer.name
         if name not in self.counts:
             self.counts[name] = DraftCounts()
         self.counts[name].add(drafted, accepted)
-        row = name, speculation.match_length, accepted, drafted, streaks[name]
+        row = name, speculation.match_length, accepted, drafted, speculation.streak(name)
         if accepted:
             self._rows.append(row)
         else:
@@ -295,7 +294,8 @@ class DraftSpeculator(Speculator):
             name = proposer.name
             if name in self._off or not rates.is_proven(name):
                 continue
-            length = self._match(proposer, sequence.tokens, len(sequence.tokens) - pending)
+            end = len(sequence.tokens) - pending
+            length = self._match(proposer, sequence.tokens, end)
             if proposer.is_spent:
                 others = [it for it in speculation.proposers if it is not proposer]
                 speculation.proposers = others
@@ -303,8 +303,10 @@ class DraftSpeculator(Speculator):
                 continue
             if name == DRAFTS:
                 return DraftCandidate(speculation, proposer, length, 1.0, room, pending)
-            streak = speculation.streaks.get(name)
-            if streak is not None and streak.until > rates.step:
+            if speculation.streak(name).until > rates.step:
+                continue
+            ask = partial(self._ask, proposer, HOST_DRAFTS, None)
+            if name not in UNTRIED and not passes_trial(speculation, rates, name, length, end, ask):
                 continue
             rate, availability, cost = rates.rate(name, length), 1.0, DraftCost()
             if best is not None and rate <= best.rate:

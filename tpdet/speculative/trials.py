@@ -1,20 +1,23 @@
-"""Trials of a draft model: drafts that no step verifies, compared with the tokens that come.
+"""Trials: drafts that no step verifies, compared with the tokens that come.
 
-A host's drafts are made while the GPU works, so they are tried in steps. A draft model's take time
-of the GPU, for its prompts and its steps. So a few tokens say first whether it is ever right.
+A host's drafts are made while the GPU works, so a trial of them takes nothing: no row waits, and no
+step has more rows. Each sequence has one before it carries drafts of a proposer that guesses. A
+draft model's take time of the GPU, for its prompts and its steps, so there are few of them.
 """
 
 from collections import abc
-from dataclasses import dataclass
 
 from tpdet.control.row_messages import RowKey
-from tpdet.scheduler.sequence import PENDING, Sequence
-from tpdet.speculative.acceptance import AcceptanceRates
+from tpdet.scheduler.sequence import PENDING
+from tpdet.speculative.acceptance import AcceptanceRates, Trial
 from tpdet.speculative.draft_rows import room_for_drafts
 from tpdet.speculative.planner import DraftCandidate, Speculation, StepCost, plan_lengths
 from tpdet.speculative.proposers.draft_model import DraftModelProposer
 from tpdet.speculative.proposers.proposer import DRAFT_MODEL
 
+HOST_DRAFTS, _CHOSEN_BY = 2, 1
+"""Drafts of a host's trial, all of which must be right. The first of them say whether a sequence is
+one on which a proposer is right at all, so rates learn of those behind them only."""
 _SEQUENCES = 4  # that a trial asks for, at most: each computes its prompt
 _SHARE = 0.005  # of the time of all steps that trials may take
 _BUDGET, _LEAST_BUDGET, _MOST_BUDGET = 3.0, 0.2, 3.0
@@ -24,27 +27,32 @@ _WRONG, _REST, _LONGEST_REST = 3, 64, 2048
 _PER_RIGHT = 1.0  # steps of budget that a right draft gives back: it would have saved one
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """The drafts of a sequence that were made where its token `first` was to come."""
+def passes_trial(
+    speculation: Speculation,
+    rates: AcceptanceRates,
+    name: str,
+    match_length: int,
+    end: int,
+    ask: abc.Callable[[int], abc.Sequence[int]],
+) -> bool:
+    """Whether a sequence may carry a proposer's drafts: those of its latest trial were right.
 
-    sequence: Sequence
-    match_length: int
-    first: int
-    drafts: abc.Sequence[int]
-
-    @property
-    def accepted(self) -> int | None:
-        """How many were right, those before the first wrong one; None where that is not known."""
-        sequence = self.sequence
-        end = len(sequence.tokens) - sequence.drafted
-        known = sequence.tokens[self.first : min(end, self.first + len(self.drafts))]
-        for index, (token, draft) in enumerate(zip(known, self.drafts, strict=False)):
-            if token == PENDING:
-                return None
-            if token != draft:
-                return index
-        return len(known) if len(known) == len(self.drafts) else None
+    Else a trial begins, of what `ask` gives behind tokens[:end], unless the last one is open. Where
+    the proposer is right for most sequences, only those need one for which it rested.
+    """
+    streak, trials = speculation.streak(name), speculation.trials
+    trial = trials.get(name)
+    if trial is not None and trial.is_over:
+        del trials[name]
+        accepted, drafted = trial.accepted or 0, len(trial.drafts)
+        if accepted >= _CHOSEN_BY and drafted > _CHOSEN_BY:
+            rates.learn(name, trial.match_length, accepted - _CHOSEN_BY, drafted - _CHOSEN_BY)
+        streak.is_tried = accepted == drafted
+    if streak.is_tried or (not streak.rest and rates.trusts(name, match_length)):
+        return True
+    if name not in trials and (drafts := ask(HOST_DRAFTS)):
+        trials[name] = Trial(speculation.sequence, match_length, end, drafts)
+    return False
 
 
 class Trials:

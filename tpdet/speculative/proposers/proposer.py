@@ -12,6 +12,8 @@ DRAFT_MODEL = "draft_model"
 NAMES = DRAFTS, PREDICTION, EARLIER, SCHEMA, NGRAM, DRAFT_MODEL
 OF_REQUESTS = DRAFTS, PREDICTION
 """The proposers whose tokens a client sent; the others are the engine's."""
+UNTRIED = DRAFTS, PREDICTION, SCHEMA, DRAFT_MODEL
+"""Those whose first drafts for a sequence are verified; others guess, and have a trial first."""
 
 
 class Proposer(Protocol):
