@@ -18,6 +18,7 @@ from tests.lib.models.pooled_models import (
     vector,
     with_config,
 )
+from tests.lib.models.reranked import asked, changed, pairs, rankings, stock_scores
 from tests.lib.some_slow import some_slow
 from tpdet.checkpoint.model_config.pooling import load_for_task
 from tpdet.errors import CheckpointError, NumericalError, RequestError, UsageError
@@ -92,6 +93,19 @@ def test_stock_pooling_of_a_batch_has_other_bits_than_alone(models):
         together = every.sum(1) / mask.sum(1, keepdim=True)
         alone = torch.cat([network(row[None]).last_hidden_state.mean(1) for row in rows])
     assert not torch.equal(together, alone)
+
+
+@pytest.mark.slow
+def test_no_ranking_changes_with_batch_and_ranks_and_stock_ones_do(tiny_model):
+    model, prompts, ranked = tiny_model("qwen3", **SMALL), pairs(20, 20), []
+    settings = {"task": "score", "max_queue": 500, "kv_pages": 300, "look": False}
+    for tp, batch in ((1, 1), (1, 256), (2, 1), (2, 256)):
+        found = run(model, asked(prompts), tp=tp, max_num_seqs=batch, **settings)
+        scores = torch.cat([vector(found, f"s{number}") for number in range(len(prompts))])
+        ranked.append(rankings(scores, 20))
+    assert [changed(ranked[0], other) for other in ranked[1:]] == [0, 0, 0]
+    stock = [rankings(stock_scores(model, prompts, batch), 20) for batch in (1, 256)]
+    assert changed(*stock) > 0
 
 
 def test_an_engine_answers_by_its_task_alone(models, tiny_model):

@@ -1,18 +1,21 @@
 """Pooled answers on a GPU: one set of bits, rankings that stay, and how many prompts a second.
 
-python -m tests.gpu.engine.pooling [bits] [rerank] [throughput] [--device cuda|cpu]
+python -m tests.gpu.engine.pooling [bits] [rerank] [throughput] [--device cuda|cpu] [--output DIR]
 torchrun --nproc-per-node 2 -m tests.gpu.engine.pooling ranks
 
-Each line that begins with { is a row of results. `bits`: alone, together, in a batch of 256, in
+Each line that begins with { is a row of results, and --output adds the run to a results file of a
+folder. `bits`: alone, together, in a batch of 256, in
 chunks, preempted, with prefix hits, without graphs, and at TP 2 and 4 as threads on the one GPU;
 what is pooled of equal rows has the CPU's bits. `rerank`: 200 queries with 50 documents at batch 1
-and 256 rank alike; transformers in bf16, the control, must not. `throughput`: 512 tokens a prompt,
-random weights. `ranks`: each rank has a GPU of its own; rank 0 compares with itself alone.
+and 256, at TP 1 and 2, rank alike; transformers in bf16, the control, must not. `throughput`: 512
+tokens a prompt, random weights. `ranks`: each rank has a GPU of its own; rank 0 compares with
+itself alone.
 """
 
 import argparse
 import json
 import random
+import shlex
 import statistics
 import sys
 import tempfile
@@ -35,7 +38,9 @@ from tpdet.engine.pooling import PromptRows, pool
 from tpdet.requests.request import PooledOutput, with_seed
 from tpdet.runner import Runner
 from tpdet.scheduler.sequence import Sequence
+from tpdet.tools.measurement.results_file import append_record, run_record
 from tpdet.tools.synthetic.make_model import make_model
+from tpdet.tools.worlds.machine import machine
 
 SHAPE = {"hidden": 512, "layers": 4, "heads": 8, "kv_heads": 2, "head_dim": 64, "dtype": "bfloat16"}
 SMALL = SHAPE | {"hidden": 128, "layers": 1}
@@ -43,11 +48,13 @@ SMALL = SHAPE | {"hidden": 128, "layers": 1}
 TASKS = {"last": "embed", "mean": "embed", "labels": "classify", "tokens": "score"}
 PAGES, TOKENS, ROUNDS = 640, 512, 3
 PROMPTS = {"qwen3-0.6b": 4096, "qwen3-8b": 1024}
+ROWS = []
 
 
-def say(case, **values):
+def say(case, model="tiny qwen3", dtype="bfloat16", tp=1, **values):
     """A row of results."""
-    print(json.dumps({"case": case} | values), flush=True)
+    ROWS.append({"case": case, "model": model, "dtype": dtype, "tp": tp} | values)
+    print(json.dumps(ROWS[-1]), flush=True)
 
 
 def make_models(folder, device="cuda"):
@@ -179,7 +186,8 @@ def check_accuracy(folder, device):
     first, second = (values([found.outputs[one.request_id][0] for one in wanted]) for found in both)
     error = (first - second).abs().max().item()
     assert error <= 1e-5, f"fp32 vectors differ from the CPU's by {error:.1e}"
-    say("fp32 vectors beside the CPU's", value=error, unit="absolute error", limit=1e-5)
+    said = {"value": error, "unit": "absolute error", "limit": 1e-5}
+    say("fp32 vectors beside the CPU's", dtype="float32", **said)
 
 
 def check_rankings(model, device, queries, documents):
@@ -190,14 +198,21 @@ def check_rankings(model, device, queries, documents):
     one, many = session.run(asked(prompts), **cold), session.run(asked(prompts))
     compare(one, many, "scores at batch 1 and 256")
     ranked = [rankings(values(outputs), documents) for outputs in (one, many)]
-    moved = changed(*ranked)
+    session.runner.close()
+    many = lambda world: Session(model, "tokens", world, device, enforce_eager=True).run(
+        asked(prompts)
+    )
+    ranked.append(rankings(values(run_threads(2, many, timeout=400.0)[0]), documents))
+    moved = max(changed(ranked[0], other) for other in ranked[1:])
     assert moved == 0, f"{moved} of {queries} rankings changed"
     stock = [rankings(stock_scores(model, prompts, n, device), documents) for n in (1, 256)]
     control = changed(*stock)
     assert control > 0, "the control, transformers in bf16, has no ranking that changed"
-    sizes = {"queries": queries, "documents": documents}
-    say("rankings changed, batch 1 and 256", value=moved, unit="queries", **sizes)
-    say("the same, transformers in bf16", value=control, unit="queries", **sizes)
+    asked_of = f"of {queries} with {documents} documents"
+    said = f"rankings that change from batch 1 to 256, {asked_of}"
+    for tp in (1, 2):
+        say(said, tp=tp, value=moved, unit="queries")
+    say(f"{said}, transformers", value=control, unit="queries")
 
 
 def measure(folder, shape):
@@ -214,9 +229,9 @@ def measure(folder, shape):
             seconds.append(time.perf_counter() - begin)
             assert len(found) == count
     median = statistics.median(seconds[1:])
-    row = {"model": shape, "prompts": count, "tokens": TOKENS, "gpu": torch.cuda.get_device_name()}
-    say("embed", value=round(count * TOKENS / median), unit="tokens/s", **row)
-    say("embed", value=round(count / median, 1), unit="prompts/s", **row)
+    what = f"embed, {count} prompts of {TOKENS} tokens"
+    say(what, shape, value=round(count * TOKENS / median), unit="tokens/s")
+    say(what, shape, value=round(count / median, 1), unit="prompts/s")
 
 
 def check_ranks(folder, world):
@@ -242,6 +257,7 @@ def main(arguments):
     parser.add_argument("parts", nargs="*", default=parts, choices=[*parts, "ranks"])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--rerank", default="200x50", help="queries x documents")
+    parser.add_argument("--output", type=Path, help="folder of results files")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -259,6 +275,10 @@ def main(arguments):
             check_rankings(models["tokens"], options.device, *sizes)
         for shape in PROMPTS if "throughput" in options.parts else ():
             measure(folder, shape)
+    if options.output is not None:
+        command = shlex.join(["python", "-m", "tests.gpu.engine.pooling", *arguments])
+        record = run_record("pooling", machine(options.device, 1), command, ROWS)
+        append_record(options.output, "pooling", record)
 
 
 if __name__ == "__main__":

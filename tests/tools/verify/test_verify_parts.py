@@ -23,6 +23,7 @@ from tpdet.tools.verify.relations import (
     parse_relations,
     relations_help,
     that_apply,
+    that_apply_to,
 )
 from tpdet.tools.verify.report import sizes_without_difference
 from tpdet.tools.verify.spec import VerifySpec
@@ -65,6 +66,14 @@ def test_the_cpu_has_no_kernel_cache_and_no_graphs_and_the_control_only_steps():
     assert that_apply(everything, "cuda", True) == tuple(STEPS)
 
 
+def test_pooled_prompts_have_the_relations_in_which_no_text_follows():
+    generated = that_apply_to(GROUPS["all"], None)
+    assert set(GROUPS["all"]) - set(generated) == {"prefixes"}
+    last = that_apply_to(GROUPS["steps"], "last")
+    assert last == ("alone", "batch", "chunks", "whole", "preempted", "prefixes")
+    assert that_apply_to(last, "mean") == last[:-1], "a mean reads no pages of the cache"
+
+
 def test_other_processes_run_for_the_default_fold_order():
     assert order_of_processes(("sequential", "pairs", "tree")) == "tree"
     assert order_of_processes(("pairs", "sequential")) == "pairs"
@@ -79,6 +88,7 @@ def test_the_first_circumstance_is_alone_and_one_holds_every_prompt_in_a_step():
         "chunks of 100",
         "not chunked",
         "preempted",
+        "prefix hits",
         "prefill of decode",
         "prompts not scored",
         "not scored, chunks of 100",

@@ -50,7 +50,7 @@ SHORT = WHOLE | {
 }
 """The values of flags that are not given: of a tiny model they take two minutes at most."""
 SHORT_FAMILIES = ("qwen3",)
-_AS_GIVEN = ("tokens", "seed", "control", "load_format", "device", "leaves", "draft_model")
+_AS_GIVEN = ("tokens", "seed", "control", "load_format", "device", "leaves", "draft_model", "task")
 """Flags that are fields of a `VerifySpec`."""
 
 
@@ -67,6 +67,8 @@ _FLAGS = (
     flag("--seed", "of the probes", type=int, default=0),
     choice("--load-format", "dummy: drawn weights", "auto", "dummy"),
     choice("--device", "where the model runs", "auto", "cpu", "cuda"),
+    choice("--task", "what the model answers: of one that pools, pooled prompts are compared",
+           "auto", "generate", "embed", "classify", "score", "reward"),
     flag("--worlds-per-gpu",
          "worlds that may share a GPU, while it holds a copy of the model for each: more is "
          "faster, because a world that starts or compiles leaves its GPU idle",

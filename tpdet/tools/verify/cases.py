@@ -33,6 +33,7 @@ class Circumstance:
     that the rows of all requests carry (`drafted.KINDS`), or who makes them (`drafted.OF_ENGINE`),
     "" for none. `spoiled`: whatever lies behind a wrong draft is NaN. `texts`: which probes. Not
     `scored`: the probes' prompts have no log-probabilities, so only their answers are compared.
+    `cached`: each probe comes behind one of the same prompt, whose pages it reads.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Circumstance:
     spoiled: bool = False
     texts: str = ""
     scored: bool = True
+    cached: bool = False
 
 
 def kv_pages(spec: VerifySpec) -> int:
@@ -63,6 +65,7 @@ def circumstances(spec: VerifySpec) -> list[Circumstance]:
         "chunks": [Circumstance(f"chunks of {n}", batch=_CROWD, budget=n) for n in spec.budgets],
         "whole": [Circumstance("not chunked", batch=_CROWD, budget=room)],
         "preempted": [Circumstance("preempted", batch=_CROWD, budget=again, preempt_every=3)],
+        "prefixes": [Circumstance("prefix hits", cached=True)],
         "prefill": [Circumstance("prefill of decode", prefill=True)],
         "unscored": [
             Circumstance("prompts not scored", batch=_CROWD, budget=room, scored=False),

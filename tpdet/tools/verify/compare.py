@@ -140,8 +140,12 @@ def _differences(
                 files = folder / reference.values, folder / trace.values
                 yield _first_value(*files, name, position, vocab_size)
         answers = (trace.tokens.get(name), trace.logprob_bits.get(name))
-        if answers[0] and answers != (reference.tokens[name], reference.logprob_bits[name]):
-            yield f"{name}: tokens {answers[0]} against {reference.tokens[name]}"
+        if any(answers) and answers != (reference.tokens[name], reference.logprob_bits[name]):
+            yield (
+                f"{name}: tokens {answers[0]} against {reference.tokens[name]}"
+                if answers[0]
+                else f"{name}: another vector, or other labels or scores"
+            )
     drafted = trace.drafted
     if drafted is not None and not drafted.shows:
         yield (f"{drafted.accepted} of {drafted.drafts} drafts were accepted: this shows nothing")

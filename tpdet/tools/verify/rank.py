@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from tpdet.checkpoint.model_config import load_model_config
+from tpdet.audit.pooled import PooledAssembler, numbers_of
+from tpdet.checkpoint.model_config import ModelConfig, load_model_config
 from tpdet.checkpoint.model_config.fit import place_experts
 from tpdet.checkpoint.resolve import resolve_model
 from tpdet.comm.device import open_world, ranks_per_gpu, resolve_device
@@ -20,10 +21,10 @@ from tpdet.comm.world.group_world import GroupWorld
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
-from tpdet.errors import NotFoundError, UsageError
+from tpdet.errors import NotFoundError, TpdetError, UsageError
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.launch.ranks.environment import read_environment
-from tpdet.requests.request import PooledOutput, Request
+from tpdet.requests.request import PooledOutput, Request, RequestFailed
 from tpdet.runner import Runner
 from tpdet.scheduler.speculator import Speculator
 from tpdet.speculative.draft_model.model import DraftModel
@@ -64,6 +65,8 @@ from tpdet.tools.verify.spec import Seen, Trace, VerifySpec, WorldReport, mode_s
 from tpdet.tools.worlds.machine import count_gpus, machine
 from tpdet.tools.worlds.pretended_nodes import pretend_nodes
 from tpdet.tools.worlds.worlds import run_rank
+
+_Assembler = RequestAssembler | PooledAssembler
 
 
 def main(arguments: list[str]) -> int:
@@ -202,6 +205,7 @@ def _config(spec: VerifySpec, dtype: str, load: _Load, graphs: bool) -> EngineCo
         "transport": "gather" if spec.control else spec.way.transport,
         "leaves": spec.leaves,
         "drafts": "off",  # those of a circumstance are its own
+        "task": spec.task,
     }
     return EngineConfig.from_values(**settings | mode_settings(load.mode) | load.settings)
 
@@ -214,7 +218,13 @@ def _run_load(
     traces = _LoadedModel(spec, load, config, runner, world, output).run_all()
     runner.close()
     world.barrier()  # peers may read this rank's part of the vocabulary until they have closed, too
-    return traces, runner.fingerprint(approximate=False), runner.model_config.vocab_size
+    return traces, runner.fingerprint(approximate=False), _width(runner.model_config)
+
+
+def _width(model: ModelConfig) -> int:
+    """Values of a row that is compared: logits, labels, or the row behind the last norm."""
+    widths = {"tokens": model.vocab_size, "labels": model.labels, "none": model.hidden_size}
+    return widths[model.head]
 
 
 @dataclass(frozen=True)
@@ -267,7 +277,7 @@ class _LoadedModel:
         """The configuration of an engine in one circumstance, and of its draft model."""
         config = self.config
         changes: dict[str, object] = {"max_num_batched_tokens": circumstance.budget}
-        if circumstance.drafts:
+        if circumstance.drafts or circumstance.cached:
             changes["enable_prefix_caching"] = True  # probes publish pages, and read none
         if circumstance.drafts in OF_ENGINE:
             changes["drafts"] = "auto"
@@ -305,22 +315,28 @@ class _LoadedModel:
         engine = Engine(*of, faults=faults, speculator=speculator)
         others = max(0, circumstance.batch - len(requests))
         crowd = neighbours(vocabulary, others, spec.tokens, spec.seed + circumstance.batch)
+        if engine.pooler is not None:
+            requests, crowd = (
+                [engine.pooler.of(_unscored(request)) for request in some]
+                for some in (requests, crowd)
+            )
         groups = [[r] for r in requests] if circumstance.batch == 1 else [_mixed(requests, crowd)]
+        if circumstance.cached:
+            groups = [group for request in requests for group in ([_first(request)], [request])]
         assemblers = _run_groups(engine, groups, log, kind in KINDS)
         statistics = engine.statistics()
         engine.stop_workers()
         log.close(tokens)
-        answers = {name: assembler.answer().choices[0] for name, assembler in assemblers.items()}
+        if circumstance.cached and not statistics.totals.prefix_hit_tokens:
+            self.output.left_out.append(f"{name}: no prompt is longer than a page")
+        answers = {name: _answer_of(assembler) for name, assembler in assemblers.items()}
         drafted = counted(kind, statistics.drafters, spec.draft_model is None)
         return Trace(
             dtype=config.dtype,
             mode=mode,
             circumstance=circumstance.name,
-            tokens={name: answer.token_ids for name, answer in answers.items()},
-            logprob_bits={
-                name: tuple(logprob_bits(token.logprob) for token in answer.logprobs)
-                for name, answer in answers.items()
-            },
+            tokens={name: token_ids for name, (token_ids, _) in answers.items()},
+            logprob_bits={name: bits for name, (_, bits) in answers.items()},
             logits=log.digests,
             values=f"{values.parent.name}/{values.name}",
             steps=statistics.steps,
@@ -332,22 +348,49 @@ class _LoadedModel:
 
 def _run_groups(
     engine: Engine, groups: list[list[Request]], log: LogitsLog, drafted: bool
-) -> dict[str, RequestAssembler]:
+) -> dict[str, _Assembler]:
     """Run each group of requests when the one before is done; the probes' answers, by name."""
-    assemblers: dict[str, RequestAssembler] = {}
+    assemblers: dict[str, _Assembler] = {}
     admission = 0
     for group in groups:
         for request in group:
             if request.request_id.startswith("probe"):
                 log.names[admission] = request.request_id
-                assemblers[request.request_id] = RequestAssembler(request, None)
+                assemblers[request.request_id] = (
+                    RequestAssembler(request, None)
+                    if request.pooling is None
+                    else PooledAssembler(request)
+                )
             engine.submit(with_drafts(request) if drafted else request)
             admission += 1
         while engine.has_work:
             for output in engine.step():
-                if output.request_id in assemblers and not isinstance(output, PooledOutput):
-                    assemblers[output.request_id].push(output)
+                assembler = assemblers.get(output.request_id)
+                if isinstance(assembler, PooledAssembler):
+                    assert isinstance(output, PooledOutput | RequestFailed)
+                    assembler.push(output)
+                elif assembler is not None and not isinstance(output, PooledOutput):
+                    assembler.push(output)
     return assemblers
+
+
+def _answer_of(assembler: _Assembler) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """A probe's tokens, and the fp32 bits of their log-probabilities or of a pooled answer's.
+
+    Raises TpdetError for a pooled prompt without an answer.
+    """
+    if isinstance(assembler, PooledAssembler):
+        if assembler.output is None:
+            raise TpdetError(f"{assembler.request.request_id}: {assembler.failure}")
+        values = numbers_of(assembler.output.values)
+        return (), tuple(map(logprob_bits, values))
+    answer = assembler.answer().choices[0]
+    return answer.token_ids, tuple(logprob_bits(token.logprob) for token in answer.logprobs)
+
+
+def _first(probe: Request) -> Request:
+    """One of the same prompt, which leaves its pages to the probe and is not compared."""
+    return msgspec.structs.replace(probe, request_id=f"before-{probe.request_id}")
 
 
 def _mixed(requests: list[Request], crowd: list[Request]) -> list[Request]:

@@ -9,6 +9,7 @@ STEPS = {
     "chunks": "prompts cut at a budget, one relation a size of --budget",
     "whole": "every prompt whole, all in one step",
     "preempted": "running sequences preempted and computed again every few steps",
+    "prefixes": "pooled prompts whose first pages come from the prefix cache (models that pool)",
     "prefill": "decoded positions computed again as a prompt",
     "unscored": "prompts whose tokens are not scored, so that their last rows alone have logits",
     "drafts": "drafts of every kind, right and wrong, in steps of every kind",
@@ -35,6 +36,7 @@ GROUPS = {
     "processes": ("alone", *PROCESSES),
 }
 _GPUS_ONLY = ("cache", "eager", "gather")
+_NOT_POOLED = ("prefill", "unscored", "drafts", "ngrams", "draft_model")
 
 
 def parse_relations(text: str) -> tuple[str, ...]:
@@ -53,7 +55,7 @@ def relations_help() -> str:
     """The sentence of `--help` on `--relations`."""
     texts = "; ".join(f"{name}: {what}" for name, what in (STEPS | PROCESSES).items())
     return (
-        "all, steps (the first ten), processes (the last five), or a list of names. "
+        "all, steps (the first eleven), processes (the last five), or a list of names. "
         f"{texts}. draft_model and the last five run for one fold order: {DEFAULT_FOLD_ORDER}, if "
         "it is among those asked for"
     )
@@ -63,6 +65,17 @@ def that_apply(relations: tuple[str, ...], device: str, control: bool) -> tuple[
     """The relations that apply to "cpu" or "cuda"; the control runs only those of steps."""
     kept = [name for name in relations if device != "cpu" or name not in _GPUS_ONLY]
     return tuple(name for name in kept if name in STEPS or not control)
+
+
+def that_apply_to(relations: tuple[str, ...], row: str | None) -> tuple[str, ...]:
+    """Those that apply to a model which pools this row of a prompt; None: it generates.
+
+    No text follows a pooled prompt, and only last rows are pooled behind pages of the cache.
+    """
+    left_out = _NOT_POOLED if row is not None else ()
+    if row != "last":
+        left_out = (*left_out, "prefixes")
+    return tuple(name for name in relations if name not in left_out)
 
 
 def order_of_processes(modes: tuple[str, ...]) -> str:

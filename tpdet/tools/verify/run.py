@@ -14,6 +14,7 @@ from rich.console import Console
 from tpdet.checkpoint.model_config import FAMILY_NAMES, load_model_config
 from tpdet.checkpoint.model_config.fit import check_ranks
 from tpdet.checkpoint.model_config.known_shapes import directory_of
+from tpdet.checkpoint.model_config.pooling import load_for_task
 from tpdet.checkpoint.resolve import resolve_model
 from tpdet.comm.device import resolve_device
 from tpdet.config import EngineConfig
@@ -26,7 +27,7 @@ from tpdet.tools.verify.compare import Relation, compare
 from tpdet.tools.verify.page import write_page
 from tpdet.tools.verify.parts import WorldRuns, parts_of, run_worlds
 from tpdet.tools.verify.progress import RunProgress
-from tpdet.tools.verify.relations import that_apply
+from tpdet.tools.verify.relations import that_apply, that_apply_to
 from tpdet.tools.verify.report import print_matrix, result_rows, sizes_without_difference
 from tpdet.tools.verify.results import runs_of
 from tpdet.tools.verify.room import check_worlds
@@ -164,8 +165,7 @@ def verify_all(
         ]
         specs = [msgspec.structs.replace(spec, model=model) for model in names]
         specs = specs if models else [with_far_probe(one) for one in specs]
-        for one in specs:
-            _check(one, worlds, device)
+        specs = [_checked(one, worlds, device) for one in specs]
         progress.plan()
         for one in specs:
             relations += verify(one, worlds, runs, files or ResultFiles())
@@ -179,10 +179,13 @@ def verify_all(
     return 1 if different else 0
 
 
-def _check(spec: VerifySpec, worlds: Sequence[tuple[int, LaunchWay]], device: str) -> None:
-    """Refuse, before a world starts, a model that cannot be loaded, or not at every size."""
+def _checked(spec: VerifySpec, worlds: Sequence[tuple[int, LaunchWay]], device: str) -> VerifySpec:
+    """The spec with the relations that apply to its model.
+
+    Refuses, before a world starts, a model that cannot be loaded, or not at every size.
+    """
     for dtype in spec.dtypes:
-        config = load_model_config(resolve_model(spec.model), dtype)
+        config, pooling = load_for_task(resolve_model(spec.model), dtype, spec.task)
         for tp, _ in worlds:
             check_ranks(config, tp, spec.leaves)
         if spec.draft_model is not None:
@@ -190,3 +193,5 @@ def _check(spec: VerifySpec, worlds: Sequence[tuple[int, LaunchWay]], device: st
             read_draft_model(EngineConfig.from_values(**pair))
     if device == "cuda":
         check_worlds(spec, worlds, gpus_here())
+    row = None if pooling is None else pooling.row
+    return msgspec.structs.replace(spec, relations=that_apply_to(spec.relations, row))

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from tpdet.checkpoint.model_config.pooling import Task
 from tpdet.tools.worlds.machine import Machine
 from tpdet.tools.worlds.ways import USUAL, LaunchWay
 
@@ -11,7 +12,8 @@ class VerifySpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `relations` are names of `tools/verify/relations.py`. A world whose `part` is "steps" runs those
     of steps, a world of "fresh" or "cache" those with other processes. `way`: how it is started.
-    `draft_model`: the directory of one, for the relation of draft models.
+    `draft_model`: the directory of one, for the relation of draft models. `task`: what the model
+    answers, as of an engine.
     """
 
     model: str
@@ -32,6 +34,7 @@ class VerifySpec(msgspec.Struct, frozen=True, kw_only=True):
     leaves: int | None = None
     way: LaunchWay = USUAL
     draft_model: str | None = None
+    task: Task = "auto"
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -65,6 +68,8 @@ class Drafted(msgspec.Struct, frozen=True, kw_only=True):
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a world's probes in one circumstance.
+
+    Of pooled prompts `logprob_bits` has the values of the answer, and there are no tokens.
 
     `logits[probe][position]` is the SHA-256 of the fp32 logits of the whole vocabulary there.
     `values` names a file with these logits (raw fp32), position after position. `texts` names the
