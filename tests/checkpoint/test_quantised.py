@@ -56,8 +56,8 @@ def of_blocks(rows=N, columns=K):
     return q, s, q.float() * wide
 
 
-def fp8_block():
-    q, s, expected = of_blocks()
+def fp8_block(rows=N, columns=K):
+    q, s, expected = of_blocks(rows, columns)
     return FP8, {"weight": q, "weight_scale_inv": s}, expected
 
 
@@ -68,46 +68,50 @@ def compressed_fp8_block(rows=N, columns=K, form="float-quantized"):
     return config, {"weight": q, "weight_scale": s}, expected
 
 
-def fp8_channel():
-    q, s = (integers(-90, 90, N, K) / 8).to(torch.float8_e4m3fn), some_scales(N, 1)
+def fp8_channel(rows=N, columns=K):
+    q, s = (integers(-90, 90, rows, columns) / 8).to(torch.float8_e4m3fn), some_scales(rows, 1)
     form = compressed("float-quantized", num_bits=8, type="float", strategy="channel")
     return form, {"weight": q, "weight_scale": s}, q.float() * s.float()
 
 
-def awq():
-    q, z, s = integers(0, 16, K, N), integers(0, 16, K // 64, N, seed=3), some_scales(K // 64, N)
+def awq(rows=N, columns=K):
+    q, z, s = (
+        integers(0, 16, columns, rows),
+        integers(0, 16, columns // 64, rows, seed=3),
+        some_scales(columns // 64, rows),
+    )
     order = [0, 2, 4, 6, 1, 3, 5, 7]
     parts = {"qweight": packed(q, 1, order=order), "qzeros": packed(z, 1, order=order)}
-    group = torch.arange(K) // 64
+    group = torch.arange(columns) // 64
     return AWQ, parts | {"scales": s.half()}, ((q - z[group]) * s.half().float()[group]).T
 
 
-def gptq(version="gptq", stored=1):
-    q, z = integers(0, 16, K, N), integers(1, 16, K // 64, N, seed=3)
-    s, group = some_scales(K // 64, N).half(), torch.arange(K) // 64
+def gptq(rows=N, columns=K, version="gptq", stored=1):
+    q, z = integers(0, 16, columns, rows), integers(1, 16, columns // 64, rows, seed=3)
+    s, group = some_scales(columns // 64, rows).half(), torch.arange(columns) // 64
     parts = {"qweight": packed(q, 0), "qzeros": packed(z - stored, 1), "scales": s}
     form = GPTQ | {"checkpoint_format": version}
     return form, parts | {"g_idx": group.int()}, ((q - z[group]) * s.float()[group]).T
 
 
-def gptq_v2():
-    return gptq("gptq_v2", 0)
+def gptq_v2(rows=N, columns=K):
+    return gptq(rows, columns, "gptq_v2", 0)
 
 
-def packed_int(bits, group, symmetric):
-    groups = K // group if group else 1
-    q, s = integers(0, 1 << bits, N, K), some_scales(N, groups)
-    z = torch.full((N, groups), 1 << (bits - 1))
+def packed_int(bits, group, symmetric, rows=N, columns=K):
+    groups = columns // group if group else 1
+    q, s = integers(0, 1 << bits, rows, columns), some_scales(rows, groups)
+    z = torch.full((rows, groups), 1 << (bits - 1))
     if not symmetric:
-        z = integers(0, 1 << bits, N, groups, seed=3)
+        z = integers(0, 1 << bits, rows, groups, seed=3)
     parts = {
         "weight_packed": packed(q, 1, bits),
         "weight_scale": s,
-        "weight_shape": torch.tensor([N, K]),
+        "weight_shape": torch.tensor([rows, columns]),
     }
     if not symmetric:
         parts["weight_zero_point"] = packed(z, 0, bits)
-    of = torch.arange(K) // (group or K)
+    of = torch.arange(columns) // (group or columns)
     form = compressed(
         "pack-quantized",
         num_bits=bits,
@@ -119,24 +123,24 @@ def packed_int(bits, group, symmetric):
     return form, parts, (q - z[:, of]) * s.float()[:, of]
 
 
-def w4a16():
-    return packed_int(4, 32, True)
+def w4a16(rows=N, columns=K):
+    return packed_int(4, 32, True, rows, columns)
 
 
-def w4a16_with_zero_points():
-    return packed_int(4, 128, False)
+def w4a16_with_zero_points(rows=N, columns=K):
+    return packed_int(4, 128, False, rows, columns)
 
 
-def w8a16():
-    return packed_int(8, 0, True)
+def w8a16(rows=N, columns=K):
+    return packed_int(8, 0, True, rows, columns)
 
 
-def w8a16_with_zero_points():
-    return packed_int(8, 64, False)
+def w8a16_with_zero_points(rows=N, columns=K):
+    return packed_int(8, 64, False, rows, columns)
 
 
-def mxfp4():
-    q, e = integers(0, 16, N, K), integers(100, 130, N, K // 32, seed=3)
+def mxfp4(rows=N, columns=K):
+    q, e = integers(0, 16, rows, columns), integers(100, 130, rows, columns // 32, seed=3)
     values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     numbers = values[q & 7] * (1 - 2 * (q >> 3))
     form = compressed(
@@ -146,7 +150,7 @@ def mxfp4():
         "weight_packed": (q[:, ::2] | q[:, 1::2] << 4).to(torch.uint8),
         "weight_scale": e.to(torch.uint8),
     }
-    return form, parts, numbers * 2.0 ** (e[:, torch.arange(K) // 32] - 127.0)
+    return form, parts, numbers * 2.0 ** (e[:, torch.arange(columns) // 32] - 127.0)
 
 
 MADE = (

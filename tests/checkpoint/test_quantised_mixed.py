@@ -26,8 +26,8 @@ from tpdet.checkpoint.model_config import load_model_config
 from tpdet.errors import CheckpointError
 
 
-def of_fours():
-    return packed_int(4, 128, True)
+def of_fours(rows=N, columns=K):
+    return packed_int(4, 128, True, rows, columns)
 
 
 MIXED = (

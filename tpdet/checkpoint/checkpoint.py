@@ -15,12 +15,14 @@ from tpdet.checkpoint.gguf.header import is_gguf, read_header
 from tpdet.checkpoint.gguf.tensors import gguf_tensors
 from tpdet.checkpoint.model_config.json_file import read_json_object
 from tpdet.checkpoint.model_config.stored_form import read_stored_form
+from tpdet.checkpoint.pieces import TensorRead
 from tpdet.checkpoint.safetensors_header import read_safetensors_header
 from tpdet.checkpoint.shared_read import SharedReads
 from tpdet.checkpoint.stored import DTYPES, CheckpointTensor, StoredFile, StoredTensor, Tensors
 from tpdet.checkpoint.streamed import StreamedPiece
 from tpdet.checkpoint.weight_files import INDEX, SINGLE, find_weights
 from tpdet.errors import CheckpointError
+from tpdet.kernels.inputs.packed import PackedMatrix
 
 MAX_INDEX_BYTES = 64 << 20
 
@@ -33,7 +35,8 @@ _READ_AS_IT_IS = "F32", "BF16", "F16"
 class Checkpoint:
     """The tensors of open files.
 
-    rules: how tensors that are quantised become numbers, by name; the others are as stored.
+    rules: how tensors that are quantised become numbers, by name; the others are as stored. forms:
+    of those that can stay codes and scales, `CheckpointTensor.form`.
     activations_ignored: whether the checkpoint wants activations quantised, too, which is not done.
     """
 
@@ -45,6 +48,7 @@ class Checkpoint:
         self._shared = SharedReads()
         self.activations_ignored = activations_ignored
         self.rules = {name: tensor.rule for name, tensor in tensors.items() if tensor.rule}
+        self.forms = {name: tensor.form for name, tensor in tensors.items() if tensor.form}
         self.files = tuple(sorted(files))
         self.names = tuple(sorted(n for n in tensors if not n.endswith(_INERT_SUFFIX)))
 
@@ -87,6 +91,20 @@ class Checkpoint:
         part = view[(*(slice(None) for _ in range(dim)), slice(first, last))]
         assert isinstance(part, torch.Tensor)
         return part
+
+    def packed(self, read: TensorRead) -> PackedMatrix:
+        """The pieces of a quantised matrix that `read` asks for, as codes and scales: a copy.
+
+        Raises CheckpointError for another shape, and for scales that are refused.
+        """
+        _, view = self.check_shape(read.name, read.shape)
+        spans = [range(extent) for extent in read.shape]
+        pieces = read.each()
+        own = range(pieces[0].first, pieces[-1].last)
+        kept = read.pieces.kept
+        spans[read.pieces.dim] = own if kept is None else own[kept.start : kept.stop]
+        part: PackedMatrix = view.packed(*spans)
+        return part.compact()
 
     def _typed(self, name: str, shape: tuple[int, ...]) -> tuple[Any, torch.dtype]:
         """A view of a tensor, and its dtype. Raises CheckpointError for another shape or dtype."""

@@ -1,8 +1,9 @@
 """The source of weights: one interface to checkpoints and to random weights."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from tpdet.checkpoint.pieces import PieceRead, Pieces, TensorLeft, TensorRead
 from tpdet.checkpoint.place import memory_for
 from tpdet.checkpoint.staging import Staging
 from tpdet.errors import CheckpointError
+from tpdet.kernels.inputs.packed import PackedMatrix
 
 WeightRead = TensorRead | TensorLeft
 """A call of `WeightSource.read` or of `leave`."""
@@ -42,6 +44,8 @@ class WeightSource:
     """
 
     tick: Callable[[], None] | None = None
+    packed = False
+    """Whether quantised weights of the layers' products stay as they are stored."""
     from_files = True
     """Whether tensors of a checkpoint have to be read; else they are in memory."""
 
@@ -100,6 +104,27 @@ class WeightSource:
         ]
         self.read_into(reads, targets)
         return targets
+
+    @property
+    def forms(self) -> Mapping[str, object]:
+        """`Checkpoint.forms`; none of random weights."""
+        return {} if self._checkpoint is None else self._checkpoint.forms
+
+    def packs(self, *names: str) -> bool:
+        """Whether matrices of these names can stay packed together: all are in one form."""
+        if not self.packed or self._checkpoint is None:
+            return False
+        forms = [self._checkpoint.forms.get(name) for name in names]
+        return forms[0] is not None and all(form == forms[0] for form in forms)
+
+    def read_packed(self, read: TensorRead) -> PackedMatrix:
+        """This rank's pieces of a matrix that `packs` has, as codes and scales.
+
+        They are checked and digested as numbers, which are gone afterwards. Raises as `read`.
+        """
+        assert self._checkpoint is not None
+        self.read(*read)
+        return replace(self._checkpoint.packed(read), dtype=self._dtype)
 
     def read_for(self, take: Callable[..., object], *reads: TensorRead) -> None:
         """Read tensors as `read_all`, and call `take` with them: here at once.
@@ -266,20 +291,28 @@ def open_weights(
     show_progress: bool,
     device: torch.device | str = "cpu",
     threads: int = 1,
+    packed: bool = False,
 ) -> WeightSource:
     """The weights of a model directory for `device`; random ones for load_format "dummy".
 
-    threads: how many pieces of a tensor are read at a time.
+    threads: how many pieces of a tensor are read at a time. packed: `WeightSource.packed`.
     """
     checkpoint = None if load_format == "dummy" else open_checkpoint(directory)
     if checkpoint is not None and checkpoint.rules and show_progress:
-        _log.info(
-            "quantised weights (%s) become %s: memory is that of a checkpoint in %s",
-            ", ".join(sorted({*checkpoint.rules.values()})),
-            config.dtype,
-            config.dtype,
-        )
+        rules = ", ".join(sorted({*checkpoint.rules.values()}))
+        if packed:
+            _log.info("quantised weights (%s) stay packed", rules)
+        else:
+            _log.info(
+                "quantised weights (%s) become %s: memory is that of a checkpoint in %s "
+                "(--weights packed, on a CPU, keeps them as they are stored, and is slower)",
+                rules,
+                config.dtype,
+                config.dtype,
+            )
         if checkpoint.activations_ignored:
             _log.info("the checkpoint wants quantised activations, too: they stay %s", config.dtype)
     dtype = getattr(torch, config.dtype)
-    return WeightSource(checkpoint, dtype, seed, show_progress, device, threads)
+    source = WeightSource(checkpoint, dtype, seed, show_progress, device, threads)
+    source.packed = packed
+    return source

@@ -137,13 +137,15 @@ class CheckpointTensor(NamedTuple):
     """A tensor that a model reads: its file, for messages, and what opens a view of it.
 
     The view has the form of a safetensors slice; nothing of it is read yet. stored: where its bytes
-    lie, if its values are those; rule: how a quantised tensor becomes numbers, else "".
+    lie, if its values are those; rule: how a quantised tensor becomes numbers, else ""; form: what
+    says how its codes lie, equal where rows of two matrices can be joined, None without codes.
     """
 
     file: str
     open: Callable[[], Any]
     stored: StoredTensor | None = None
     rule: str = ""
+    form: object = None
 
     def renamed(self, name: str) -> "CheckpointTensor":
         """The same tensor, which messages call by another name."""

@@ -144,7 +144,9 @@ class EngineWeights:
                 "/shutdown_weight_transfer_engine",
                 409,
             )
-        self._order(BeginUpdate(), _no_tick)
+        order = BeginUpdate()
+        self._ranks.check(order)
+        self._order(order, _no_tick)
         self._open, self._began = True, time.monotonic()
 
     def update(self, info: TensorsInfo, tick: Tick = _no_tick) -> None:

@@ -15,6 +15,7 @@ from tpdet.comm.exchange.all_reduce import AllReduceExchange
 from tpdet.comm.exchange.fold import RankExchange
 from tpdet.comm.world.world import World
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.packed import Weight, WeightStack
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import Expression
 from tpdet.kernels.partial_sums import PartialSums
@@ -33,14 +34,14 @@ class Arithmetic(Protocol):
     def column(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: Weight,
         bias: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """x [M, K], weight [N, K], bias [N] -> [M, N] in out_dtype (x's if None)."""
         ...
 
-    def gated(self, x: torch.Tensor, weight: torch.Tensor, activation: str) -> torch.Tensor:
+    def gated(self, x: torch.Tensor, weight: Weight, activation: str) -> torch.Tensor:
         """x [M, K], interleaved weight [2 * I, K] -> act(gate) * up [M, I] in x's dtype."""
         ...
 
@@ -51,7 +52,7 @@ class Arithmetic(Protocol):
     def row(
         self,
         x: torch.Tensor,
-        weight_LNK: torch.Tensor,
+        weight_LNK: WeightStack,
         roots: tuple[Expression, ...],
         widths: tuple[int, ...] = (),
     ) -> PartialSums:
@@ -89,14 +90,14 @@ class StrictArithmetic:
     def column(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: Weight,
         bias: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """One chain over K, one rounding."""
         return ops.column_gemm(x, weight, bias, out_dtype, admitted=self.admitted)
 
-    def gated(self, x: torch.Tensor, weight: torch.Tensor, activation: str) -> torch.Tensor:
+    def gated(self, x: torch.Tensor, weight: Weight, activation: str) -> torch.Tensor:
         """Chains in fp32, rounded once after the multiplication."""
         return ops.gated_gemm(x, weight, admitted=self.admitted, activation=activation)
 
@@ -107,7 +108,7 @@ class StrictArithmetic:
     def row(
         self,
         x: torch.Tensor,
-        weight_LNK: torch.Tensor,
+        weight_LNK: WeightStack,
         roots: tuple[Expression, ...],
         widths: tuple[int, ...] = (),
     ) -> PartialSums:
@@ -140,16 +141,16 @@ class StockArithmetic:
     def column(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: Weight,
         bias: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """`torch.nn.functional.linear` in x's dtype."""
-        return linear(x, weight, bias).to(out_dtype or x.dtype)
+        return linear(x, _dense(weight), bias).to(out_dtype or x.dtype)
 
-    def gated(self, x: torch.Tensor, weight: torch.Tensor, activation: str) -> torch.Tensor:
+    def gated(self, x: torch.Tensor, weight: Weight, activation: str) -> torch.Tensor:
         """Gate and up rounded to x's dtype, as in stock engines; then the activation."""
-        return ops.activate_and_multiply(linear(x, weight), activation=activation)
+        return ops.activate_and_multiply(linear(x, _dense(weight)), activation=activation)
 
     def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
         """[1, N, L * K]; a weight that lies leaf by leaf is laid out anew in its own memory."""
@@ -162,12 +163,12 @@ class StockArithmetic:
     def row(
         self,
         x: torch.Tensor,
-        weight_LNK: torch.Tensor,
+        weight_LNK: WeightStack,
         roots: tuple[Expression, ...],
         widths: tuple[int, ...] = (),
     ) -> PartialSums:
         """One product [1, M, N], rounded to the model's dtype before it is exchanged."""
-        return PartialSums(linear(x, weight_LNK[0])[None], (0,))
+        return PartialSums(linear(x, _dense(weight_LNK[0]))[None], (0,))
 
     def attend(
         self,
@@ -186,6 +187,12 @@ class StockArithmetic:
         return stock_attention.paged_attention(
             q, pages.keys, pages.values, batch, window, self._planned[1]
         )
+
+
+def _dense(weight: Weight) -> torch.Tensor:
+    """A weight that the library can read: a configuration has packed ones or this arithmetic."""
+    assert isinstance(weight, torch.Tensor)
+    return weight
 
 
 def make_arithmetic(approximate: bool, world: World, exchange: RankExchange) -> Arithmetic:

@@ -24,6 +24,7 @@ from tpdet.kernels import ops
 from tpdet.kernels.inputs.experts import Lanes
 from tpdet.kernels.inputs.gated import halves
 from tpdet.kernels.inputs.norm import Finish
+from tpdet.kernels.inputs.packed import PackedStack, WeightStack, interleaved_rows, numbers_of
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.order import fold_tree
 from tpdet.kernels.partial_sums import relative_roots
@@ -44,8 +45,8 @@ class ExpertMlp:
     router: torch.Tensor | None = None
     router_bias: torch.Tensor | None = None
     choice_bias: torch.Tensor | None = None
-    gate_up: torch.Tensor | None = None
-    down: torch.Tensor | None = None
+    gate_up: WeightStack | None = None
+    down: WeightStack | None = None
     biases: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
     routes: torch.Tensor | None = None
     """int16 [slots of pages, k]: where the ids of each row are kept, if they are."""
@@ -117,6 +118,7 @@ class ExpertMlp:
         of_width, of_hidden = (Pieces.whole(kept) for kept in self._parts)
         cuts = of_width, of_width, of_hidden
         named = [*zip(self._mixture.projections, shapes, cuts, strict=True)]
+        packed = all(self._packs(source, expert) for expert in self._lanes.experts)
         parts: list[tuple[str, tuple[int, ...], Pieces]]
         parts = [(f"{p}.weight", shape, cut) for p, shape, cut in named]
         if self._mixture.biased:
@@ -124,15 +126,39 @@ class ExpertMlp:
                 self._place_router_bias, TensorRead(f"{router}.bias", (experts,), whole)
             )
             parts += [(f"{p}.bias", shape[:1], cut) for p, shape, cut in named]
-        asked, targets = [], self._make_room(source)
+        asked, targets = [], self._make_room(source, packed)
         for expert in range(experts):
             for part, shape, cut in parts:
-                name = f"{self._name}.experts.{expert}.{part}"
+                name = self._of_expert(expert, part)
                 if expert in self._lanes.experts:
                     asked.append(TensorRead(name, shape, cut))
                 else:
                     source.leave(name, shape)
+        if packed:
+            weights = [read for read in asked if read.name.endswith(".weight")]
+            asked = [read for read in asked if read.name.endswith(".bias")]
+            self._read_packed(source, weights)
         source.read_into(asked, targets)
+
+    def _of_expert(self, expert: int, part: str) -> str:
+        """The name of an expert's tensor."""
+        return f"{self._name}.experts.{expert}.{part}"
+
+    def _packs(self, source: WeightSource, expert: int) -> bool:
+        """Whether an expert's weights can stay packed: gate and up are joined."""
+        gate, up, down = (
+            self._of_expert(expert, f"{part}.weight") for part in self._mixture.projections
+        )
+        return source.packs(gate, up) and source.packs(down)
+
+    def _read_packed(self, source: WeightSource, weights: list[TensorRead]) -> None:
+        """Read gate, up and down of each expert as codes and scales."""
+        gate_up, down = [], []
+        for expert in range(0, len(weights), 3):
+            parts = [source.read_packed(read) for read in weights[expert : expert + 3]]
+            gate_up.append(interleaved_rows(*parts[:2]))
+            down.append(parts[2])
+        self.gate_up, self.down = PackedStack(gate_up), PackedStack(down)
 
     def _place_router(self, read: torch.Tensor) -> None:
         self.router = place(self.router, read)
@@ -143,19 +169,27 @@ class ExpertMlp:
     def _place_choice_bias(self, read: torch.Tensor) -> None:
         self.choice_bias = place(self.choice_bias, read)
 
-    def _make_room(self, source: WeightSource) -> list[torch.Tensor]:
-        """Where gate, up and down of each expert go, and then their biases: expert by expert."""
+    def _make_room(self, source: WeightSource, packed: bool) -> list[torch.Tensor]:
+        """Where gate, up and down of each expert go, and then their biases: expert by expert.
+
+        packed: only biases are read to where there is room.
+        """
         held, (width, outputs) = len(self._lanes.experts), map(len, self._parts)
-        gate_up = source.memory_for(self.gate_up, (held, 2 * width, self._hidden))
-        down = source.memory_for(self.down, (held, outputs, self._mixture.width))
+        weights: list[list[torch.Tensor]] = [[] for _ in range(held)]
+        if not packed:
+            shape = held, 2 * width, self._hidden
+            self.gate_up = gate_up = source.memory_for(numbers_of(self.gate_up), shape)
+            shape = held, outputs, self._mixture.width
+            self.down = down = source.memory_for(numbers_of(self.down), shape)
+            weights = [[*halves(gate_up[i]), down[i]] for i in range(held)]
         of_gate_up, of_down = self.biases
         if self._mixture.biased:
             of_gate_up = source.memory_for(of_gate_up, (held, 2 * width))
             of_down = source.memory_for(of_down, (held, outputs))
-        self.gate_up, self.down, self.biases = gate_up, down, (of_gate_up, of_down)
+        self.biases = of_gate_up, of_down
         targets = []
         for i in range(held):
-            targets += [*halves(gate_up[i]), down[i]]
+            targets += weights[i]
             if of_gate_up is not None and of_down is not None:
                 targets += [*halves(of_gate_up[i]), of_down[i]]
         return targets

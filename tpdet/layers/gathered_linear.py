@@ -12,6 +12,7 @@ from tpdet.comm.exchange.fold import Done, Pending, RankExchange
 from tpdet.comm.exchange.peer_columns import open_columns
 from tpdet.errors import UsageError
 from tpdet.kernels.inputs.norm import Finish
+from tpdet.kernels.inputs.packed import PackedMatrix, Weight, numbers_of
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.order import Leaves
 from tpdet.layers.arithmetic import Arithmetic
@@ -39,15 +40,24 @@ class GatheredLinear:
         self._inputs, self._outputs = (
             partition.by_rank(each) for each in (cut, partition.cut.outputs)
         )
-        self.weight = source.read(*self._read)
+        packed = self._packed(source)
+        self.weight: Weight = source.read(*self._read) if packed is None else packed
         self._bias = RowBias(partition, name, outputs)
         self._bias.load(source)
         self._exchange, self._arithmetic = exchange, partition.arithmetic
 
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""
-        source.read_for(partial(place, self.weight), TensorRead(*self._read))
+        packed = self._packed(source)
+        if packed is None:
+            source.read_for(partial(place, numbers_of(self.weight)), TensorRead(*self._read))
+        else:
+            self.weight = packed
         self._bias.load(source)
+
+    def _packed(self, source: WeightSource) -> PackedMatrix | None:
+        read = TensorRead(*self._read)
+        return source.read_packed(read) if source.packs(read.name) else None
 
     def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, finish: Finish) -> Pending:
         """This rank's columns x [M, K'] -> what becomes of y: the stream and its norm.

@@ -13,6 +13,15 @@ from tpdet.comm.exchange.fold import Exchange, Pending, RankExchange
 from tpdet.comm.exchange.open import open_exchange
 from tpdet.kernels.inputs.gated import GROUP, halves, write_half
 from tpdet.kernels.inputs.norm import Finish
+from tpdet.kernels.inputs.packed import (
+    PackedMatrix,
+    Weight,
+    WeightStack,
+    interleaved_rows,
+    join_rows,
+    numbers_of,
+    side_by_side,
+)
 from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.kernels.order import Leaves
 from tpdet.kernels.partial_sums import relative_roots
@@ -36,6 +45,15 @@ class ColumnPart(NamedTuple):
     before: int = 0
     after: int = 0
     head_order: tuple[int, ...] = ()
+
+    def packed(self, read: PackedMatrix) -> PackedMatrix:
+        """This rank's rows, in their order, with the zeros."""
+        order = torch.arange(read.shape[0])
+        if self.head_order:
+            order = order.unflatten(0, (-1, len(self.head_order)))[:, list(self.head_order)]
+        return read.with_rows(
+            torch.nn.functional.pad(order.flatten(), (self.before, self.after), value=-1)
+        )
 
     def read_into(self, target: torch.Tensor, read: torch.Tensor) -> None:
         """Copy this rank's rows, in their order, with the zeros, into `target`."""
@@ -72,10 +90,22 @@ def read_parts(
     return memory
 
 
+def read_packed_parts(
+    source: WeightSource, parts: Sequence[ColumnPart], inputs: int
+) -> PackedMatrix | None:
+    """The weights of several parts as codes and scales; None where they are to be numbers."""
+    reads = [TensorRead(f"{part.name}.weight", (part.rows, inputs), part.pieces) for part in parts]
+    if not source.packs(*(read.name for read in reads)):
+        return None
+    return join_rows(
+        [part.packed(source.read_packed(read)) for part, read in zip(parts, reads, strict=True)]
+    )
+
+
 class ColumnLinear:
     """y = x W^T + b with W's rows cut over ranks; several checkpoint tensors may stand in one."""
 
-    weight: torch.Tensor | None = None
+    weight: Weight | None = None
     bias: torch.Tensor | None = None
 
     def __init__(
@@ -93,7 +123,11 @@ class ColumnLinear:
 
     def load(self, source: WeightSource) -> None:
         """Read the weights, in place if there are some already."""
-        self.weight = read_parts(source, self._parts, self.weight, "weight", self._in_features)
+        weight: Weight | None = read_packed_parts(source, self._parts, self._in_features)
+        if weight is None:
+            memory = numbers_of(self.weight)
+            weight = read_parts(source, self._parts, memory, "weight", self._in_features)
+        self.weight = weight
         if self._has_bias:
             self.bias = read_parts(source, self._parts, self.bias, "bias")
 
@@ -110,7 +144,7 @@ class ColumnLinear:
 class GatedLinear:
     """act(x G^T) * (x U^T) with the rows of G and U cut over ranks; they lie interleaved."""
 
-    weight: torch.Tensor | None = None
+    weight: Weight | None = None
 
     def __init__(
         self,
@@ -130,9 +164,12 @@ class GatedLinear:
         """Read the weights, in place if there are some already."""
         reads = [TensorRead(f"{name}.weight", self._shape, self._pieces) for name in self._names]
         self._width, inputs = reads[0].held
+        if source.packs(*(read.name for read in reads)):
+            self.weight = interleaved_rows(*map(source.read_packed, reads))
+            return
         rows = 2 * (self._width + -self._width % GROUP)
-        self.weight = source.memory_for(self.weight, (rows, inputs))
-        for read, target in zip(reads, halves(self.weight), strict=True):
+        memory = self.weight = source.memory_for(numbers_of(self.weight), (rows, inputs))
+        for read, target in zip(reads, halves(memory), strict=True):
             source.read_for(partial(write_half, target), read)
 
     def __call__(self, x_MK: torch.Tensor) -> torch.Tensor:
@@ -152,7 +189,7 @@ class RowLinear:
     The sum goes on to the residual stream and the norm that follows, so the layer takes both.
     """
 
-    weight_LNK: torch.Tensor | None = None
+    weight_LNK: WeightStack | None = None
 
     def __init__(
         self, source: WeightSource, partition: Partition, name: str, outputs: int, cut: Leaves
@@ -169,13 +206,18 @@ class RowLinear:
 
     def load(self, source: WeightSource) -> None:
         """Read the weights, in place if there are some already."""
-        source.read_for(self._place, TensorRead(*self._read))
+        read = TensorRead(*self._read)
+        if source.packs(read.name):
+            self.weight_LNK = side_by_side(source.read_packed(read), self._widths)
+        else:
+            source.read_for(self._place, read)
         self._bias.load(source)
 
     def _place(self, weight_NK: torch.Tensor) -> None:
         leaves = len(self._widths) if self._alike else 1  # unequal ones stay side by side
         by_leaf_LNK = weight_NK.view(len(weight_NK), leaves, -1).permute(1, 0, 2)
-        self.weight_LNK = place(self.weight_LNK, self._arithmetic.lay_out(by_leaf_LNK))
+        memory = numbers_of(self.weight_LNK)
+        self.weight_LNK = place(memory, self._arithmetic.lay_out(by_leaf_LNK))
 
     def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, finish: Finish) -> Pending:
         """This rank's columns x [M, K / ranks] -> what becomes of y: the stream and its norm.
@@ -189,7 +231,7 @@ class RowLinear:
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Multiply and exchange by this from now on."""
-        assert self.weight_LNK is not None
+        assert isinstance(self.weight_LNK, torch.Tensor)
         self._arithmetic, self._exchange = arithmetic, folding(arithmetic.exchange)
         self.weight_LNK = arithmetic.lay_out(self.weight_LNK)
 

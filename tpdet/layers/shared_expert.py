@@ -7,6 +7,7 @@ from tpdet.checkpoint.place import place
 from tpdet.checkpoint.source import WeightSource
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.activations import KIND_OF
+from tpdet.kernels.inputs.packed import WeightStack, numbers_of, side_by_side
 from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.layers.linear import GatedLinear
 from tpdet.layers.partition import Partition
@@ -20,7 +21,7 @@ class SharedExpert:
     of its outputs: its gates and ups are then those of every rank, which spares a gather.
     """
 
-    down_LNK: torch.Tensor | None = None
+    down_LNK: WeightStack | None = None
 
     def __init__(self, source: WeightSource, partition: Partition, name: str) -> None:
         config, self._cut = partition.config, partition.cut.shared
@@ -61,13 +62,19 @@ class SharedExpert:
         pieces = Pieces(1, self._cut.bounds, self._leaves)
         shape = self._hidden, self._cut.edges[-1]
         read = TensorRead(f"{self._name}.down_proj.weight", shape, pieces)
-        source.read_for(self._place_down, read)
+        if not source.packs(read.name):
+            source.read_for(self._place_down, read)
+            return
+        rows = slice(self._outputs.start, self._outputs.stop)
+        packed = source.read_packed(read)
+        own = packed.cut(rows, range(packed.shape[1])).compact()
+        self.down_LNK = side_by_side(own, self._cut.widths(self._leaves))
 
     def _place_down(self, read: torch.Tensor) -> None:
         mine = read[self._outputs.start : self._outputs.stop]
         leaves = len(self._cut.widths(self._leaves)) if self._cut.alike else 1
         by_leaf = mine.view(len(mine), leaves, -1).permute(1, 0, 2)
-        self.down_LNK = place(self.down_LNK, self._arithmetic.lay_out(by_leaf))
+        self.down_LNK = place(numbers_of(self.down_LNK), self._arithmetic.lay_out(by_leaf))
 
     def __call__(self, x_MH: torch.Tensor) -> torch.Tensor:
         """Rows [M, H] -> fp32 [lanes, M, N], of this rank's lanes and outputs."""

@@ -52,6 +52,7 @@ class OfflineModel(PoolingPlans, ABC):
     chat_template_date: such as "2026-01-31": the date that a template prints which calls
         strftime_now (of gpt-oss, for example), unless chat_template_kwargs has current_date.
     load_format: "dummy" makes random weights.
+    weights: "packed" keeps quantised ones as they are stored, on a CPU; no bit depends on it.
     task: "auto" is what the checkpoint is for; "generate", "embed", "classify", "score" (of pairs)
         or "reward" say it. With another than "generate" there are `embed`, `classify`, `score` and
         `reward` in place of `generate` (docs/offline.md).
@@ -98,6 +99,7 @@ class OfflineModel(PoolingPlans, ABC):
         chat_template: str | None = None,
         chat_template_date: str | None = None,
         load_format: Literal["auto", "safetensors", "dummy"] = "auto",
+        weights: Literal["auto", "packed", "dense"] = "auto",
         task: Literal["auto", "generate", "embed", "classify", "score", "reward"] = "auto",
         dtype: str = "auto",
         device: Literal["auto", "cpu", "cuda"] = "auto",

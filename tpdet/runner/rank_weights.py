@@ -48,6 +48,12 @@ class RankWeights:
 
     def check(self, order: WeightOrder) -> None:
         """Refuse (WeightUpdateError, 400) an order before any rank hears of it."""
+        if self._loader.packed and not isinstance(order, LoadModel):
+            raise WeightUpdateError(
+                "the weights are packed, and tensors that are sent are not: serve with --weights "
+                "dense",
+                409,
+            )
         if isinstance(order, CarrierInfo):
             check_carrier(order, self._world.size, self._device)
         elif isinstance(order, TensorsInfo) and not order.weight_dir:

@@ -16,6 +16,7 @@ import torch
 from tpdet.kernels.cpu.gemm.column import column_gemm
 from tpdet.kernels.cpu.pointwise.activation import activate_and_multiply
 from tpdet.kernels.inputs.experts import Lanes
+from tpdet.kernels.inputs.packed import WeightStack
 from tpdet.kernels.order import evaluate
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -24,8 +25,8 @@ def expert_sums(
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: WeightStack,
+    down: WeightStack,
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
     lanes: Lanes,
     shared: torch.Tensor | None = None,
@@ -46,7 +47,7 @@ def expert_sums(
 def expert_rows(
     x: torch.Tensor,
     ids: torch.Tensor,
-    gate_up: torch.Tensor,
+    gate_up: WeightStack,
     bias: torch.Tensor | None,
     experts: range,
     total: int,
@@ -70,7 +71,7 @@ def sums_of_rows(
     mixed: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    down: torch.Tensor,
+    down: WeightStack,
     bias: torch.Tensor | None,
     lanes: Lanes,
     shared: torch.Tensor | None = None,

@@ -9,12 +9,14 @@ element's order of addition is that of one 16-row call over its K, whatever M, t
 thread count. That 64 rows and 16 rows are one bit class, and that it does not matter where in a
 block a column stands, is checked at start (`kernels/cpu/gemm/admission.py`). Blocks of other widths
 would not do: from K = 896 on, MKL on an Ice Lake server gives blocks under 192 columns other bits.
-bf16 and fp16 weights are widened block by block: the products are exact, the sums fp32.
+bf16 and fp16 weights are widened block by block, packed ones unpacked: the products are exact, the
+sums fp32.
 """
 
 import torch
 
 from tpdet.kernels.cpu import threads
+from tpdet.kernels.inputs.packed import Weight
 
 ROWS = 16
 TALL_ROWS = 64  # of a call while as many are left: the BLAS is 1.4 times faster on them
@@ -24,7 +26,7 @@ _COSTLY = 1 << 22  # multiply-adds from which worker threads pay
 
 def column_gemm(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     *,
@@ -49,7 +51,7 @@ def padded_rows(x: torch.Tensor) -> torch.Tensor:
     return padded
 
 
-def chain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def chain(x: torch.Tensor, weight: Weight) -> torch.Tensor:
     """x [16 * R, K] fp32 contiguous, weight [N, K] -> [16 * R, N] fp32."""
     height, width = weight.shape
     y = torch.empty(x.shape[0], height, dtype=torch.float32)

@@ -4,10 +4,11 @@ import torch
 
 from tpdet.kernels.cpu.gemm.column import column_gemm
 from tpdet.kernels.cpu.pointwise.activation import activate_and_multiply
+from tpdet.kernels.inputs.packed import Weight
 
 
 def gated_gemm(
-    x: torch.Tensor, weight: torch.Tensor, *, admitted: object = None, activation: str = "silu"
+    x: torch.Tensor, weight: Weight, *, admitted: object = None, activation: str = "silu"
 ) -> torch.Tensor:
     """x [M, K], interleaved weight [2 * I, K] -> round(act(gate) * up) [M, I] in x's dtype.
 

@@ -1,18 +1,25 @@
 """Row products of the CPU path: one chain a leaf (`gemm`); the fold is the reader's."""
 
+from collections.abc import Sequence
+
 import torch
 
 from tpdet.kernels.cpu.gemm.column import chain, padded_rows
+from tpdet.kernels.inputs.packed import PackedStack, Weight, WeightStack
 from tpdet.kernels.order import Expression
 from tpdet.kernels.partial_sums import PartialSums
 
 
-def leaf_gemm(x: torch.Tensor, weight: torch.Tensor, widths: tuple[int, ...] = ()) -> torch.Tensor:
+def leaf_gemm(x: torch.Tensor, weight: WeightStack, widths: tuple[int, ...] = ()) -> torch.Tensor:
     """One fp32 chain a leaf: x [M, L * K], weight [L, N, K] -> partial sums [L, M, N] in fp32.
 
     widths: of leaves of unequal K, which lie side by side in x and in a weight [1, N, their sum].
     """
-    weights = weight[0].split(widths, dim=1) if widths else weight.unbind()
+    weights: Sequence[Weight]
+    if isinstance(weight, PackedStack):
+        weights = weight.matrices
+    else:
+        weights = weight[0].split(widths, dim=1) if widths else weight.unbind()
     inputs = padded_rows(x).split([each.shape[1] for each in weights], dim=1)
     parts = [chain(x.contiguous(), leaf) for x, leaf in zip(inputs, weights, strict=True)]
     return torch.stack([part[: x.shape[0]] for part in parts])
@@ -20,7 +27,7 @@ def leaf_gemm(x: torch.Tensor, weight: torch.Tensor, widths: tuple[int, ...] = (
 
 def leaf_sums(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: WeightStack,
     roots: tuple[Expression, ...],
     *,
     admitted: object = None,

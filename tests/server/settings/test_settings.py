@@ -41,7 +41,7 @@ FLAGS = """
     --row-layers --run-dir --run-secret-file --seed --seed-policy --served-model-name --share-draws
     --skip-tokenizer-init --start-timeout --step-timeout --task --tensor-parallel-size --tokenizer
     --tool-call-parser --tp
-    --transport --weights-peers --weights-root --weights-timeout
+    --transport --weights --weights-peers --weights-root --weights-timeout
 """
 
 

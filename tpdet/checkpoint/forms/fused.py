@@ -6,6 +6,7 @@ from typing import Any
 from tpdet.checkpoint.model_config.stored_form import FusedParts
 from tpdet.checkpoint.stored import CheckpointTensor, Tensors
 from tpdet.errors import CheckpointError
+from tpdet.kernels.inputs.packed import PackedMatrix
 
 
 class Rows:
@@ -28,6 +29,14 @@ class Rows:
         first, last, _ = rows.indices(self._rows)
         return self._stored[(slice(self._first + first, self._first + last), *rest)]
 
+    def packed(self, rows: range, columns: range) -> PackedMatrix:
+        """A part of them as codes and scales, of a quantised matrix."""
+        first = self._first
+        part: PackedMatrix = self._stored.packed(
+            range(first + rows.start, first + rows.stop), columns
+        )
+        return part
+
 
 def split_fused(tensors: Tensors, fused: FusedParts) -> Tensors:
     """The tensors with parts in place of fused ones.
@@ -49,7 +58,9 @@ def split_fused(tensors: Tensors, fused: FusedParts) -> Tensors:
                     "of them"
                 )
             rows_of_part = partial(_rows, name, tensor, total, first, rows)
-            split[target] = CheckpointTensor(tensor.file, rows_of_part, rule=tensor.rule)
+            split[target] = CheckpointTensor(
+                tensor.file, rows_of_part, rule=tensor.rule, form=tensor.form
+            )
             first += rows
     return split
 

@@ -8,6 +8,7 @@ from tpdet.checkpoint.forms.quantised_forms import FORMS, Form, Span, StoredMatr
 from tpdet.checkpoint.model_config.quantisation import Quantisation, Quantisations
 from tpdet.checkpoint.stored import CheckpointTensor, Tensors
 from tpdet.errors import CheckpointError
+from tpdet.kernels.inputs.packed import PackedMatrix
 
 _Where = slice | tuple[slice, ...]
 _ZERO_POINT = ".weight_zero_point"
@@ -37,7 +38,9 @@ def dequantised(tensors: Tensors, said: Quantisations) -> Tensors:
             )
         stored = _matrix(tensors, stem, [*stems])
         view = partial(QuantisedTensor, stored)
-        matrices[f"{stem}.weight"] = CheckpointTensor(tensor.file, view, rule=stored.form.rule)
+        matrices[f"{stem}.weight"] = CheckpointTensor(
+            tensor.file, view, rule=stored.form.rule, form=stored.form
+        )
         for suffix in stored.parts:
             del plain[f"{stem}{suffix}"]
     return plain | matrices
@@ -118,11 +121,18 @@ class QuantisedTensor:
         """Rows and columns by slices of step 1."""
         parts = where if isinstance(where, tuple) else (where,)
         parts = (*parts, *[slice(None)] * (2 - len(parts)))
-        cuts, read = [], []
+        spans = [
+            range(*part.indices(extent)) for part, extent in zip(parts, self._shape, strict=True)
+        ]
+        return self.packed(*spans).numbers()
+
+    def packed(self, rows: range, columns: range) -> PackedMatrix:
+        """A part of it as codes and scales; maybe of more than the part."""
+        read, cuts = [], []
         units = self._kind.units(self._stored.form, self._shape[1])
-        for part, extent, unit in zip(parts, self._shape, units, strict=True):
-            first, last, _ = part.indices(extent)
-            whole = Span(first, last).by(unit).times(unit)
+        for part, extent, unit in zip((rows, columns), self._shape, units, strict=True):
+            whole = Span(part.start, max(part.start, part.stop)).by(unit).times(unit)
             read.append(Span(whole.first, min(whole.last, extent)))
-            cuts.append(slice(first - whole.first, last - whole.first))
-        return self._kind.values(self._stored, *read)[cuts[0], cuts[1]]
+            cuts.append(range(part.start - whole.first, part.stop - whole.first))
+        codes = self._kind.codes(self._stored, *read)
+        return codes.cut(slice(cuts[0].start, cuts[0].stop), cuts[1])

@@ -1,11 +1,6 @@
-"""The forms in which weights are stored quantised, and how each becomes numbers.
+"""The forms in which weights are stored quantised, and where the codes and scales of each lie.
 
-One rule for each form, all in fp32, with one rounding to the model's dtype afterwards:
-
-    fp8 block, fp8 channel, mxfp4:  w = q * scale
-    awq, gptq, packed int:          w = (q - zero) * scale
-
-Integers and their difference are exact. docs/checkpoints.md describes each form's layout.
+`PackedMatrix` has the rule by which they become numbers; docs/checkpoints.md describes the layouts.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,13 +9,14 @@ from typing import Any
 
 import torch
 
-from tpdet.checkpoint.forms.packed import AWQ_ORDER, fp4_values, unpack
+from tpdet.checkpoint.forms.packed import AWQ_ORDER, unpack
 from tpdet.checkpoint.model_config.quantisation import Quantisation
 from tpdet.errors import CheckpointError
+from tpdet.kernels.inputs.packed import PackedMatrix, pack
 
 _BLOCK = 128  # of fp8, in both directions
 _PER_INT32 = {4: 8, 8: 4}
-_EXPONENT_BIAS, _NOT_A_NUMBER = 127, 255  # of MXFP4's scales, which are powers of two
+_NOT_A_NUMBER = 255  # of MXFP4's scales, which are powers of two
 
 
 @dataclass(frozen=True)
@@ -59,8 +55,8 @@ class StoredMatrix:
         return part
 
     def scales(self, suffix: str, rows: Span, columns: Span) -> torch.Tensor:
-        """A cut of a part that holds scales, in fp32. Refuses zero, NaN and infinity."""
-        scales = self.read(suffix, rows, columns).float()
+        """A cut of a part that holds scales, as stored. Refuses zero, NaN and infinity."""
+        scales = self.read(suffix, rows, columns)
         if not (torch.isfinite(scales).all() and (scales != 0).all()):
             raise CheckpointError(
                 f"{self.file}: tensor {self.name}{suffix} holds a scale of zero, NaN or infinity"
@@ -96,7 +92,7 @@ class Form:
     """How one kind is stored.
 
     marker: the suffix that shows it; parts: all suffixes that are needed; shape: of the matrix,
-    after its parts were checked; values: a cut of the matrix [rows, columns], for ranges that begin
+    after its parts were checked; codes: a cut of the matrix [rows, columns], for ranges that begin
     and end at multiples of `units`, or at the matrix's end.
     """
 
@@ -104,7 +100,7 @@ class Form:
     parts: Callable[[Quantisation], tuple[str, ...]]
     shape: Callable[[StoredMatrix], tuple[int, int]]
     units: Callable[[Quantisation, int], tuple[int, int]]
-    values: Callable[[StoredMatrix, Span, Span], torch.Tensor]
+    codes: Callable[[StoredMatrix, Span, Span], PackedMatrix]
     may_have: tuple[str, ...] = ()
 
 
@@ -119,17 +115,19 @@ def _fp8_shape(
     return rows, columns
 
 
-def _fp8_blocks(stored: StoredMatrix, rows: Span, columns: Span) -> torch.Tensor:
-    values = stored.read(".weight", rows, columns).float()
+def _fp8_block_codes(stored: StoredMatrix, rows: Span, columns: Span) -> PackedMatrix:
+    codes = stored.read(".weight", rows, columns).view(torch.uint8)
     scales = stored.scales(stored.form.scale, rows.by(_BLOCK), columns.by(_BLOCK))
-    wide = scales.repeat_interleave(_BLOCK, 0).repeat_interleave(_BLOCK, 1)
-    return values * wide[: values.shape[0], : values.shape[1]]
-
-
-def _fp8_channels(stored: StoredMatrix, rows: Span, columns: Span) -> torch.Tensor:
-    return stored.read(".weight", rows, columns).float() * stored.scales(
-        ".weight_scale", rows, Span(0, 1)
+    scale_rows = (torch.arange(len(codes)) // _BLOCK).int()
+    return PackedMatrix(
+        "e4m3", 8, codes, range(codes.shape[1]), scales, _BLOCK, scale_rows=scale_rows
     )
+
+
+def _fp8_channel_codes(stored: StoredMatrix, rows: Span, columns: Span) -> PackedMatrix:
+    codes = stored.read(".weight", rows, columns).view(torch.uint8)
+    scales = stored.scales(stored.form.scale, rows, Span(0, 1))
+    return PackedMatrix("e4m3", 8, codes, range(codes.shape[1]), scales, 0)
 
 
 def _packed_shape(stored: StoredMatrix) -> tuple[int, int]:
@@ -144,19 +142,18 @@ def _packed_shape(stored: StoredMatrix) -> tuple[int, int]:
     return rows, columns
 
 
-def _packed_values(stored: StoredMatrix, rows: Span, columns: Span) -> torch.Tensor:
+def _packed_codes(stored: StoredMatrix, rows: Span, columns: Span) -> PackedMatrix:
     bits, group = stored.form.bits, stored.form.group
     each = _PER_INT32[bits]
-    values = unpack(stored.read(".weight_packed", rows, columns.by(each)), bits, 1)
-    values = values[:, : columns.last - columns.first]
+    codes = stored.read(".weight_packed", rows, columns.by(each)).contiguous().view(torch.uint8)
     of_groups = columns.by(group) if group else Span(0, 1)
     scales = stored.scales(".weight_scale", rows, of_groups)
-    zeros = torch.full_like(scales, 1 << (bits - 1))
+    zeros, zero = None, 1 << (bits - 1)
     if stored.form.zero_points:
         packed = stored.read(".weight_zero_point", rows.by(each), of_groups)
-        zeros = unpack(packed, bits, 0)[: len(scales)]
-    width = group or values.shape[1]
-    return (values - _widened(zeros, width, 1)) * _widened(scales, width, 1)
+        zeros, zero = pack(unpack(packed, bits, 0)[: len(scales)], bits), 0
+    kept = range(columns.last - columns.first)
+    return PackedMatrix("int", bits, codes, kept, scales, group, zeros=zeros, zero=zero)
 
 
 def _mxfp4_shape(stored: StoredMatrix) -> tuple[int, int]:
@@ -166,15 +163,14 @@ def _mxfp4_shape(stored: StoredMatrix) -> tuple[int, int]:
     return rows, 2 * half
 
 
-def _mxfp4_values(stored: StoredMatrix, rows: Span, columns: Span) -> torch.Tensor:
-    values = fp4_values(stored.read(".weight_packed", rows, columns.by(2)))
-    exponents = stored.read(".weight_scale", rows, columns.by(stored.form.group)).int()
+def _mxfp4_codes(stored: StoredMatrix, rows: Span, columns: Span) -> PackedMatrix:
+    codes, group = stored.read(".weight_packed", rows, columns.by(2)), stored.form.group
+    exponents = stored.read(".weight_scale", rows, columns.by(group))
     if (exponents == _NOT_A_NUMBER).any():
         raise CheckpointError(
             f"{stored.file}: tensor {stored.name}.weight_scale holds a scale of NaN"
         )
-    scales = torch.ldexp(torch.ones(exponents.shape), exponents - _EXPONENT_BIAS)
-    return values * _widened(scales, stored.form.group, 1)
+    return PackedMatrix("e2m1", 4, codes, range(2 * codes.shape[1]), exponents, group)
 
 
 def _transposed_shape(stored: StoredMatrix, packed_along: int) -> tuple[int, int]:
@@ -198,35 +194,32 @@ def _transposed_shape(stored: StoredMatrix, packed_along: int) -> tuple[int, int
     return rows, columns
 
 
-def _awq_values(stored: StoredMatrix, rows: Span, columns: Span) -> torch.Tensor:
+def _awq_codes(stored: StoredMatrix, rows: Span, columns: Span) -> PackedMatrix:
     packed = stored.read(".qweight", columns, rows.by(8))
     return _transposed(stored, unpack(packed, 4, 1, AWQ_ORDER), rows, columns, AWQ_ORDER)
 
 
-def _gptq_values(stored: StoredMatrix, rows: Span, columns: Span) -> torch.Tensor:
+def _gptq_codes(stored: StoredMatrix, rows: Span, columns: Span) -> PackedMatrix:
     packed = stored.read(".qweight", columns.by(8), rows)
     return _transposed(stored, unpack(packed, 4, 0), rows, columns, None)
 
 
 def _transposed(
     stored: StoredMatrix,
-    values_KN: torch.Tensor,
+    codes_KN: torch.Tensor,
     rows: Span,
     columns: Span,
     order: tuple[int, ...] | None,
-) -> torch.Tensor:
-    group = stored.form.group
+) -> PackedMatrix:
+    group, zero = stored.form.group, stored.form.zero_offset
     of_groups = columns.by(group) if group else Span(0, 1)
     zeros = unpack(stored.read(".qzeros", of_groups, rows.by(8)), 4, 1, order)
-    zeros = zeros + stored.form.zero_offset
-    scales = stored.scales(".scales", of_groups, rows)
-    width = group or len(values_KN)
-    weights_KN = (values_KN - _widened(zeros, width, 0)) * _widened(scales, width, 0)
-    return weights_KN.T.contiguous()
-
-
-def _widened(of_groups: torch.Tensor, size: int, dim: int) -> torch.Tensor:
-    return of_groups.repeat_interleave(size, dim)
+    scales = stored.scales(".scales", of_groups, rows).T.contiguous()
+    codes = pack(codes_KN.T, 4)
+    kept = range(columns.last - columns.first)
+    return PackedMatrix(
+        "int", 4, codes, kept, scales, group, zeros=pack(zeros.T[: len(codes)], 4), zero=zero
+    )
 
 
 FORMS = {
@@ -235,14 +228,14 @@ FORMS = {
         lambda form: (form.scale,),
         lambda stored: _fp8_shape(stored, lambda n, k: (-(-n // _BLOCK), -(-k // _BLOCK))),
         lambda form, columns: (_BLOCK, _BLOCK),
-        _fp8_blocks,
+        _fp8_block_codes,
     ),
     "fp8 channel": Form(
         ".weight",
         lambda form: (form.scale,),
         lambda stored: _fp8_shape(stored, lambda n, k: (n, 1)),
         lambda form, columns: (1, 1),
-        _fp8_channels,
+        _fp8_channel_codes,
     ),
     "packed int": Form(
         ".weight_packed",
@@ -252,28 +245,28 @@ FORMS = {
         ),
         _packed_shape,
         lambda form, columns: (8, form.group or columns),
-        _packed_values,
+        _packed_codes,
     ),
     "mxfp4": Form(
         ".weight_packed",
         lambda form: (".weight_scale",),
         _mxfp4_shape,
         lambda form, columns: (1, form.group),
-        _mxfp4_values,
+        _mxfp4_codes,
     ),
     "awq": Form(
         ".qweight",
         lambda form: (".qzeros", ".scales"),
         lambda stored: _transposed_shape(stored, 1),
         lambda form, columns: (8, form.group or columns),
-        _awq_values,
+        _awq_codes,
     ),
     "gptq": Form(
         ".qweight",
         lambda form: (".qzeros", ".scales"),
         lambda stored: _transposed_shape(stored, 0),
         lambda form, columns: (8, form.group or columns),
-        _gptq_values,
+        _gptq_codes,
         may_have=(".g_idx",),
     ),
 }

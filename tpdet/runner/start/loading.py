@@ -7,7 +7,7 @@ overwritten, and what is read the second time must have the digests of the first
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
@@ -20,6 +20,7 @@ import msgspec
 import torch
 
 from tpdet.checkpoint.checkpoint import check_sizes
+from tpdet.checkpoint.checks import check_packed
 from tpdet.checkpoint.digests import Digests
 from tpdet.checkpoint.gguf.header import is_gguf
 from tpdet.checkpoint.gguf.tokenizer import read_gguf_tokenizer
@@ -82,6 +83,9 @@ class Loader:
         self.reads: tuple[WeightRead, ...] = ()
         self._tokenizer: dict[str, str] = {}
         self._form = StoredForm()
+        self._forms: Mapping[str, object] = {}
+        self.packed = config.weights == "packed"
+        """Whether quantised weights stay as they are stored."""
         self.tensor_digests: dict[str, str] = {}
         """BLAKE3 (hex) of each tensor of the weights that were read last, by its name."""
 
@@ -95,7 +99,7 @@ class Loader:
         """
         _log.info("loading weights of %s", self._config.model)
         source = self.open_source(directory, self._device)
-        self._form = read_stored_form(directory)
+        self._form, self._forms = read_stored_form(directory), source.forms
         if self._world.size > 1:
             agree(self._world, sample_checkpoint(directory, source.files))
         self._tokenizer = self._served_tokenizer(directory)
@@ -219,6 +223,11 @@ class Loader:
         self._check_config(directory)
         self._check_tokenizer(directory)
         source = self.open_source(directory, torch.device("cpu"), tick)
+        if self.packed and source.forms != self._forms:
+            raise CheckpointError(
+                f"{name} has other quantised forms than the model that serves, whose weights are "
+                "packed: restart the server on it, or serve with weights dense"
+            )
         source.read_again(self.reads)
         return directory, self._finish(source)
 
@@ -256,7 +265,14 @@ class Loader:
         config, shown = self._config, self._world.rank == 0
         threads = min(MOST_THREADS, threads_per_rank(self._world.local_size))
         source = open_weights(
-            directory, self._model, config.load_format, config.seed, shown, device, threads
+            directory,
+            self._model,
+            config.load_format,
+            config.seed,
+            shown,
+            device,
+            threads,
+            self.packed,
         )
         source.tick = tick
         return source
@@ -411,6 +427,7 @@ def read_model(config: EngineConfig, device: str) -> tuple[Path, ModelConfig, in
     if pooling is not None:
         check_pooling(pooling, config.may_be_approximate)
     check_experts(model, config.row_layers, config.may_be_approximate)
+    check_packed(config, directory, device)
     check_widths(model, device)
     if config.enable_return_routed_experts and not model.experts:
         raise UsageError(

@@ -18,8 +18,8 @@ EVERYDAY = (
 GROUPS = {
     "everyday": EVERYDAY,
     "model and tokenizer": (
-        "task", "revision", "load_format", "tokenizer", "skip_tokenizer_init", "chat_template",
-        "chat_template_date", "reasoning_parser", "tool_call_parser",
+        "task", "revision", "load_format", "weights", "tokenizer", "skip_tokenizer_init",
+        "chat_template", "chat_template_date", "reasoning_parser", "tool_call_parser",
     ),
     "memory and batches": (
         "gpu_memory_utilization", "kv_pages", "enable_prefix_caching",

@@ -9,7 +9,7 @@ from tpdet.kernels.cuda.hardware import KNOWN
 
 LEFT_OUT = (
     "device", "approximate", "kernel_cache", "compile_ahead", "tokenizer", "skip_tokenizer_init",
-    "chat_template", "chat_template_date", "enable_prefix_caching", "load_format",
+    "chat_template", "chat_template_date", "enable_prefix_caching", "load_format", "weights",
 )  # fmt: skip
 """Settings on which no compiled kernel depends; approximate answers come from a library's."""
 _FLAGS = (

@@ -20,10 +20,10 @@ from tpdet.kernels.partial_sums import PartialSums
 def switch_in_stock_arithmetic() -> None:
     """Replace the fixed-order reduction and products by stock ones, in this process only."""
     GatherExchange.everyones = _all_reduce  # type: ignore[assignment, method-assign]
-    ops.column_gemm = _plain_column_gemm
-    ops.leaf_sums = _plain_row_gemm
+    ops.column_gemm = _plain_column_gemm  # type: ignore[assignment]
+    ops.leaf_sums = _plain_row_gemm  # type: ignore[assignment]
     ops.choose_experts = choose_by_topk
-    ops.expert_sums = combine_by_index_add
+    ops.expert_sums = combine_by_index_add  # type: ignore[assignment]
 
 
 def _all_reduce(
