@@ -145,6 +145,19 @@ def test_a_model_calls_and_goes_on_with_the_result(client):
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
 
 
+def test_the_tokens_of_a_prompt_that_are_cached_are_counted_apart(client):
+    talk = {"max_tokens": 1, "messages": ASKED["messages"], "system": "Be kind. " * 100}
+    counts = []
+    for _ in range(2):
+        usage = client.messages.create(model=MODEL, **talk).usage
+        counts.append((usage.input_tokens, usage.cache_read_input_tokens))
+        with client.messages.stream(model=MODEL, **talk) as stream:
+            counts.append((stream.get_final_message().usage.input_tokens, usage.input_tokens))
+    (prompt, none), (streamed, _), (rest, cached), _ = counts
+    assert none == 0 and cached > 0 and cached % 256 == 0 and rest + cached == prompt
+    assert streamed == rest
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
 def test_a_forced_call_follows_its_schema_whatever_the_model_knows(client, choice):
     talk = [{"role": "user", "content": "Something that nobody taught it"}]

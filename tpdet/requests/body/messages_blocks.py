@@ -8,7 +8,7 @@ are one turn.
 import re
 from typing import Any
 
-from tpdet.requests.body.problems import ApiError, bad_request
+from tpdet.requests.body.problems import bad_request
 
 Json = dict[str, Any]
 BILLING = "x-anthropic-billing-header"
@@ -71,6 +71,8 @@ class Conversation:
                 self._user(where, message)
             else:
                 self._assistant(where, message)
+        for message in self.messages:
+            _finish(message)
 
     @property
     def ends_with_assistant(self) -> bool:
@@ -101,7 +103,7 @@ class Conversation:
             elif isinstance(content, str) or not block["text"].startswith(BILLING):
                 texts.append(block["text"])
         if texts:
-            self._append(where, _extend({"role": "system", "content": []}, texts))
+            self._append(where, {"role": "system", "content": texts})
 
     def _user(self, where: str, message: Json) -> None:
         before = len(self.messages)
@@ -114,39 +116,31 @@ class Conversation:
             if not is_open:
                 self._append(where, {"role": "user", "content": []})
                 is_open = True
-            _extend(self.messages[-1], [block["text"]])
+            self.messages[-1]["content"].append(block["text"])
         if len(self.messages) == before and not is_open:
-            self._append(where, {"role": "user", "content": ""})
+            self._append(where, {"role": "user", "content": []})
 
     def _assistant(self, where: str, message: Json) -> None:
         if not self.messages or self.messages[-1]["role"] != "assistant":
-            self._append(where, {"role": "assistant", "content": ""})
+            self._append(where, {"role": "assistant", "content": []})
         said = self.messages[-1]
-        said["content"] = said["content"] or ""
-        for name, block in self._blocks(f"{where}.content", message.get("content"), "assistant"):
+        for _, block in self._blocks(f"{where}.content", message.get("content"), "assistant"):
             if block["type"] == "text":
-                said["content"] += block["text"]
+                said["content"].append(block["text"])
             elif block["type"] == "thinking":
-                if block["thinking"]:
-                    thought = said.get("reasoning_content", "")
-                    said["reasoning_content"] = thought + block["thinking"]
+                said.setdefault("reasoning_content", []).append(block["thinking"])
             elif block["type"] == "tool_use":
-                said.setdefault("tool_calls", []).append(_call(name, block))
-        if "tool_calls" in said and not said["content"]:
-            said["content"] = None
+                said.setdefault("tool_calls", []).append(_call(block))
 
     def _result(self, where: str, block: Json) -> Json:
         """A tool's result; what is referred to is named."""
-        content = block.get("content")
         texts = [
             inner["text"] if inner["type"] == "text" else inner["tool_name"]
-            for _, inner in self._blocks(f"{where}.content", content or "", "result")
+            for _, inner in self._blocks(f"{where}.content", block.get("content") or "", "result")
         ]
-        message = _extend({"role": "tool", "content": []}, texts)
-        message["tool_call_id"] = block["tool_use_id"]
-        if block.get("is_error") and not any(texts):
-            message["content"] = _FAILED
-        return message
+        failed = bool(block.get("is_error")) and not any(texts)
+        content = [_FAILED] if failed else texts
+        return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
 
     def _append(self, where: str, message: Json) -> None:
         self.messages.append(message)
@@ -202,22 +196,19 @@ def _check_fields(where: str, value: Json, fields: tuple[str, ...], noun: str) -
             )
 
 
-def _extend(message: Json, texts: list[str]) -> Json:
-    """A message with further texts, as parts where there are several."""
-    content = message["content"]
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    parts = [*parts, *({"type": "text", "text": text} for text in texts)]
-    message["content"] = parts[0]["text"] if len(parts) == 1 else parts or ""
-    return message
+def _finish(message: Json) -> None:
+    """Make the texts of a message its content: one text of an assistant's, else a part of each."""
+    texts = message["content"]
+    if message["role"] == "assistant":
+        thought = "".join(message.pop("reasoning_content", ()))
+        message |= {"reasoning_content": thought} if thought else {}
+        message["content"] = "".join(texts) or (None if "tool_calls" in message else "")
+    elif len(texts) < 2:
+        message["content"] = "".join(texts)
+    else:
+        message["content"] = [{"type": "text", "text": text} for text in texts]
 
 
-def _call(where: str, block: Json) -> Json:
+def _call(block: Json) -> Json:
     function = {"name": block["name"], "arguments": block["input"]}
     return {"id": block["id"], "type": "function", "function": function}
-
-
-def refusal(error: ApiError, message: str, param: str | None) -> ApiError:
-    """The same refusal in other words."""
-    return ApiError(
-        error.status, message, kind=error.kind, param=param, code=error.code, headers=error.headers
-    )

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from tpdet.requests.answer.messages import is_of_messages
 from tpdet.requests.body.messages_body import CountTokensBody, MessagesBody
 from tpdet.requests.body.pooling_body import BODIES
 from tpdet.requests.body.responses_body import ResponsesBody
@@ -48,6 +49,16 @@ _ERROR = {
         },
     }},
 }  # fmt: skip
+_MESSAGES_ERROR = {
+    "type": "object", "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"}, "request_id": _TEXT,
+        "error": {
+            "type": "object", "required": ["type", "message"],
+            "properties": {"type": _TEXT, "message": _TEXT},
+        },
+    },
+}  # fmt: skip
 _EVENT = {"type": "object", "required": ["data"], "properties": {"id": _TEXT, "data": _TEXT}}
 _PAGE = {"limit": {"type": "integer", "minimum": 1}, "after": _TEXT, "order": _TEXT}
 _BATCH_BODIES: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
@@ -74,7 +85,7 @@ def describe(app: FastAPI, guarded: bool) -> dict[str, Any]:
         [(body, "validation") for body in _BODIES.values()], ref_template=_REFERENCE
     )
     schemas = dict(definitions.get("$defs", {}))
-    schemas["Error"] = _ERROR
+    schemas |= {"Error": _ERROR, "MessagesError": _MESSAGES_ERROR}
     document["components"] = {"schemas": schemas}
     if guarded:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -91,7 +102,8 @@ def describe(app: FastAPI, guarded: bool) -> dict[str, Any]:
 def _describe_operation(path: str, operation: dict[str, Any]) -> None:
     errors = _ANY_ERRORS + (_BODY_ERRORS if path in _BODIES else ())
     answers = {code: answer for code, answer in operation["responses"].items() if code != "422"}
-    content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}}
+    error = "MessagesError" if is_of_messages(path) else "Error"
+    content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=error)}}}
     answers |= {code: {"description": "refused", "content": content} for code in errors}
     operation["responses"] = dict(sorted(answers.items()))
     operation["summary"], operation["description"] = (

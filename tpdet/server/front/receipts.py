@@ -211,7 +211,7 @@ class AnswerReceipt:
                 owner=self._owner,
                 outcome=outcome,
                 reason=reason,
-                route=ROUTES[call.kind],
+                route=ROUTES[call.kind] if call.form is None else f"/v1/{call.form.api}",
                 facts=weights.facts,
                 seed=self.seed,
                 requests=call.requests,
