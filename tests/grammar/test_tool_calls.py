@@ -8,6 +8,7 @@ import pytest
 
 from tests.engine.test_drafts import assert_same
 from tests.lib.engine_harness import ask, run
+from tests.lib.grammar_walks import walk as walk_bytes
 from tests.lib.server.harness import write_tokenizer
 from tpdet.errors import RequestError
 from tpdet.grammar import trial
@@ -191,7 +192,7 @@ def test_what_a_family_cannot_print_is_refused(layout, asked, message):
         (
             "qwen3_coder",
             {"properties": {"a": {"type": "string", "pattern": "(?=a)"}}},
-            "tools .*look-around",
+            "pattern .*look-around",
         ),
     ],
 )
@@ -298,3 +299,36 @@ def test_a_familys_layout_depends_on_its_marks():
     assert layout_of("glm", set(), r"</arg_key>\n<arg_value>") == "glm45"
     assert {layout_of(family.name, set(), "") for family in FAMILIES} <= LAYOUTS.keys()
     assert layout_of("glm", set(), "") == "glm47"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"oneOf": [{"type": "string"}, {"enum": ["a", "b"]}]}, "oneOf is not supported: its"),
+        ({"type": "string", "not": {"const": "a"}}, "/not is not supported"),
+        ({"type": "string", "anyOf": [{"type": "integer"}]}, "type beside anyOf or .ref has"),
+        ({"$ref": "#/$defs/missing"}, "names nothing in it: declare it"),
+        ({"$ref": "#/$defs/a"}, "nested more than 8 deep"),
+        (5, "properties.a is 5: give a schema"),
+    ],
+)
+def test_a_value_between_tags_is_followed_or_refused(value, message):
+    """None of these may become any text."""
+    schema = {"type": "object", "properties": {"a": value}}
+    schema["$defs"] = {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}
+    with pytest.raises(RequestError, match=message):
+        compile_form(form("qwen3_coder", tools={"f": schema}), byte_vocabulary())
+
+
+@pytest.mark.parametrize("layout", ["qwen3_coder", "pythonic"])
+def test_a_reference_into_the_arguments_is_followed(layout):
+    """As public servers have them: into a list, and not into definitions."""
+    point = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    again = {"type": "array", "items": {"$ref": "#/properties/first/anyOf/0"}, "minItems": 1}
+    properties = {"first": {"anyOf": [point]}, "more": again, "no": False}
+    schema = {"type": "object", "properties": properties, "required": ["more"]}
+    start = compile_form(form(layout, tools={"f": schema}), byte_vocabulary())
+    texts = [walk_bytes(start, seed, 900) for seed in range(10)]
+    written = [text for text in texts if text is not None]
+    assert len(written) > 3 and all(b'"x"' in text.partition(b"more")[2] for text in written)
+    assert not any(b"no" in text.partition(b"more")[0] for text in written)

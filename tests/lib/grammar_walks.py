@@ -29,17 +29,24 @@ def walk(start: Any, seed: int, most: int = 300) -> bytes | None:
 
     Raises AssertionError where nothing may follow a text that is not complete.
     """
-    draw, matcher, text = random.Random(seed), start.deep_copy(), b""
-    while len(text) < most:
+    ids = walk_ids(start, seed, most)
+    return None if ids is None else bytes(ids)
+
+
+def walk_ids(start: Any, seed: int, most: int, marks: int = 0) -> list[int] | None:
+    """As `walk`, the ids; behind that of the end come those of so many marks."""
+    draw, matcher, ids = random.Random(seed), start.deep_copy(), []
+    tokens = [*range(256), *range(257, 257 + marks)]
+    while len(ids) < most:
         mask = matcher.compute_bitmask()
-        assert not matcher.is_error(), (text, matcher.get_error())
-        following = [byte for byte in range(256) if mask[byte >> 3] >> (byte & 7) & 1]
+        assert not matcher.is_error(), (ids, matcher.get_error())
+        following = [token for token in tokens if mask[token >> 3] >> (token & 7) & 1]
         complete = mask[32] & 1
-        assert following or complete, text
-        if complete and (not following or len(text) > 6 or draw.random() < 0.5):
-            return text
-        closing = [byte for byte in following if byte in b'"}]']
-        byte = draw.choice(closing if closing and draw.random() < 0.4 else following)
-        matcher.consume_token(byte)
-        text += bytes([byte])
+        assert following or complete, ids
+        if complete and (not following or len(ids) > 6 or draw.random() < 0.5):
+            return ids
+        closing = [token for token in following if token > 256 or token in b'"}]']
+        token = draw.choice(closing if closing and draw.random() < 0.4 else following)
+        matcher.consume_token(token)
+        ids.append(token)
     return None

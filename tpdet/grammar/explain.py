@@ -24,10 +24,11 @@ _REMEDIES = {
     "unevaluatedProperties": "use additionalProperties",
     "unevaluatedItems": "use items",
 }
-_ONE_OF = (
+ONE_OF = (
     "its branches cannot be told apart: give each a property of one name, with a const of its own, "
     "or use anyOf"
 )
+"""Why a `oneOf` is refused."""
 _COUNTS = "it is followed only where all keys under properties are required"
 
 
@@ -48,7 +49,7 @@ def with_place(reason: str, schema: Schema) -> str:
         remedy = _REMEDIES.get(name, "leave it out")
         return _at(schema, (name,), f"is not supported: {remedy}") or reason
     if reason.startswith("oneOf constraints"):
-        return _at(schema, ("oneOf",), f"is not supported: {_ONE_OF}") or reason
+        return _at(schema, ("oneOf",), f"is not supported: {ONE_OF}") or reason
     if reason.startswith("min/maxProperties"):
         names = ("minProperties", "maxProperties")
         return _at(schema, names, f"is not supported: {_COUNTS}") or reason

@@ -1,5 +1,6 @@
 """The places of a JSON schema: where schemas stand in it, and how messages name them."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,7 @@ from tpdet.requests.answer_form import AnswerForm
 
 FIELD = AnswerForm("json_schema", "").field
 Schema = dict[str, Any]
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = (
@@ -67,9 +69,12 @@ def resolved(root: Schema, schema: Any) -> Any:
             return None
         found: Any = root
         for part in pointer.split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(found, dict) or key not in found:
+            key: Any = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and _INDEX.fullmatch(part):
+                key = int(part)
+            try:
+                found = found[key]
+            except (KeyError, IndexError, TypeError):
                 return None
-            found = found[key]
         schema = found
     return schema if isinstance(schema, dict) and "$ref" not in schema else None

@@ -4,6 +4,7 @@ The arguments of each tool follow its schema. Marks that are tokens are those to
 their letters; text between calls holds no mark.
 """
 
+import copy
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -11,8 +12,10 @@ from keyword import iskeyword
 from typing import Any, NamedTuple
 
 from tpdet.errors import RequestError
+from tpdet.grammar.explain import ONE_OF
 from tpdet.grammar.layouts import LAYOUTS, Layout
-from tpdet.grammar.places import resolved
+from tpdet.grammar.places import every, resolved
+from tpdet.grammar.rewrite import rewritten
 from tpdet.grammar.schema_options import with_options
 from tpdet.requests.tools import ToolUse
 
@@ -26,6 +29,9 @@ _ESCAPED_OR_MARK = re.compile(r"\\.|[/\n]", re.DOTALL)
 _KEY = re.compile(r"[^<>\n]+")
 # What a schema's keywords of texts have to be, where texts stand as they are.
 _OF_TEXTS = {"enum": list, "pattern": str, "minLength": int, "maxLength": int}
+_DEEPEST = 8
+_NOTES = {"title", "description", "default", "examples", "deprecated", "$comment", "format"}
+_FOLLOWED = {"type", "enum", "const", "minLength", "maxLength", *_NOTES}
 # Keywords of a schema's top that arguments between tags cannot follow.
 _TOP = ("anyOf", "oneOf", "allOf", "not", "if", "minProperties", "maxProperties", "enum", "const",
         "patternProperties", "dependentRequired", "dependentSchemas", "$ref")  # fmt: skip
@@ -218,13 +224,14 @@ class _GrammarWriter:
                 f"{rule}_any: {self._literal(begin)} {rule}_key {self._literal(middle)} {raw}",
             ]
             return f"{rule}_any*"
+        schema = _plain(tool, schema)
         rules, (properties, required) = [], _arguments(tool, schema)
         for index, (key, inner) in enumerate(properties.items()):
             if not _KEY.fullmatch(key):
                 raise _refused(tool, f"{key!r:.60} cannot be printed as a key: rename it")
             one = f"{rule}_{index}"
             values = [
-                self._raw(value, f"{one}_{i}")
+                self._raw(self._tried(tool, value), f"{one}_{i}")
                 if _is_text(value)
                 else f"{self._json(tool, _rooted(value, schema))} {self._literal(end)}"
                 for i, value in enumerate(_cases(tool, schema, inner))
@@ -241,6 +248,7 @@ class _GrammarWriter:
             name = "/[a-z][a-z0-9_]{0,63}/"
             self._rules.append(f'{rule}_any: {name} "=" {self._json(tool, {})}')
             return f'({rule}_any (", " {rule}_any)*)?'
+        schema = _plain(tool, schema)
         properties, required = _arguments(tool, schema)
         for index, (key, inner) in enumerate(properties.items()):
             if not key.isidentifier() or iskeyword(key):
@@ -290,6 +298,12 @@ class _GrammarWriter:
             raise _refused(tool, str(error)) from None
         self._schemas.append((tool, text))
         return f"%json {text}"
+
+    def _tried(self, tool: str, schema: dict[str, Any]) -> dict[str, Any]:
+        """A text's schema, which the library tries too where it says more than `_raw` follows."""
+        if schema.keys() - _FOLLOWED:
+            self._json(tool, schema)
+        return schema
 
     def _literal(self, text: str) -> str:
         """A text in which marks are tokens; nothing for an empty one."""
@@ -355,6 +369,10 @@ def _arguments(tool: str, schema: dict[str, Any]) -> tuple[dict[str, Any], list[
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         raise _refused(tool, "properties must be an object and required a list")
+    properties = {k: {} if v is True else v for k, v in properties.items() if v is not False}
+    for key, inner in properties.items():
+        if not isinstance(inner, dict):
+            raise _refused(tool, f"properties.{key!s:.60} is {inner!r:.40}: give a schema")
     for key in required:
         if not isinstance(key, str) or key not in properties:
             raise _refused(tool, f"properties lack the required {key!r:.60}: declare it")
@@ -365,19 +383,22 @@ def _cases(
     tool: str, root: dict[str, Any], schema: Any, depth: int = 0
 ) -> Iterator[dict[str, Any]]:
     """A value's schema as cases, each of text alone or without any."""
-    schema = resolved(root, schema) if isinstance(schema, dict) and "$ref" in schema else schema
-    if not isinstance(schema, dict) or depth > 8:
+    if not isinstance(schema, dict):
         yield {}
         return
+    if depth > _DEEPEST:
+        raise _refused(tool, f"anyOf is nested more than {_DEEPEST} deep: flatten it")
     for keyword, kind in _OF_TEXTS.items():
         if not isinstance(schema.get(keyword, kind()), kind):
             raise _refused(tool, f"{keyword} is {schema[keyword]!r:.60}: give a {kind.__name__}")
-    branches = schema.get("anyOf", schema.get("oneOf"))
+    if "oneOf" in schema:
+        raise _refused(tool, f"oneOf is not supported: {ONE_OF}")
+    keyword = "$ref" if "$ref" in schema else "anyOf"
+    branches = [{"$ref": schema["$ref"]}] if "$ref" in schema else schema.get("anyOf")
     if isinstance(branches, list) and branches:
-        rest = {k: v for k, v in schema.items() if k not in ("anyOf", "oneOf")}
+        rest = {k: v for k, v in schema.items() if k != keyword}
         for branch in branches:
-            inner = resolved(root, branch) if isinstance(branch, dict) else {}
-            yield from _cases(tool, root, {**rest, **(inner or {})}, depth + 1)
+            yield from _cases(tool, root, _both(tool, root, rest, branch), depth + 1)
         return
     kinds = schema.get("type")
     options = schema.get("enum", [schema["const"]] if "const" in schema else None)
@@ -395,15 +416,50 @@ def _cases(
         yield schema
 
 
+def _both(tool: str, root: dict[str, Any], rest: dict[str, Any], branch: Any) -> dict[str, Any]:
+    """What a branch, or what a reference names, says together with what stands beside it."""
+    if not isinstance(branch, dict):
+        return rest
+    followed = resolved(root, branch) if branch.keys() == {"$ref"} else branch
+    if followed is None:
+        raise _refused(tool, f"$ref {branch['$ref']!r:.80} names nothing in it: declare it")
+    for key in (rest.keys() & followed.keys()) - _NOTES:
+        if rest[key] != followed[key]:
+            raise _refused(tool, f"{key} beside anyOf or $ref has another in it: write it once")
+    return {**rest, **followed}
+
+
 def _is_text(schema: dict[str, Any]) -> bool:
     """Whether a case of `_cases` is one of text: what names no type is any text."""
     typed = {"type", "properties", "items", "allOf", "enum", "const"} & schema.keys()
     return schema.get("type") == "string" or not typed
 
 
+def _plain(tool: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a schema in the words that are followed. Raises RequestError."""
+    try:
+        return rewritten(copy.deepcopy(schema))
+    except RequestError as error:
+        raise _refused(tool, str(error)) from None
+
+
 def _rooted(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
-    """A schema with the definitions that it may refer to."""
-    return {k: v for k, v in root.items() if k in ("$defs", "definitions")} | schema
+    """A schema with what it may refer to: definitions, or all of the root."""
+    shared = {k: v for k, v in root.items() if k in ("$defs", "definitions")}
+    references = (one.get("$ref") for _, one in every(shared | schema))
+    known = ("#/$defs/", "#/definitions/")
+    if all(not isinstance(r, str) or r.startswith(known) for r in references):
+        return shared | schema
+    return _moved(schema) | {"$defs": {"arguments": _moved(root)}}
+
+
+def _moved(schema: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a schema whose references are into the definition `arguments`."""
+    moved = copy.deepcopy(schema)
+    for _, one in every(moved):
+        if isinstance(one.get("$ref"), str):
+            one["$ref"] = one["$ref"].replace("#", "#/$defs/arguments", 1)
+    return moved
 
 
 def _refused(tool: str, what: str) -> RequestError:

@@ -118,7 +118,7 @@ def _said(http, body):
     *events, done = [e.partition("data: ")[2] for e in streamed.strip().split("\n\n")]
     assert done == "[DONE]"
     (choice,) = whole["choices"]
-    message = {k: v for k, v in choice["message"].items() if v is not None}
+    message = {k: v for k, v in choice["message"].items() if v}
     joined, reason, last = {"role": "assistant"}, None, None
     for event in map(json.loads, events):
         last = event.get("tpdet", last)

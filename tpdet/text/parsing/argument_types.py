@@ -14,6 +14,7 @@ _WORDS = {
 }  # fmt: skip
 _NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 _MOST_REFERENCES = 8
+_INDEX = re.compile("[0-9]{1,9}")
 
 
 def argument_json(text: str, schema: Any, root: Mapping[str, Any]) -> str:
@@ -69,7 +70,10 @@ def _types_of(
         target: Any = root
         for key in reference[2:].split("/"):
             key = key.replace("~1", "/").replace("~0", "~")
-            target = target.get(key) if isinstance(target, Mapping) else None
+            if isinstance(target, list) and _INDEX.fullmatch(key) and int(key) < len(target):
+                target = target[int(key)]
+            else:
+                target = target.get(key) if isinstance(target, Mapping) else None
         return _types(target, root, references - 1, known)
     named = schema.get("type")
     if isinstance(named, str):
