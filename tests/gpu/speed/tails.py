@@ -1,13 +1,14 @@
 """What readers feel: prompts cut beside decoding rows, and drafts that never help; in turn.
 
-    python -m tests.gpu.speed.tails [loads] [drafts] [--shape qwen3-8b] [--rounds 2] [--seconds 7]
+    python -m tests.gpu.speed.tails [loads] [drafts] [--shape qwen3-8b] [--rounds 2] [--seconds 6]
 
 One engine of one GPU with random weights, temperature 1, whose steps this program drives as the
 server's loop does. It prints a JSON line for each part, within 200 s for both on an H100.
 
 loads: requests at random, lengths +-50 %, at shares of the rate that saturates a simulated H100.
 `before` has no prompt budget, so one number of tokens for all steps in which somebody decodes, as
-with `--max-num-batched-tokens`; `now` is the default. Rounds in turn are pooled.
+with `--max-num-batched-tokens`; `now` is the default. Rounds in turn are pooled. The last line has
+steps with prompts by rows: how many, median milliseconds, and the estimate without attention.
 
 drafts: seconds of a call, each in every one of eleven rounds: without drafts, with `auto`, with a
 drafter that always has drafts and is never right, and without again. Ratios are to the mean of
@@ -22,6 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -48,7 +50,32 @@ CALLS, PROMPT = {1: 48, 16: 48, 64: 32, 256: 24}, 16
 ROUNDS, RESAMPLED = 10, 2000
 
 
-def send(engine: Engine, load: Load, name: str) -> Felt:
+class Steps:
+    """Seconds of steps with prompts, by the rows of the graph that holds them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._table = engine, engine.runner.step_tokens.seconds
+        self._computed, self.ended = 0, 0.0
+        self.seconds: dict[int, list[float]] = {}
+
+    def end(self, tokens: int, now: float) -> None:
+        """A step has ended in which so many tokens were sampled."""
+        before, self._computed = self._computed, self._engine.statistics().totals.computed_tokens
+        rows, took, self.ended = self._computed - before, now - self.ended, now
+        if self._table is not None and before and tokens < rows <= self._table.rows[-1]:
+            graph = self._table.rows[bisect_left(self._table.rows, rows)]
+            self.seconds.setdefault(graph, []).append(took)
+
+    def beside_estimates(self) -> dict[int, tuple[int, float, float]]:
+        """How many steps, their median milliseconds, and those estimated without attention."""
+        return {
+            rows: (len(took), 1e3 * statistics.median(took), 1e3 * self._table.of(rows, 0, 0))
+            for rows, took in sorted(self.seconds.items())
+            if self._table is not None
+        }
+
+
+def send(engine: Engine, load: Load, name: str, steps: Steps) -> Felt:
     """Send the requests when they are due, and note when their tokens come."""
     felt, came, last = Felt(), {}, {}
     arrivals, open_ = list(load.arrivals())[::-1], 0
@@ -66,9 +93,11 @@ def send(engine: Engine, load: Load, name: str) -> Felt:
             open_ += 1
         if not open_:
             time.sleep(max(0.0, arrivals[-1][0] - now))
+            steps.ended = time.perf_counter() - begin
             continue
         outputs = engine.step()
         felt.seconds = time.perf_counter() - begin
+        steps.end(len(outputs), felt.seconds)
         for output in outputs:
             assert isinstance(output, TokenOutput), output
             identity = output.request_id
@@ -104,6 +133,7 @@ def loads(engine: Engine, options: argparse.Namespace) -> Iterator[dict[str, Any
     assert budget is not None, "this GPU's steps are not estimated"
     ways: dict[str, PromptBudget | None] = {"before": None, "now": budget}
     rates: dict[tuple[int, int], float] = {}
+    steps = Steps(engine)
     for lengths, share in CELLS:
         if lengths not in rates:
             rates[lengths] = serve(Load(SATURATING, *lengths), None).tokens_per_second / lengths[1]
@@ -114,11 +144,12 @@ def loads(engine: Engine, options: argparse.Namespace) -> Iterator[dict[str, Any
             for way in list(ways)[:: 1 if turn % 2 else -1]:
                 policy.prompt_budget = ways[way]
                 gc.collect()
-                felt[way].append(send(engine, load, f"{lengths}-{share}-{turn}-{way}"))
+                felt[way].append(send(engine, load, f"{lengths}-{share}-{turn}-{way}", steps))
         found = {way: figures(each) for way, each in felt.items()}
         ratios = {name: found["now"][name] / found["before"][name] for name in found["now"]}
         yield {"load": lengths, "share": share, "rate": rate, **found, "ratios": ratios}
     policy.prompt_budget = budget
+    yield {"steps": steps.beside_estimates()}
 
 
 class NeverRight:
@@ -150,9 +181,9 @@ def drafts(engine: Engine, _: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for batch, tokens in CALLS.items():
         seconds: dict[str, list[float]] = {way: [] for way in ways}
         for turn in range(1 + ROUNDS):
+            gc.collect()
             for way, speculator in ways.items():
                 engine.scheduler.speculator = speculator
-                gc.collect()
                 prompts = [prompt(PROMPT, vocabulary, f"{batch}-{i}") for i in range(batch)]
                 submit(engine, prompts, tokens, f"{batch}-{turn}-{way}", temperature=1.0)
                 took, _ = run_all(engine)
@@ -196,6 +227,8 @@ def rounded(value: Any) -> Any:
     """Four digits tell enough."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
+    if isinstance(value, tuple):
+        return tuple(rounded(each) for each in value)
     if isinstance(value, dict):
         return {name: rounded(each) for name, each in value.items()}
     return value
@@ -207,7 +240,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="PART")
     parser.add_argument("--shape", default="qwen3-8b")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=7.0)
+    parser.add_argument("--seconds", type=float, default=6.0)
     options = parser.parse_args(arguments)
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"there is no part {sorted(unknown)}: use {', '.join(PARTS)}")
