@@ -378,6 +378,38 @@ def test_bad_requests_are_refused_by_name(server, fields, param, message):
     assert param is None or error["param"] == param
 
 
+def test_an_error_behind_the_first_byte_ends_the_response(server, client):
+    answer = ask(server, cache_salt="nan=3", stream=True)
+    *events, rest = answer.text.split("\n\n")
+    assert rest == "" and "[DONE]" not in answer.text
+    *_, error, last = [json.loads(event.partition("data: ")[2]) for event in events]
+    assert (error["type"], error["code"], last["type"]) == (
+        "error",
+        "numerical_error",
+        "response.failed",
+    )
+    assert last["response"]["status"] == "failed" and last["response"]["usage"] is None
+    assert last["response"]["error"]["message"] == error["message"]
+    (item,) = last["response"]["output"]
+    assert item["status"] == "incomplete" and len(item["content"][0]["text"]) == 3
+    fields = {"model": MODEL, "input": "Hi", "extra_body": {"cache_salt": "nan=3"}}
+    with (
+        pytest.raises(openai.APIError, match="NaN"),
+        client.responses.create(**fields, stream=True) as stream,
+    ):
+        list(stream)
+    with pytest.raises(openai.InternalServerError):
+        client.responses.create(**fields)
+
+
+def test_a_body_that_another_process_works_on_is_answered_alike(server):
+    small = ask(server, SPOKEN, tools=[*TOOLS, CUSTOM])
+    large = ask(server, SPOKEN, tools=[*TOOLS, CUSTOM], client_metadata={"x": "a" * 300_000})
+    assert without_times(response_of(large)) == without_times(response_of(small))
+    assert large.headers["tpdet-dropped-tools"] == "web_search"
+    assert f"request {large.headers['x-request-id']}: left out web_search" in server.log.read_text()
+
+
 def test_nothing_is_stored(server):
     for method in ("GET", "DELETE"):
         error = refused(server.http.request(method, f"{PATH}/resp_1"), 404)
