@@ -252,13 +252,15 @@ def check_ranks(folder, world):
 
 def main(arguments):
     """Run the parts that are named, all but `ranks` by default; an assertion ends it."""
-    parts = ("bits", "rerank", "throughput")
+    parts = ["bits", "rerank", "throughput"]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", default=parts, choices=[*parts, "ranks"])
+    parser.add_argument("parts", nargs="*", default=parts)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--rerank", default="200x50", help="queries x documents")
     parser.add_argument("--output", type=Path, help="folder of results files")
     options = parser.parse_args(arguments)
+    if unknown := {*options.parts} - {*parts, "ranks"}:
+        parser.error(f"there is no part {sorted(unknown)}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if "ranks" in options.parts:
