@@ -13,6 +13,7 @@ from tests.checkpoint.test_quantised import MADE, fp8_channel
 from tests.checkpoint.test_quantised_mixed import MIXED, mixed
 from tests.lib.bits import assert_same_bits
 from tests.lib.engine_harness import ask, run, small_config
+from tests.tools.quantise.test_quantise import SOME_SLOW
 from tpdet.checkpoint.checkpoint import open_checkpoint
 from tpdet.checkpoint.checks import check_checkpoint, check_packed
 from tpdet.config import EngineConfig
@@ -23,7 +24,11 @@ from tpdet.tools.quantise.arguments import FORMATS
 _random = random.Random(5)
 PROMPT = [_random.randrange(1024) for _ in range(300)]
 REQUESTS = [ask("a", PROMPT, max_tokens=3), ask("b", PROMPT[:20], max_tokens=3)]
-SIZES = (1, *(pytest.param(tp, marks=pytest.mark.slow) for tp in (2, 4, 8)))
+SIZES = [
+    pytest.param(name, tp, marks=() if (name, tp) == ("int4-g128", 1) else pytest.mark.slow)
+    for name in FORMATS
+    for tp in (1, 2, 4, 8)
+]
 FAMILIES = (
     "phi3", "starcoder2", "gemma3_text", "olmo2", "qwen3_moe", "mixtral", "glm4_moe", "glm4",
 )  # fmt: skip
@@ -73,8 +78,7 @@ def assert_packed_alike(model, dense, tp=1, **settings):
         assert_same_bits(found.logits[key], logits, str(key))
 
 
-@pytest.mark.parametrize("tp", SIZES)
-@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize(("format_name", "tp"), SIZES)
 def test_the_bits_are_those_of_dense_weights_at_every_size(format_name, tp, quantised, dense):
     """A leaf of the last product has 48 columns, so leaves end inside groups of scales."""
     assert_packed_alike(quantised("qwen3", format_name, heads=8, kv_heads=2), dense, tp)
@@ -152,7 +156,7 @@ def test_layers_may_have_other_forms(tp, tiny_model, dense, tmp_path):
     assert_packed_alike(folder, dense, tp)
 
 
-@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("format_name", SOME_SLOW)
 def test_memory_is_that_of_the_stored_tensors(format_name, quantised):
     model = quantised("qwen3", format_name, hidden=512, intermediate=1024)
     stored = sum(
@@ -264,6 +268,7 @@ def test_the_log_says_which_weights_stay_packed(quantised, caplog):
     assert "(packed int 4 bits, group 128) stay packed" in text
 
 
+@pytest.mark.slow
 def test_a_product_of_unlike_parts_becomes_numbers(tiny_model, dense, tmp_path):
     """Its parts are read into one weight, which has one form."""
     model = tiny_model("qwen3", dtype="bfloat16")

@@ -30,6 +30,17 @@ def sizes_of_families():
         yield pytest.param(family, (1, 2, 4, 8), marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("format_name", ["fp8-block", "mxfp4"])
+def test_packed_weights_are_equal_to_dense_ones(format_name, tiny_model, tpdet, tmp_path):
+    model = tiny_model("qwen3_moe", dtype="bfloat16")
+    assert tpdet("quantise", model, "--format", format_name, "--output", tmp_path / "q")[0] == 0
+    asked = ["--tp", "1,2,4", "--batch", "4", "--tokens", "3", "--relations", "batch,packed"]
+    done = verify(tmp_path / "q", *asked, "--dtype", "bfloat16", "--fold-order", DEFAULT_FOLD_ORDER)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "packed weights" in done.stdout and "9 relations, all equal" in done.stdout
+
+
 @pytest.mark.parametrize(("family", "sizes"), list(sizes_of_families()))
 def test_a_family_is_equal_at_every_size_and_circumstance(tiny_model, tmp_path, family, sizes):
     output = tmp_path / "verify.json"

@@ -51,7 +51,7 @@ def test_relations_are_chosen_by_group_or_name_and_hold_the_reference():
     assert parse_relations("all") == (*STEPS, *PROCESSES)
     assert parse_relations("steps") == tuple(STEPS)
     assert parse_relations("processes") == (
-        *("alone", "fresh", "cache", "eager", "gather", "experts"),
+        *("alone", "fresh", "cache", "eager", "gather", "experts", "packed"),
     )
     assert parse_relations("fresh,batch") == ("alone", "batch", "fresh")
     with pytest.raises(UsageError, match="relation 'graph'"):
@@ -61,14 +61,15 @@ def test_relations_are_chosen_by_group_or_name_and_hold_the_reference():
 
 def test_the_cpu_has_no_kernel_cache_and_no_graphs_and_the_control_only_steps():
     everything = GROUPS["all"]
-    assert that_apply(everything, "cuda", False) == everything
-    assert that_apply(everything, "cpu", False) == (*STEPS, "fresh", "experts")
+    assert that_apply(everything, "cuda", False) == everything[:-1]
+    assert that_apply(everything, "cpu", False) == (*STEPS, "fresh", "experts", "packed")
     assert that_apply(everything, "cuda", True) == tuple(STEPS)
 
 
 def test_pooled_prompts_have_the_relations_in_which_no_text_follows():
     generated = that_apply_to(GROUPS["all"], None)
-    assert set(GROUPS["all"]) - set(generated) == {"prefixes"}
+    assert set(GROUPS["all"]) - set(generated) == {"prefixes", "packed"}
+    assert "packed" in that_apply_to(GROUPS["all"], None, quantised=True)
     last = that_apply_to(GROUPS["steps"], "last")
     assert last == ("alone", "batch", "chunks", "whole", "preempted", "prefixes")
     assert that_apply_to(last, "mean") == last[:-1], "a mean reads no pages of the cache"

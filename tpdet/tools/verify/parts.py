@@ -57,7 +57,8 @@ def parts_of(spec: VerifySpec, worlds: Sequence[tuple[int, LaunchWay]]) -> list[
     "cache" needs other processes, for its empty kernel cache. Both start each size in its first way
     only, because every other way uses new processes anyway.
     """
-    names = ["fresh"] if {"fresh", "eager", "gather", "experts"} & set(spec.relations) else []
+    others = {"fresh", "eager", "gather", "experts", "packed"}
+    names = ["fresh"] if others & set(spec.relations) else []
     names += ["cache"] if "cache" in spec.relations else []
     first: dict[int, LaunchWay] = {}
     for tp, way in worlds:

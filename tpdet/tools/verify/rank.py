@@ -60,7 +60,15 @@ from tpdet.tools.verify.drafted import (
 from tpdet.tools.verify.logits_log import LogitsLog
 from tpdet.tools.verify.node_folds import count_node_folds
 from tpdet.tools.verify.progress import CircumstancesDone
-from tpdet.tools.verify.relations import CACHE, EAGER, FRESH, GATHER, PLACED, order_of_processes
+from tpdet.tools.verify.relations import (
+    CACHE,
+    EAGER,
+    FRESH,
+    GATHER,
+    PACKED,
+    PLACED,
+    order_of_processes,
+)
 from tpdet.tools.verify.spec import Seen, Trace, VerifySpec, WorldReport, mode_settings
 from tpdet.tools.worlds.machine import count_gpus, machine
 from tpdet.tools.worlds.pretended_nodes import pretend_nodes
@@ -173,6 +181,8 @@ def _loads(spec: VerifySpec, graphs: bool, ranks: int) -> list[_Load]:
     other = _other_placement(spec, ranks) if "experts" in spec.relations else None
     if other is not None:
         loads.append(_Load(order, [in_other_processes(PLACED[other])], {"experts": other}))
+    if "packed" in spec.relations:
+        loads.append(_Load(order, [in_other_processes(PACKED)], {"weights": "packed"}))
     return loads
 
 

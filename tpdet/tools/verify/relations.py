@@ -24,18 +24,20 @@ PROCESSES = {
     "eager": "kernels launched one by one, without CUDA graphs (GPUs)",
     "gather": "the sums of ranks gathered by NCCL instead of peer memory (GPUs, above TP 1)",
     "experts": "experts placed the other way: whole on ranks, or cut over all (above TP 1)",
+    "packed": "quantised weights that stay packed, beside the same ones as numbers (CPUs)",
 }
 """Relations with other processes; they take longest, so they run for one fold order only."""
 
 FRESH, CACHE, EAGER = "fresh process", "empty kernel cache", "without graphs"
 GATHER = "transport gather"
+PACKED = "packed weights"
 PLACED = {"lanes": "whole experts on ranks", "columns": "experts cut over ranks"}
 GROUPS = {
     "all": (*STEPS, *PROCESSES),
     "steps": tuple(STEPS),
     "processes": ("alone", *PROCESSES),
 }
-_GPUS_ONLY = ("cache", "eager", "gather")
+_ONLY_ON = {"cuda": ("cache", "eager", "gather"), "cpu": ("packed",)}
 _NOT_POOLED = ("prefill", "unscored", "drafts", "ngrams", "draft_model")
 
 
@@ -55,24 +57,30 @@ def relations_help() -> str:
     """The sentence of `--help` on `--relations`."""
     texts = "; ".join(f"{name}: {what}" for name, what in (STEPS | PROCESSES).items())
     return (
-        "all, steps (the first eleven), processes (the last five), or a list of names. "
-        f"{texts}. draft_model and the last five run for one fold order: {DEFAULT_FOLD_ORDER}, if "
+        "all, steps (the first eleven), processes (the last six), or a list of names. "
+        f"{texts}. draft_model and the last six run for one fold order: {DEFAULT_FOLD_ORDER}, if "
         "it is among those asked for"
     )
 
 
 def that_apply(relations: tuple[str, ...], device: str, control: bool) -> tuple[str, ...]:
     """The relations that apply to "cpu" or "cuda"; the control runs only those of steps."""
-    kept = [name for name in relations if device != "cpu" or name not in _GPUS_ONLY]
+    elsewhere = [name for other, names in _ONLY_ON.items() if other != device for name in names]
+    kept = [name for name in relations if name not in elsewhere]
     return tuple(name for name in kept if name in STEPS or not control)
 
 
-def that_apply_to(relations: tuple[str, ...], row: str | None) -> tuple[str, ...]:
+def that_apply_to(
+    relations: tuple[str, ...], row: str | None, quantised: bool = False
+) -> tuple[str, ...]:
     """Those that apply to a model which pools this row of a prompt; None: it generates.
 
     No text follows a pooled prompt, and only last rows are pooled behind pages of the cache.
+    quantised: whether its weights can stay packed.
     """
     left_out = _NOT_POOLED if row is not None else ()
+    if not quantised:
+        left_out = (*left_out, "packed")
     if row != "last":
         left_out = (*left_out, "prefixes")
     return tuple(name for name in relations if name not in left_out)

@@ -15,6 +15,7 @@ from tpdet.checkpoint.model_config import FAMILY_NAMES, load_model_config
 from tpdet.checkpoint.model_config.fit import check_ranks
 from tpdet.checkpoint.model_config.known_shapes import directory_of
 from tpdet.checkpoint.model_config.pooling import load_for_task
+from tpdet.checkpoint.model_config.stored_form import read_stored_form
 from tpdet.checkpoint.resolve import resolve_model
 from tpdet.comm.device import resolve_device
 from tpdet.config import EngineConfig
@@ -184,8 +185,9 @@ def _checked(spec: VerifySpec, worlds: Sequence[tuple[int, LaunchWay]], device: 
 
     Refuses, before a world starts, a model that cannot be loaded, or not at every size.
     """
+    directory = resolve_model(spec.model)
     for dtype in spec.dtypes:
-        config, pooling = load_for_task(resolve_model(spec.model), dtype, spec.task)
+        config, pooling = load_for_task(directory, dtype, spec.task)
         for tp, _ in worlds:
             check_ranks(config, tp, spec.leaves)
         if spec.draft_model is not None:
@@ -194,4 +196,9 @@ def _checked(spec: VerifySpec, worlds: Sequence[tuple[int, LaunchWay]], device: 
     if device == "cuda":
         check_worlds(spec, worlds, gpus_here())
     row = None if pooling is None else pooling.row
-    return msgspec.structs.replace(spec, relations=that_apply_to(spec.relations, row))
+    quantised = (
+        spec.load_format != "dummy"
+        and directory.is_dir()
+        and read_stored_form(directory).quantisation is not None
+    )
+    return msgspec.structs.replace(spec, relations=that_apply_to(spec.relations, row, quantised))
