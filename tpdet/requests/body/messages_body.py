@@ -4,6 +4,7 @@ It becomes the body of a chat, so that everything is checked and prepared in one
 """
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -18,9 +19,10 @@ from tpdet.requests.body.schema import Body, ChatBody, Count
 from tpdet.requests.tools import dropped_header, header_name
 
 Json = dict[str, Any]
+_OF_PROMPT = ("model", "metadata", "chat_template_kwargs")
 _SAME = (
-    "model", "stream", "temperature", "top_p", "top_k", "metadata", "seed", "cache_salt",
-    "chat_template_kwargs", "prediction", "return_token_ids", "tpdet",
+    *_OF_PROMPT, "stream", "temperature", "top_p", "top_k", "seed", "cache_salt", "prediction",
+    "return_token_ids", "tpdet",
 )  # fmt: skip
 """Fields whose name and meaning are those of chats."""
 _CHOICES = '{"type": "auto"}, {"type": "any"}, {"type": "none"} or {"type": "tool", "name": ...}'
@@ -119,16 +121,18 @@ class _AnswerFields(_PromptFields):
     stop_sequences: list[str] | None = None
 
 
-def _with_same(name: str, base: type[Body], path: str) -> Any:
-    """A body with the fields that have the name and the meaning of chats' too."""
-    same: Any = {
-        one: (ChatBody.model_fields[one].annotation, ChatBody.model_fields[one]) for one in _SAME
+def _with_same(name: str, base: type[Body], path: str, same: Iterable[str]) -> Any:
+    """A body that also has some fields of chats."""
+    fields: Any = {
+        one: (ChatBody.model_fields[one].annotation, ChatBody.model_fields[one]) for one in same
     }
-    return create_model(name, __base__=base, __doc__=f"`POST {path}`.", **same)
+    return create_model(name, __base__=base, __doc__=f"`POST {path}`.", **fields)
 
 
-MessagesBody = _with_same("MessagesBody", _AnswerFields, "/v1/messages")
-CountTokensBody = _with_same("CountTokensBody", _PromptFields, "/v1/messages/count_tokens")
+MessagesBody = _with_same("MessagesBody", _AnswerFields, "/v1/messages", _SAME)
+CountTokensBody = _with_same(
+    "CountTokensBody", _PromptFields, "/v1/messages/count_tokens", _OF_PROMPT
+)
 
 
 class MessagesForm(msgspec.Struct, frozen=True, tag="messages"):
@@ -209,7 +213,7 @@ class MessagesChat:
     def _fields(self, body: Any) -> Json:
         goes_on = self._conversation.ends_with_assistant
         config, choice = body.output_config, body.tool_choice
-        fields: Json = {name: _as_json(getattr(body, name)) for name in _SAME}
+        fields: Json = {name: _as_json(getattr(body, name, None)) for name in _SAME}
         fields |= {
             "messages": self._conversation.messages,
             "tools": self._tools or None,
