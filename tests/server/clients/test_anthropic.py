@@ -373,13 +373,21 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
          "the schema cannot be used"),
         ({"tools": [{"name": "f", "input_schema": {"$ref": "#/x"}, "strict": True}]},
          "'/x' does not exist"),
+        ({"tool_choice": {"type": "any"}, "tools": [{"name": "f", "input_schema": {
+          "description": "x" * 300_000}}]}, "the prompt has"),
+        ({"messages": [*USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "a",
+          "name": "f", "input": {"k": chr(0xD800)}}]}]}, "half of a surrogate pair"),
+        ({"messages": [*USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "a",
+          "name": "f", "input": {}}]}, USER[0]]}, "messages[1]: the tool call 'a' has no result"),
+        ({"tools": [{"name": "f" * 300, "input_schema": {}}]}, "tools[0].name"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported"),
         ({"top_kk": 1}, "top_k"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused_by_name(server, more, message):
     body = {"model": MODEL, "max_tokens": 9, "messages": USER, "tools": TOOLS} | more
-    found = server.http.post("/v1/messages", json=body, headers={"x-api-key": KEYS[0]})
+    headers = {"x-api-key": KEYS[0], "content-type": "application/json"}
+    found = server.http.post("/v1/messages", content=json.dumps(body), headers=headers)
     assert found.status_code == 400, found.text
     error = found.json()["error"]
     assert error["type"] == "invalid_request_error" and message in error["message"], error
@@ -413,3 +421,23 @@ def test_an_answer_follows_a_schema(client):
     assert json.loads(found.content[0].text) == {"a": None}
     bare = client.messages.create(**fields('{"a":null}' + END, tools=[]))
     assert bare.tpdet["request_digest"] != found.tpdet["request_digest"]
+
+
+@pytest.mark.slow
+def test_litellm_asks_by_messages(server):
+    litellm = pytest.importorskip("litellm")
+    function = {"name": "weather", "parameters": TOOLS[0]["input_schema"]}
+    fields = {"model": f"anthropic/{MODEL}", "api_base": server.url, "api_key": KEYS[0]}
+    fields |= {"tools": [{"type": "function", "function": function}], "max_tokens": 400}
+    salt = {"cache_salt": f"text={THINK}why{THOUGHT}Let me see.\n\n{call()}{END}"}
+    message = litellm.completion(messages=USER, **fields, **salt).choices[0].message
+    (asked,) = message.tool_calls
+    assert (message.content, message.reasoning_content) == ("Let me see.", "why")
+    assert json.loads(asked.function.arguments) == {"city": "Köln", "days": 10.0}
+    chunks = [*litellm.completion(messages=USER, stream=True, **fields, **salt)]
+    joined = litellm.stream_chunk_builder(chunks, messages=USER).choices[0]
+    assert joined.finish_reason == "tool_calls" and joined.message.content == message.content
+    result = {"role": "tool", "tool_call_id": asked.id, "content": "Sun"}
+    salt = {"cache_salt": f"text=It is sunny.{END}"}
+    last = litellm.completion(messages=[*USER, message, result], **fields, **salt)
+    assert last.choices[0].message.content == "It is sunny."
