@@ -11,13 +11,17 @@ VOCABULARY = 1000
 
 
 def pairs(queries, documents, seed=3):
-    """Prompts of each query with each document: ids of queries stand before those of documents."""
+    """Prompts of each query with each document: ids of queries stand before those of documents.
+
+    Every second document is the one before with another first word, so that their scores are near.
+    """
     draw = random.Random(seed)
 
     def words(least, most):
         return [draw.randrange(1, VOCABULARY) for _ in range(draw.randint(least, most))]
 
     texts = [words(10, 80) for _ in range(documents)]
+    texts[1::2] = [[*words(1, 1), *text[1:]] for text in texts[: documents // 2 * 2 : 2]]
     return [[*query, *text] for query in (words(8, 30) for _ in range(queries)) for text in texts]
 
 
