@@ -1,11 +1,17 @@
 """Bodies of Anthropic's Messages API as chats, and the types of its errors."""
 
+import json
+
 import pytest
 
+from tests.lib.server.harness import TEMPLATE, write_tokenizer
 from tpdet.requests.answer.messages import error_of, is_of_messages
 from tpdet.requests.body.messages_body import MessagesBody, MessagesChat
 from tpdet.requests.body.parse import parse_body
 from tpdet.requests.body.problems import ApiError, bad_request, from_code
+from tpdet.requests.body.prompts import BodyPrompts
+from tpdet.requests.body.schema import ChatBody
+from tpdet.text.tokenizer import Tokenizer
 
 HELLO = {"role": "user", "content": "Hello"}
 
@@ -64,6 +70,36 @@ def test_what_is_billed_is_no_prompt_and_results_name_their_tools():
     assert fields["continue_final_message"] and fields["add_generation_prompt"] is False
     bare = chat_of([HELLO], system=system[:1]).fields["messages"]
     assert bare == [HELLO]
+
+
+def test_a_later_system_message_stands_where_the_template_shows_it(tmp_path):
+    messages = [
+        HELLO,
+        {"role": "system", "content": "Now."},
+        {"role": "assistant", "content": "Yes."},
+        HELLO,
+    ]
+    body = parse_body(ChatBody, chat_of(messages, system="Be brief.").fields)
+
+    def prompt(folder, template):
+        write_tokenizer(folder)
+        path = folder / "tokenizer_config.json"
+        config = json.loads(path.read_text())
+        path.write_text(json.dumps(config | {"chat_template": template}))
+        tokenizer = Tokenizer.load(folder)
+        ids = BodyPrompts(tokenizer, 4096).chat_tokens(body)
+        return tokenizer.decode(ids, skip_special_tokens=False)
+
+    said = prompt(tmp_path / "a", TEMPLATE)
+    turns = [turn.partition("<|im_end|>")[0] for turn in said.split("<|im_start|>")[1:]]
+    first, now = "system\nBe brief.", "system\nNow."
+    rest = ["assistant\nYes.", "user\nHello", "assistant\n"]
+    assert turns == [first, "user\nHello", now, *rest]
+    refusing = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    refusing += "{{ raise_exception('System message must be at the beginning.') }}"
+    said = prompt(tmp_path / "b", refusing + "{% endif %}{% endfor %}" + TEMPLATE)
+    turns = [turn.partition("<|im_end|>")[0] for turn in said.split("<|im_start|>")[1:]]
+    assert turns == [first + "\n\nNow.", "user\nHello", *rest]
 
 
 def test_a_refusal_names_the_clients_places():
