@@ -13,7 +13,7 @@ QUERY = "How is a loop written?"
 
 @pytest.mark.slow
 def test_coheres_client_reranks_by_both_of_its_versions(tiny_model, tmp_path):
-    cohere = pytest.importorskip("cohere", reason="pip install .[rerankers]")
+    cohere = pytest.importorskip("cohere", reason="pip install .[test]")
     model = classifier(tiny_model("qwen3", **SMALL), tmp_path / "model", 1)
     with LLM(str(model), kv_pages=24, device="cpu") as llm:
         scores = [one.outputs.score for one in llm.score(QUERY, TEXTS)]
