@@ -44,7 +44,7 @@ class TextFields(Body):
     """The form of the answer's text."""
 
     idle: ClassVar[dict[str, Idle]] = {"verbosity": idle_fields.CHAT["verbosity"]}
-    format: Annotated[Any, WithJsonSchema(_ANY_OBJECT)] = None
+    format: Annotated[Any, WithJsonSchema({"anyOf": [_ANY_OBJECT, {"type": "null"}]})] = None
 
 
 class _ResponseFields(Body):
