@@ -332,6 +332,48 @@ def test_openai_agents_call_a_tool_and_go_on(server):
     assert ended.final_output == "One file."
 
 
+TURNS = {"cache_salt": f"turns={SPOKEN}|Done.{END}"}
+
+
+@pytest.mark.slow
+def test_langchain_calls_a_tool_and_goes_on(server):
+    chat_models = pytest.importorskip("langchain_openai")
+    from langchain_core.messages import HumanMessage, ToolMessage
+
+    address = {"base_url": server.url + "/v1", "api_key": "none", "max_retries": 0}
+    settings = {"model": MODEL, "max_tokens": 300, "extra_body": TURNS, "use_responses_api": True}
+    model = chat_models.ChatOpenAI(**settings, **address).bind_tools([shell])
+    messages = [HumanMessage("What is here?")]
+    answer = model.invoke(messages)
+    (called,) = answer.tool_calls
+    assert called["args"] == {"command": "ls"} and answer.text == "I look."
+    messages += [answer, ToolMessage("a.txt", tool_call_id=called["id"])]
+    assert model.invoke(messages).text == "Done."
+    assert "".join(chunk.text for chunk in model.stream(messages)) == "Done."
+
+
+@pytest.mark.slow
+def test_pydantic_ai_calls_a_tool_and_goes_on(server):
+    pydantic_ai = pytest.importorskip("pydantic_ai")
+    from pydantic_ai.models.openai import OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    client = openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    model = OpenAIResponsesModel(MODEL, provider=OpenAIProvider(openai_client=client))
+    # Its streams end at the first text, so the turn that calls has none.
+    salt = {"cache_salt": f"turns={THINK}why{THOUGHT}{call()}{END}|Done.{END}"}
+    settings = {"max_tokens": 300, "extra_body": salt}
+    agent = pydantic_ai.Agent(model, tools=[shell], model_settings=settings)
+    assert agent.run_sync("What is here?").output == "Done."
+    assert agent.run_stream_sync("What is here?").get_output() == "Done."
+
+
+def shell(command: str) -> str:
+    """Runs a command."""
+    assert command == "ls"
+    return "a.txt"
+
+
 USER = [{"role": "user", "content": "Hi"}]
 CALLED = {"type": "function_call", "call_id": "c", "name": "shell", "arguments": "{}"}
 RESULT = {"type": "function_call_output", "call_id": "c", "output": "x"}
