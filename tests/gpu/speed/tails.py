@@ -78,16 +78,18 @@ class Steps:
 def send(engine: Engine, load: Load, name: str, steps: Steps) -> Felt:
     """Send the requests when they are due, and note when their tokens come."""
     felt, came, last = Felt(), {}, {}
-    arrivals, open_ = list(load.arrivals())[::-1], 0
-    vocabulary = engine.model_config.vocab_size
+    vocabulary, open_ = engine.model_config.vocab_size, 0
+    arrivals = [
+        (due, prompt(length, vocabulary, f"{name}-{i}"), tokens)
+        for i, (due, length, tokens) in enumerate(load.arrivals())
+    ][::-1]
     begin = time.perf_counter()
     while arrivals or open_:
         now = time.perf_counter() - begin
         while arrivals and arrivals[-1][0] <= now:
-            due, length, tokens = arrivals.pop()
+            due, ids, tokens = arrivals.pop()
             identity = f"{name}-{len(came)}"
             params = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True)
-            ids = prompt(length, vocabulary, identity)
             engine.submit(Request(request_id=identity, prompt_token_ids=ids, params=params))
             came[identity] = due
             open_ += 1
