@@ -98,7 +98,7 @@ def kept_on_the_device():
 
         return once
 
-    for module, name in ((launch, "to_device"), (sampler, "_to_device")):
+    for module, name in ((launch, "to_device"), (sampler, "to_device")):
         homes.append((module, name, getattr(module, name)))
         setattr(module, name, once_of(getattr(module, name)))
     homes.append((sampler, "to_host", sampler.to_host))

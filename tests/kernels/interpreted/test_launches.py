@@ -72,7 +72,7 @@ def test_a_step_by_shares_launches_no_more_than_this():
     x = torch.randn(8, 1024, generator=generator)[1:5] * 3  # the first lists more than 128 ids
     kernels = ops._kernels
     ops._kernels = lambda _, name: import_module(f"tpdet.kernels.cuda.{name}")
-    to_device, sampler._to_device = sampler._to_device, lambda numbers, _: torch.tensor(numbers)
+    to_device, sampler.to_device = sampler.to_device, lambda numbers, _: torch.tensor(numbers)
     try:
         for way, filters in (
             ({"temperature": 0.8, "top_k": 50, "top_p": 0.9}, FILTERED),
@@ -101,7 +101,7 @@ def test_a_step_by_shares_launches_no_more_than_this():
             counted = 0 if way == {"temperature": 0.0} else 1
             assert asked.names.count("count_parts") == counted, asked.names
     finally:
-        ops._kernels, sampler._to_device = kernels, to_device
+        ops._kernels, sampler.to_device = kernels, to_device
 
 
 def test_memory_that_nobody_wrote_is_never_read():
