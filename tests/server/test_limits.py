@@ -25,6 +25,7 @@ ELSEWHERE = {
     "schemas_waiting": "test_more_schemas_than_may_wait_are_refused_at_once",
     "chat_template_cpu_seconds": "tests/server/body/test_template_bounds.py",
     "held_request_bytes": "tests/server/http1/test_held_bytes.py",
+    "repeated_characters": "tests/server/body/test_agent_bodies.py",
     "large_body_bytes": "tests/server/body/test_large_bodies.py",
     "large_bodies_waiting": "tests/server/body/test_body_worker.py",
     "large_body_cpu_seconds": "tests/server/body/test_large_bodies.py",

@@ -6,6 +6,7 @@ Field names follow the OpenAI API. What a family of models can print of them is 
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from tpdet.errors import RequestError
@@ -14,7 +15,7 @@ MAX_TOOLS = 1024
 MAX_NAME = 256  # characters
 Mode = Literal["auto", "required"]
 _UNSAFE = re.compile(r"[^a-z0-9_.-]+")
-_MOST_IN_HEADER, _MOST_CHARACTERS = 16, 48
+_MOST_NAMED, _MOST_CHARACTERS = 16, 48  # of the tools that were left out
 _CHOICES = '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
 _ALLOWED = (
     '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": '
@@ -101,10 +102,14 @@ def header_name(name: str) -> str:
     return _UNSAFE.sub("-", name.lower())[:_MOST_CHARACTERS]
 
 
-def dropped_header(names: Iterable[str]) -> list[tuple[bytes, bytes]]:
-    """The header that names the tools that were left out, the first few; none where none were."""
-    named = [*names][:_MOST_IN_HEADER]
-    return [(b"tpdet-dropped-tools", ", ".join(named).encode())] if named else []
+def dropped_names(names: Iterable[str]) -> tuple[str, ...]:
+    """The first few of the tools that were left out, as a header and the log name them."""
+    return tuple(islice(names, _MOST_NAMED))
+
+
+def dropped_header(names: tuple[str, ...]) -> list[tuple[bytes, bytes]]:
+    """The header of some `dropped_names`; none where there are none."""
+    return [(b"tpdet-dropped-tools", ", ".join(names).encode())] if names else []
 
 
 def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -9,6 +9,7 @@ import time
 from typing import Any, ClassVar
 
 from tpdet.requests.answer.calls import ending_of
+from tpdet.requests.answer.json_pieces import Written
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.body.problems import ApiError
 from tpdet.requests.body.responses_body import ResponsesForm
@@ -138,7 +139,7 @@ class ResponseWriter:
             "frequency_penalty": params.frequency_penalty,
             "truncation": "disabled",
             "usage": self._usage(),
-            **self._form.echo,
+            **{name: Written(text) for name, text in self._form.echo.items()},
             "system_fingerprint": around.get("system_fingerprint"),
             "tpdet": around.get("tpdet"),
             **self._ids_shown(),

@@ -32,6 +32,7 @@ MAX_CACHE_SALT_BYTES = 256
 MAX_MODEL_CHARACTERS = 1024
 MAX_NAME_CHARACTERS = 256
 MAX_DESCRIPTION_CHARACTERS = 4096
+MAX_REPEATED_CHARACTERS = 1 << 20  # of one field that the answer to its request repeats, as JSON
 MAX_PIPELINED = 16
 MAX_WAITING_SCHEMAS = 32
 MAX_WAITING_LARGE_BODIES = 8
@@ -109,6 +110,7 @@ def all_limits() -> dict[str, object]:
         "schema_description_characters": MAX_DESCRIPTION_CHARACTERS,
         "name_characters": MAX_NAME_CHARACTERS,
         "model_characters": MAX_MODEL_CHARACTERS,
+        "repeated_characters": MAX_REPEATED_CHARACTERS,
         "user_bytes": MAX_USER_BYTES,
         "cache_salt_bytes": MAX_CACHE_SALT_BYTES,
         "large_body_bytes": LARGE_BODY_BYTES,

@@ -35,7 +35,7 @@ _OF_ROLE: dict[str, tuple[str, ...]] = {
     "system": ("text", *_CHANGES),
 }
 _FAILED = "Error"  # the result of a tool that failed and said nothing
-_MESSAGE = re.compile(r"messages\[(\d+)\]((?:\.\w+(?:\[\d+\])*)*)")
+_MESSAGE = re.compile(r"messages\[(\d{1,9})\]((?:\.\w+(?:\[\d+\])*)*)")
 _NAMES = {"tool_call_id": "tool_use_id", "reasoning_content": "thinking"}
 
 

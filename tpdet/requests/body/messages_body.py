@@ -16,7 +16,7 @@ from tpdet.requests.body.messages_blocks import Conversation
 from tpdet.requests.body.parse import parse_part
 from tpdet.requests.body.problems import ApiError, bad_request
 from tpdet.requests.body.schema import Body, ChatBody, Count
-from tpdet.requests.tools import dropped_header, header_name
+from tpdet.requests.tools import dropped_header, dropped_names, header_name
 
 Json = dict[str, Any]
 _OF_PROMPT = ("model", "metadata", "chat_template_kwargs")
@@ -35,7 +35,7 @@ _MESSAGE: Json = {
     "required": ["role", "content"],
     "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": _BLOCKS},
 }
-_TOOL = re.compile(r"\btools\[(\d+)\]")
+_TOOL = re.compile(r"\btools\[(\d{1,9})\]")
 
 
 class OutputFormat(Body):
@@ -167,7 +167,7 @@ class MessagesChat:
     @property
     def form(self) -> MessagesForm:
         """How the answer is written."""
-        return MessagesForm(tuple(self._dropped))
+        return MessagesForm(dropped_names(self._dropped))
 
     def refused(self, error: ApiError) -> ApiError:
         """The same refusal, about the fields that the client knows."""

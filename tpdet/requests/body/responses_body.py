@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 import msgspec
 from pydantic import WithJsonSchema, create_model
 
-from tpdet.requests.body import idle_fields
+from tpdet.requests.answer.json_pieces import json_text
+from tpdet.requests.body import idle_fields, limits
 from tpdet.requests.body.idle_fields import Idle
 from tpdet.requests.body.problems import ApiError, bad_request
 from tpdet.requests.body.responses_items import Items
@@ -107,12 +108,13 @@ else:
 class ResponsesForm(msgspec.Struct, frozen=True, tag="responses"):
     """What the answer repeats of its request, and how it names the tools that it calls.
 
+    echo: by the name of a field, what is repeated as JSON text, which no event loop writes anew.
     names: by the name that the model sees, type, own name and namespace of a tool (empty for none).
     dropped: the types of tools that were left out. encrypted: reasoning is asked for as
     `encrypted_content` too. limited: the request has max_output_tokens.
     """
 
-    echo: Json
+    echo: dict[str, str]
     names: dict[str, tuple[str, str, str]]
     dropped: tuple[str, ...] = ()
     encrypted: bool = False
@@ -187,7 +189,7 @@ def by_response_names(error: ApiError, places: list[str]) -> ApiError:
     )
 
 
-_MESSAGE = re.compile(r"\bmessages\[(\d+)\]")
+_MESSAGE = re.compile(r"\bmessages\[(\d{1,9})\]")
 _NAMES = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
@@ -221,12 +223,12 @@ def _response_format(asked: Any) -> Json | None:
     return {"type": kind, "json_schema": fields}
 
 
-def _echo(body: ResponsesBody, tools: ResponseTools) -> Json:
-    """The fields of a response that repeat those of its request."""
+def _echo(body: ResponsesBody, tools: ResponseTools) -> dict[str, str]:
+    """The fields of a response that repeat those of its request, as JSON. Raises ApiError."""
     effort = None if body.reasoning is None else body.reasoning.effort
     shown = None if body.text is None else body.text.format
     repeated = {name: getattr(body, name) for name in _ECHOED}
-    return repeated | {
+    repeated |= {
         "metadata": repeated["metadata"] or {},
         "max_tool_calls": body.max_tool_calls,
         "parallel_tool_calls": getattr(body, "parallel_tool_calls", None) is not False,
@@ -235,3 +237,13 @@ def _echo(body: ResponsesBody, tools: ResponseTools) -> Json:
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
         "tools": tools.shown,
     }
+    written = {name: json_text(value) for name, value in repeated.items()}
+    for name, text in written.items():
+        # Instructions are of the prompt, which has its own bound.
+        if name != "instructions" and len(text) > limits.MAX_REPEATED_CHARACTERS:
+            raise bad_request(
+                f"{name} is {len(text)} characters of JSON, which the answer repeats; the limit is "
+                f"{limits.MAX_REPEATED_CHARACTERS}: send less",
+                name,
+            )
+    return written

@@ -40,6 +40,8 @@ class Items:
         self._messages: list[Json] = []
         self._where = "instructions"
         self._open: Json | None = None  # the assistant's message that more items may belong to
+        self._said: list[str] = []  # texts of that one
+        self._thoughts: list[str] = []  # its reasoning
         self._last = ""  # type of the item before
 
     def messages(self, instructions: str | None, items: Any) -> list[Json]:
@@ -53,9 +55,7 @@ class Items:
         for index, item in enumerate(items):
             self._where = f"input[{index}]"
             self._add(self._where, item)
-        for message in self._messages:
-            if "tool_calls" not in message:
-                message.setdefault("content", "")  # it was cut off while it reasoned
+        self._close()
         return self._messages
 
     def _add(self, where: str, item: Any) -> None:
@@ -82,7 +82,7 @@ class Items:
 
     def _message(self, where: str, item: Json) -> None:
         role = item.get("role")
-        if role not in _ROLES:
+        if not isinstance(role, str) or role not in _ROLES:
             raise bad_request(
                 f"{where}.role is {role!r:.60}: use one of {', '.join(_ROLES)}", f"{where}.role"
             )
@@ -91,17 +91,17 @@ class Items:
             self._append({"role": _ROLES[role], "content": content})
             return
         if self._open is None or self._last == "message":
-            self._append({"role": "assistant", "content": content}, is_open=True)
-            return
-        before = self._open.get("content")
-        self._open["content"] = content if before is None else _text(before) + _text(content)
+            self._append({"role": "assistant"}, is_open=True)
+        assert self._open is not None
+        self._open["content"] = content
+        self._said.append(_text(content))
 
     def _reasoning(self, where: str, item: Json) -> None:
         text = _thought(where, item)
         if not text:
             return
-        message = self._assistant()
-        message["reasoning_content"] = message.get("reasoning_content", "") + text
+        self._assistant()
+        self._thoughts.append(text)
 
     def _function_call(self, where: str, item: Json) -> None:
         self._call(where, item, _of_text(where, item, "arguments"))
@@ -111,7 +111,8 @@ class Items:
         self._call(where, item, json.dumps(said, ensure_ascii=False))
 
     def _call(self, where: str, item: Json, arguments: str) -> None:
-        name, space = _of_text(where, item, "name"), item.get("namespace")
+        name = _of_text(where, item, "name")
+        space = _of_text(where, item, "namespace") if "namespace" in item else ""
         function = {"name": f"{space}__{name}" if space else name, "arguments": arguments}
         call = {"id": _of_text(where, item, "call_id"), "type": "function", "function": function}
         self._assistant().setdefault("tool_calls", []).append(call)
@@ -130,7 +131,21 @@ class Items:
         assert self._open is not None
         return self._open
 
+    def _close(self) -> None:
+        """End the assistant's open message: its texts are one, and so is its reasoning."""
+        message = self._open
+        if message is None:
+            return
+        if len(self._said) > 1:
+            message["content"] = "".join(self._said)
+        if self._thoughts:
+            message["reasoning_content"] = "".join(self._thoughts)
+        if "tool_calls" not in message:
+            message.setdefault("content", "")  # it was cut off while it reasoned
+        self._said, self._thoughts, self._open = [], [], None
+
     def _append(self, message: Json, is_open: bool = False) -> None:
+        self._close()
         self._messages.append(message)
         self.places.append(self._where)
         self._open = message if is_open else None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tpdet.requests.body.problems import bad_request
-from tpdet.requests.tools import header_name
+from tpdet.requests.tools import dropped_names, header_name
 
 Json = dict[str, Any]
 INPUT = "input"
@@ -58,7 +58,7 @@ class ResponseTools(NamedTuple):
             chat._add(f"tools[{index}]", tool, "", dropped)
         if not chat.declared and choice == "auto":
             choice = None
-        return chat._replace(choice=chat._chosen(choice), dropped=tuple(dropped))
+        return chat._replace(choice=chat._chosen(choice), dropped=dropped_names(dropped))
 
     def _add(self, where: str, tool: Any, namespace: str, dropped: dict[str, None]) -> None:
         kind = tool.get("type") if isinstance(tool, dict) else None
@@ -70,14 +70,15 @@ class ResponseTools(NamedTuple):
             self._add_namespace(where, tool, dropped)
         elif kind in ("function", "custom") and not has_grammar:
             name = tool.get("name")
+            if not isinstance(name, str) or not name:
+                raise bad_request(f"{where}.name is {name!r:.60}: give the tool a name", "tools")
             self._check_fields(where, tool)
             seen = f"{namespace}__{name}" if namespace else name
             fields = {key: tool[key] for key in _FIELDS if tool.get(key) is not None}
             if kind == "custom":
                 fields |= {"parameters": _OF_INPUT, "strict": True}
             self.declared.append({"type": "function", "function": fields | {"name": seen}})
-            if isinstance(seen, str):
-                self.names.setdefault(seen, NamedTool(kind, str(name), namespace))
+            self.names.setdefault(seen, NamedTool(kind, name, namespace))
             if not namespace:
                 self.shown.append(_filled(tool))
         else:
@@ -124,8 +125,11 @@ class ResponseTools(NamedTuple):
                 '"function" and "custom" are called here: name one of them',
                 "tool_choice",
             )
-        name = choice.get("name")
-        namespace = choice.get("namespace")
+        name, namespace = choice.get("name"), choice.get("namespace")
+        if not isinstance(name, str):
+            raise bad_request(
+                f"tool_choice names the tool {name!r:.80}: send its name as text", "tool_choice"
+            )
         if isinstance(namespace, str):
             name = f"{namespace}__{name}"
         elif name not in self.names:

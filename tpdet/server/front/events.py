@@ -174,7 +174,8 @@ class FormEvents(EventWriter):
     def opening(self, ids: ShownIds | None) -> Iterator[str]:
         """The events before the first token."""
         assert ids is not None, "an answer in a form shows ids"
-        yield from map(_text, self._form.begin(ids, self.chunk))
+        for event in self._form.begin(ids, self.chunk):
+            yield from _pieces(event)
 
     def small(self, events: list[Event]) -> bool:
         """Whether these may be written at once: none repeats the prompt."""
@@ -195,7 +196,8 @@ class FormEvents(EventWriter):
     ) -> Iterator[str]:
         """The last token's events, and those of the end, which have the receipt."""
         yield from self.pieces(last)
-        yield from map(_text, self._form.end(self.chunk | {"tpdet": own_fields}, counts))
+        for event in self._form.end(self.chunk | {"tpdet": own_fields}, counts):
+            yield from _pieces(event)
 
     def mark(self, cursor: bytes | None) -> bytes:
         """What stands behind the events of the end."""
@@ -203,7 +205,15 @@ class FormEvents(EventWriter):
 
     def failure(self, problem: ApiError) -> bytes:
         """The events of an error."""
-        return "".join(map(_text, self._form.fail(problem))).encode()
+        events = self._form.fail(problem)
+        return "".join(piece for event in events for piece in _pieces(event)).encode()
+
+
+def _pieces(event: Json) -> Iterator[str]:
+    """An event that may hold the whole answer, and what that repeats of its request."""
+    yield f"event: {event['type']}\ndata: "
+    yield from json_pieces(event)
+    yield "\n\n"
 
 
 def _text(event: Json) -> str:
