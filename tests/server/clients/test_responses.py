@@ -400,7 +400,12 @@ BAD = [
     ({"input": [*USER, RESULT]}, "input[1].tool_call_id", "input[1] is the result of call 'c'"),
     ({"input": [*USER, CALLED]}, "input[1].tool_calls", "input[1]: the tool call 'c' has no"),
     ({"input": [*USER, CALLED, *USER]}, "input[1].tool_calls", "has no result"),
-    ({"input": [*USER, {**CALLED, "arguments": "{"}]}, None, "are not JSON"),
+    (
+        {"input": [*USER, {"role": "assistant", "content": "a"}, {**CALLED, "arguments": "{"}]},
+        "input[2].arguments",
+        "input[2].arguments are not JSON",
+    ),
+    ({"input": [{"type": "reasoning", "summary": []}]}, "input", "input has no text"),
     ({"input": [*USER, {**CALLED, "call_id": 3}]}, "input[1].call_id", "must be text"),
     ({"input": [*USER, {**CALLED, "namespace": {}}]}, "input[1].namespace", "must be text"),
     ({"input": [{"role": ["user"], "content": "a"}]}, "input[0].role", "['user']"),

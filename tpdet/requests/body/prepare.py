@@ -313,12 +313,12 @@ class Preparer:
 
     def responses(self, body: ResponsesBody, request_id: str) -> Call:
         """The request of `POST /v1/responses`. Raises ApiError."""
-        fields, form, places = chat_of(body)
+        fields, form, items = chat_of(body)
         try:
             with request_errors_as_problems():
                 call = self.chat(parse_body(ChatBody, fields), request_id)
         except ApiError as error:
-            raise by_response_names(error, places) from None
+            raise by_response_names(error, items) from None
         return replace(call, form=form)
 
     def messages(self, body: MessagesBody, request_id: str) -> Call:

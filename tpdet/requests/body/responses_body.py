@@ -132,11 +132,11 @@ class ResponsesForm(msgspec.Struct, frozen=True, tag="responses"):
 
 
 class AskedChat(NamedTuple):
-    """The fields of a chat; the form of its answer; where each of its messages came from."""
+    """The fields of a chat; the form of its answer; the items that its messages came from."""
 
     fields: Json
     form: ResponsesForm
-    places: list[str]
+    items: Items
 
 
 def chat_of(body: ResponsesBody) -> AskedChat:
@@ -168,15 +168,20 @@ def chat_of(body: ResponsesBody) -> AskedChat:
         limited=body.max_output_tokens is not None,
     )
     fields = {name: value for name, value in chat.items() if value is not None}
-    return AskedChat(fields, form, items.places)
+    return AskedChat(fields, form, items)
 
 
-def by_response_names(error: ApiError, places: list[str]) -> ApiError:
-    """The same refusal, about the fields that the client knows; places: of the messages."""
+def by_response_names(error: ApiError, items: Items) -> ApiError:
+    """The same refusal, about the fields that the client knows; items: that made the messages."""
 
     def item_of(match: re.Match[str]) -> str:
-        index = int(match[1])
-        return places[index] if index < len(places) else match[0]
+        index, call = int(match[1]), match[2]
+        if index >= len(items.places):
+            return match[0]
+        if call is None:
+            return items.places[index]
+        calls = items.calls[index]
+        return calls[int(call)] if int(call) < len(calls) else match[0]
 
     message, param = error.message, error.param
     for ours, theirs in _NAMES.items():
@@ -189,7 +194,7 @@ def by_response_names(error: ApiError, places: list[str]) -> ApiError:
     )
 
 
-_MESSAGE = re.compile(r"\bmessages\[(\d{1,9})\]")
+_MESSAGE = re.compile(r"\bmessages\[(\d{1,9})\](?:\.tool_calls\[(\d{1,9})\](?:\.function\b)?)?")
 _NAMES = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",

@@ -33,10 +33,14 @@ _FIELDS = {
 
 
 class Items:
-    """Makes messages of the items of one input; `places`: where each message stands there."""
+    """Makes messages of the items of one input.
+
+    places: where each message begins there. calls: where each call of each message stands.
+    """
 
     def __init__(self) -> None:
         self.places: list[str] = []
+        self.calls: list[list[str]] = []
         self._messages: list[Json] = []
         self._where = "instructions"
         self._open: Json | None = None  # the assistant's message that more items may belong to
@@ -56,6 +60,8 @@ class Items:
             self._where = f"input[{index}]"
             self._add(self._where, item)
         self._close()
+        if not self._messages:
+            raise bad_request("input has no text: send a message of the user's", "input")
         return self._messages
 
     def _add(self, where: str, item: Any) -> None:
@@ -116,6 +122,7 @@ class Items:
         function = {"name": f"{space}__{name}" if space else name, "arguments": arguments}
         call = {"id": _of_text(where, item, "call_id"), "type": "function", "function": function}
         self._assistant().setdefault("tool_calls", []).append(call)
+        self.calls[-1].append(where)
 
     def _function_call_output(self, where: str, item: Json) -> None:
         content = _content(f"{where}.output", item.get("output"))
@@ -148,6 +155,7 @@ class Items:
         self._close()
         self._messages.append(message)
         self.places.append(self._where)
+        self.calls.append([])
         self._open = message if is_open else None
 
 
