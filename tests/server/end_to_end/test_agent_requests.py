@@ -1,7 +1,7 @@
 """Two hundred requests of agents have one answer each: body, ids and bits, whatever happens.
 
 At TP 1, 2 and 4, alone and in a crowd, whole and streamed, with drafts and without, with a prefix
-that was kept and without one.
+that was kept and without one. TPDET_TEST_REQUESTS is another number of them.
 """
 
 import json
