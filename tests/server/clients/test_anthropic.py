@@ -336,6 +336,7 @@ def test_refusals_are_the_clients_own_exceptions(server, client):
         streamed(client, fields(**salt))
 
 
+RESUME = {"contract": "c0" * 32, "weights": "d1" * 32, "seed": 3, "choices": [[1]]}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
 
 
@@ -368,6 +369,8 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
         ({"tool_choice": {"type": "required"}}, "tool_choice.type"),
         ({"tools": [], "tool_choice": {"type": "any"}}, "needs tools"),
         ({"stop_sequences": [""]}, "a stop string must be non-empty text"),
+        ({"tpdet": {"resume": RESUME}},
+         "tpdet.resume is for completions and chats"),
         ({"thinking": {"type": "on"}}, "thinking.type"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
          "the schema cannot be used"),

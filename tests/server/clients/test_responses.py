@@ -498,3 +498,20 @@ def test_tool_choices_are_those_of_chats(server):
     inner = {"type": "function", "name": "spawn"}  # alone of its name, so its namespace is known
     named = ask(server, tools=TOOLS, tool_choice=inner)
     assert response_of(named)["tool_choice"] == inner
+
+
+def test_an_answer_of_several_weights_names_none(server):
+    """The end of a stream tells of the whole answer, in either form."""
+    message = {"messages": USER, "max_tokens": 5}
+    for path, fields in (
+        (PATH, {"input": "Hi", "max_output_tokens": 5}),
+        ("/v1/messages", message),
+    ):
+        body = {"model": MODEL, "cache_salt": "update=2", "seed": 3} | fields
+        whole = server.http.post(path, json=body).json()
+        assert whole["tpdet"]["mixed_weights"]
+        lines = server.http.post(path, json=body | {"stream": True}).text.splitlines()
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        for answer in (whole, events[-1].get("response") or events[-2]):
+            assert {**answer, **answer["tpdet"]}["system_fingerprint"] is None
+            assert answer["tpdet"]["mixed_weights"]

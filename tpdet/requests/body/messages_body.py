@@ -214,6 +214,11 @@ class MessagesChat:
         goes_on = self._conversation.ends_with_assistant
         config, choice = body.output_config, body.tool_choice
         fields: Json = {name: _as_json(getattr(body, name, None)) for name in _SAME}
+        if (fields["tpdet"] or {}).get("resume") is not None:
+            raise bad_request(
+                "tpdet.resume is for completions and chats: a message is told from its first block",
+                "tpdet",
+            )
         fields |= {
             "messages": self._conversation.messages,
             "tools": self._tools or None,

@@ -196,7 +196,10 @@ class FormEvents(EventWriter):
     ) -> Iterator[str]:
         """The last token's events, and those of the end, which have the receipt."""
         yield from self.pieces(last)
-        for event in self._form.end(self.chunk | {"tpdet": own_fields}, counts):
+        around = self.chunk | {"tpdet": own_fields}
+        if own_fields.get("mixed_weights"):  # the end tells of the whole answer
+            around["system_fingerprint"] = None
+        for event in self._form.end(around, counts):
             yield from _pieces(event)
 
     def mark(self, cursor: bytes | None) -> bytes:
