@@ -379,6 +379,7 @@ CALLED = {"type": "function_call", "call_id": "c", "name": "shell", "arguments":
 RESULT = {"type": "function_call_output", "call_id": "c", "output": "x"}
 IMAGE = {"type": "input_image", "image_url": "data:"}
 SAID = {"type": "message", "role": "user"}
+UNUSABLE = {"type": "json_schema", "name": "x", "schema": {"$ref": "#/nobody"}}
 BAD = [
     ({"previous_response_id": "resp_1"}, "previous_response_id", "send the whole conversation"),
     ({"conversation": "conv_1"}, "conversation", "send the whole conversation"),
@@ -386,6 +387,7 @@ BAD = [
     ({"prompt": {"id": "p"}}, "prompt", "no stored prompts"),
     ({"include": ["message.output_text.logprobs"]}, "include", "logprobs"),
     ({"text": {"format": {"type": "regex"}}}, "text.format", "text.format.type 'regex'"),
+    ({"text": {"format": UNUSABLE}, "tools": []}, "text.format", "the schema cannot be used"),
     ({"max_output_tokens": -1}, "max_output_tokens", "max_output_tokens"),
     ({"temperature": 3}, "temperature", "temperature"),
     ({"n": 2}, "n", "it is a field of /v1/completions"),

@@ -171,8 +171,12 @@ def chat_of(body: ResponsesBody) -> AskedChat:
     return AskedChat(fields, form, items)
 
 
-def by_response_names(error: ApiError, items: Items) -> ApiError:
-    """The same refusal, about the fields that the client knows; items: that made the messages."""
+def by_response_names(error: ApiError, items: Items | None = None) -> ApiError:
+    """The same refusal, about the fields that the client knows.
+
+    items: that made the messages, where the refusal may name some.
+    """
+    items = items or Items()
 
     def item_of(match: re.Match[str]) -> str:
         index, call = int(match[1]), match[2]

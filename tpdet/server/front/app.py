@@ -23,6 +23,7 @@ from tpdet.requests.body.problems import (
     internal_error,
     request_errors_as_problems,
 )
+from tpdet.requests.body.responses_body import ResponsesForm, by_response_names
 from tpdet.requests.body.resume import FIELD, HEADER, resumed_by_cursor
 from tpdet.requests.body.work import Route
 from tpdet.requests.engine_facts import EngineFacts
@@ -367,7 +368,12 @@ async def _called(
         _log.info("request %s: left out %s", exchange.request_id, ", ".join(call.form.dropped))
     form = call.requests[0].params.form
     if form is not None:
-        await services.schema_trials.check(form)
+        try:
+            await services.schema_trials.check(form)
+        except ApiError as error:
+            if isinstance(call.form, ResponsesForm):
+                raise by_response_names(error) from None
+            raise
     return call
 
 
