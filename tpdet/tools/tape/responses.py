@@ -12,10 +12,35 @@ _SAID = {
 }
 
 
+_GROWN = {f"{name}.delta": kind for kind, name in _TEXTS.items()}
+_SPOKEN = {f"{name}.delta": field for field, name in _SAID.items()}
+"""What an event adds to: the type of an item's text, the field of a call."""
+
+
 def response_of(events: Sequence[Json]) -> Json | None:
-    """The response that a stream ended with; None for other streams."""
-    last = events[-1].get("response") if events else None
-    return last if isinstance(last, dict) and is_response(last) else None
+    """The response that a stream ended with, or that it had come to; None for other streams."""
+    shown = [event["response"] for event in events if isinstance(event.get("response"), dict)]
+    if not shown or not is_response(shown[-1]):
+        return None
+    if events[-1].get("response") is shown[-1]:
+        return shown[-1]
+    items: dict[int, Json] = {}
+    for event in events:
+        match event:
+            case {"output_index": int(index), "item": dict(item)}:
+                items[index] = {**item}
+            case {"output_index": int(index), "type": str(kind), "delta": str(text)}:
+                _add(items.setdefault(index, {}), kind, text)
+    return {**shown[-1], "output": [*items.values()]}
+
+
+def _add(item: Json, kind: str, text: str) -> None:
+    """Add a piece of text to an item, by the type of its event."""
+    if kind in _GROWN:
+        before = "".join(part["text"] for part in _parts(item))
+        item["content"] = [{"type": _GROWN[kind], "text": before + text}]
+    elif kind in _SPOKEN:
+        item[_SPOKEN[kind]] = str(item.get(_SPOKEN[kind], "")) + text
 
 
 def events_of(response: Json) -> Iterator[Json]:
