@@ -394,6 +394,7 @@ BAD = [
     ({"tpdet": {"resume": {}}}, "tpdet", "tpdet.resume"),
     ({"input": []}, "input", "a list of one item or more"),
     ({"input": 3}, "input", "input must be text"),
+    ({"input": "x" * (1 << 17)}, "input", "over the model's context of 65536"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "send the item itself"),
     ({"input": [{"type": "web_search_call"}]}, "input[0]", "'web_search_call' is not supported"),
     ({"input": [*USER, {"role": "tool", "content": ""}]}, "input[1].role", "'tool'"),

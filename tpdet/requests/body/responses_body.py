@@ -188,6 +188,8 @@ def by_response_names(error: ApiError, items: Items | None = None) -> ApiError:
         return calls[int(call)] if int(call) < len(calls) else match[0]
 
     message, param = error.message, error.param
+    if param in ("messages", "prompt"):
+        param = "input"
     for ours, theirs in _NAMES.items():
         message = re.sub(rf"\b{ours}\b", theirs, message)
         param = theirs if param is not None and param.partition(".")[0] == ours else param
