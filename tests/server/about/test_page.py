@@ -7,6 +7,7 @@ import pytest
 
 from tests.lib.headless import PROGRAM, Browser
 from tests.lib.server.harness import MODEL, Server, refused
+from tpdet.requests.answer.messages import is_of_messages
 from tpdet.requests.body.limits import all_limits
 from tpdet.server.about.operations import ELSEWHERE, OPERATIONS
 from tpdet.server.about.page import Page
@@ -103,4 +104,8 @@ def test_an_unknown_path_is_json_that_says_where_to_look(server):
         assert "/openapi.json" in error["message"] and "/v1/models" in error["message"]
     for path, remedy in ELSEWHERE.items():
         for found in (server.http.get(path), server.http.post(path, json={})):
-            assert refused(found, 404)["message"].endswith(remedy)
+            if is_of_messages(path):
+                assert found.status_code == 404 and found.json()["type"] == "error"
+                assert found.json()["error"]["message"].endswith(remedy)
+            else:
+                assert refused(found, 404)["message"].endswith(remedy)
