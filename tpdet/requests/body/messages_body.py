@@ -142,7 +142,7 @@ class MessagesForm(msgspec.Struct, frozen=True, tag="messages"):
 
     @property
     def api(self) -> str:
-        """Whose form it is."""
+        """The API that has this form."""
         return "messages"
 
     @property
@@ -172,14 +172,7 @@ class MessagesChat:
     def refused(self, error: ApiError) -> ApiError:
         """The same refusal, about the fields that the client knows."""
         param = None if error.param is None else self._named(error.param)
-        return ApiError(
-            error.status,
-            self._named(error.message),
-            kind=error.kind,
-            param=param,
-            code=error.code,
-            headers=error.headers,
-        )
+        return error.reworded(self._named(error.message), param)
 
     def _named(self, text: str) -> str:
         def tool(match: re.Match[str]) -> str:

@@ -47,6 +47,17 @@ class ApiError(Exception):
         self.status, self.message, self.kind = status, message, kind
         self.param, self.code, self.headers = param, code, headers
 
+    def reworded(self, message: str, param: str | None) -> "ApiError":
+        """The same refusal in other words, about a field by another name."""
+        return ApiError(
+            self.status,
+            message,
+            kind=self.kind,
+            param=param,
+            code=self.code,
+            headers=self.headers,
+        )
+
     def body(self) -> bytes:
         """The JSON body, at most MAX_ERROR_BYTES."""
         error = {

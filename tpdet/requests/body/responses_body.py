@@ -122,7 +122,7 @@ class ResponsesForm(msgspec.Struct, frozen=True, tag="responses"):
 
     @property
     def api(self) -> str:
-        """Whose form it is."""
+        """The API that has this form."""
         return "responses"
 
     @property
@@ -195,9 +195,7 @@ def by_response_names(error: ApiError, items: Items | None = None) -> ApiError:
         param = theirs if param is not None and param.partition(".")[0] == ours else param
     message = _MESSAGE.sub(item_of, message)
     param = param and _MESSAGE.sub(item_of, param)
-    return ApiError(
-        error.status, message, kind=error.kind, param=param, code=error.code, headers=error.headers
-    )
+    return error.reworded(message, param)
 
 
 _MESSAGE = re.compile(r"\bmessages\[(\d{1,9})\](?:\.tool_calls\[(\d{1,9})\](?:\.function\b)?)?")

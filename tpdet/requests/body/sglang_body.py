@@ -235,6 +235,4 @@ def by_its_names(error: ApiError, prompt: str) -> ApiError:
             message = re.sub(rf"\b{ours}\b", theirs, message)
         param = theirs if param == ours else param
     param = "top_logprobs_num" if param == "logprobs" else param
-    return ApiError(
-        error.status, message, kind=error.kind, param=param, code=error.code, headers=error.headers
-    )
+    return error.reworded(message, param)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +16,7 @@ from tpdet.config import APPROXIMATE
 from tpdet.errors import AuditUnavailableError
 from tpdet.requests.answer.json_pieces import to_json
 from tpdet.requests.body import limits
+from tpdet.requests.body.batch_lines import RECORDED_ROUTES
 from tpdet.requests.body.prepare import Call, Preparer
 from tpdet.requests.body.problems import (
     ApiError,
@@ -51,6 +53,12 @@ from tpdet.text.parsing.reasoning import ReasoningParser
 from tpdet.text.tokenizer import Tokenizer
 
 EVENTS = "text/event-stream"
+_GENERATION: dict[str, Route] = {
+    **RECORDED_ROUTES,
+    "/inference/v1/generate": "tokens",
+    "/generate": "sglang",
+}
+"""The paths whose requests are answered with tokens of the model."""
 
 _log = logging.getLogger("tpdet.server")
 
@@ -331,29 +339,14 @@ def _add_generation(app: FastAPI, services: Services) -> None:
         cursors = event_id is not None or EVENTS in request.headers.get("accept", "")
         return await _answering(services, exchange, call, owner, pace, directives, cursors)
 
-    @app.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        return await generate(request, "completion")
+    def answering(route: Route) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            return await generate(request, route)
 
-    @app.post("/v1/chat/completions")
-    async def chat(request: Request) -> Response:
-        return await generate(request, "chat")
+        return answer
 
-    @app.post("/v1/messages")
-    async def messages(request: Request) -> Response:
-        return await generate(request, "messages")
-
-    @app.post("/v1/responses")
-    async def responses(request: Request) -> Response:
-        return await generate(request, "responses")
-
-    @app.post("/inference/v1/generate")
-    async def tokens(request: Request) -> Response:
-        return await generate(request, "tokens")
-
-    @app.post("/generate")
-    async def sglang(request: Request) -> Response:
-        return await generate(request, "sglang")
+    for path, route in _GENERATION.items():
+        app.post(path)(answering(route))
 
 
 async def _called(
