@@ -393,7 +393,7 @@ def kernels_beyond_limits(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def test_kernels_take_few_parameters_and_lines():
-    """Of the product and of tests."""
+    """The product's and the tests' functions are bounded alike."""
     wrong = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in [*sources(), *(ROOT / "tests").rglob("*.py")]

@@ -118,7 +118,7 @@ class Felt:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all requests together."""
+        """All requests' tokens in a second."""
         return (len(self.gaps) + len(self.first)) / self.seconds
 
 

@@ -48,7 +48,7 @@ def test_completions_name_it_and_hold_no_removed_id(server):
 
 
 def test_a_schema_removes_ids_too(server):
-    """Of an answer that is one of two texts each token is one of few, and often the only one."""
+    """Each token of an answer that is one of two texts is one of few, and often the only one."""
     answer = post(
         server,
         "/completions",
