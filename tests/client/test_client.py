@@ -22,7 +22,8 @@ from tpdet.client import connection, terminal
 from tpdet.client.batch import answers_by_server
 from tpdet.client.connection import BusyError, Connection, client_key
 from tpdet.errors import NotFoundError, NotPermittedError, PeerLostError, UsageError
-from tpdet.requests.body.batch_lines import CHATS, BatchRequest
+from tpdet.requests.body.batch_lines import BatchRequest
+from tpdet.requests.routes import CHATS
 
 KEY = "sk-client"
 

@@ -12,9 +12,6 @@ from tpdet.client.connection import Connection, HttpError
 from tpdet.client.input_file import numbered_lines, read_input
 from tpdet.errors import NotFoundError, NotPermittedError, TpdetError, UsageError
 from tpdet.requests.body.batch_lines import (
-    CHATS,
-    MESSAGES,
-    RESPONSES,
     BatchLineError,
     BatchLines,
     BatchRequest,
@@ -23,6 +20,7 @@ from tpdet.requests.body.batch_lines import (
     failed_line,
     refused_line,
 )
+from tpdet.requests.routes import CHATS, MESSAGES, RESPONSES
 
 
 def read_requests(path: str) -> list[BatchRequest]:

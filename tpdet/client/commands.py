@@ -13,6 +13,7 @@ from tpdet.client.offline_chat import talk_offline
 from tpdet.client.terminal import Ask, Message, converse, piped, prompt_lines, show, tell
 from tpdet.errors import TpdetError, UsageError
 from tpdet.launch.host.standard_streams import argument_text
+from tpdet.requests.routes import CHATS, COMPLETIONS
 
 _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 
@@ -38,9 +39,7 @@ def chat_command(options: argparse.Namespace) -> int:
     fields = _sampling(options)
 
     def ask(messages: list[Message]) -> Iterator[dict[str, Any]]:
-        return connection.stream(
-            "/v1/chat/completions", {"model": model, "messages": messages, **fields}
-        )
+        return connection.stream(CHATS, {"model": model, "messages": messages, **fields})
 
     if prompt is None:
         tell(f"{model} at {connection.url}")
@@ -64,7 +63,7 @@ def complete_command(options: argparse.Namespace) -> int:
     fields = _sampling(options)
 
     def ask(text: str) -> Iterator[dict[str, Any]]:
-        return connection.stream("/v1/completions", {"model": model, "prompt": text, **fields})
+        return connection.stream(COMPLETIONS, {"model": model, "prompt": text, **fields})
 
     if prompt is not None:
         return 130 if show(ask(prompt)).stopped else 0

@@ -12,6 +12,7 @@ from tpdet.requests.answer.json_pieces import Written
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.body.problems import ApiError
 from tpdet.requests.request import ABORTED
+from tpdet.requests.routes import MESSAGES
 from tpdet.requests.shown_ids import FAMILY_CALLS, MESSAGE, SIGNATURE, TOOL_USE, ShownIds, shown_id
 from tpdet.text.outputs import TextDelta, logprob_bits
 from tpdet.text.parsing.events import (
@@ -24,7 +25,6 @@ from tpdet.text.parsing.events import (
 )
 
 Json = dict[str, Any]
-PATH = "/v1/messages"
 _REASONS = {"length": "max_tokens", ABORTED: "pause_turn"}
 _PIECES = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
 """The field of a delta that holds its text, by the delta's type."""
@@ -207,7 +207,7 @@ _COUNTED = frozenset({
 
 def is_of_messages(path: str) -> bool:
     """Whether a path's errors have Anthropic's form."""
-    return path == PATH or path.startswith(f"{PATH}/")
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
 
 
 def error_of(problem: ApiError, request_id: str) -> Json:

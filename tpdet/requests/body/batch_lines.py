@@ -14,18 +14,10 @@ import blake3
 from tpdet.requests.body import limits
 from tpdet.requests.body.json_body import parse_object
 from tpdet.requests.body.problems import ApiError
-from tpdet.requests.body.work import Route
+from tpdet.requests.routes import CHATS, COMPLETIONS
 
 Json = dict[str, Any]
-CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
-ROUTES: dict[str, Route] = {CHATS: "chat", "/v1/completions": "completion"}
-"""Where the requests of a batch may go, and the routes that answer them."""
-RECORDED_ROUTES: dict[str, Route] = {
-    **ROUTES,
-    MESSAGES: "messages",
-    RESPONSES: "responses",
-}
-"""Those, and the others whose answers can be computed again."""
+_BATCHED = (CHATS, COMPLETIONS)
 
 _KEYS = frozenset({"custom_id", "method", "url", "body"})
 _SEED_DOMAIN, _LINE_DOMAIN = b"tpdet-batch-seed-1\n", b"tpdet-batch-line-1\n"
@@ -80,7 +72,7 @@ class BatchLines:
     """Reads the lines of one file, in their order. `url`: where all must go; None for any."""
 
     def __init__(self, url: str | None = None) -> None:
-        self._urls = (*ROUTES,) if url is None else (url,)
+        self._urls = _BATCHED if url is None else (url,)
         self._numbers: dict[str, int] = {}
 
     def read(self, number: int, data: bytes) -> BatchRequest:

@@ -16,6 +16,7 @@ from tpdet.requests.body.messages_blocks import Conversation
 from tpdet.requests.body.parse import parse_part
 from tpdet.requests.body.problems import ApiError, bad_request
 from tpdet.requests.body.schema import Body, ChatBody, Count
+from tpdet.requests.routes import Route, path_of
 from tpdet.requests.tools import dropped_header, dropped_names, header_name
 
 Json = dict[str, Any]
@@ -121,18 +122,16 @@ class _AnswerFields(_PromptFields):
     stop_sequences: list[str] | None = None
 
 
-def _with_same(name: str, base: type[Body], path: str, same: Iterable[str]) -> Any:
+def _with_same(name: str, base: type[Body], route: Route, same: Iterable[str]) -> Any:
     """A body that also has some fields of chats."""
     fields: Any = {
         one: (ChatBody.model_fields[one].annotation, ChatBody.model_fields[one]) for one in same
     }
-    return create_model(name, __base__=base, __doc__=f"`POST {path}`.", **fields)
+    return create_model(name, __base__=base, __doc__=f"`POST {path_of(route)}`.", **fields)
 
 
-MessagesBody = _with_same("MessagesBody", _AnswerFields, "/v1/messages", _SAME)
-CountTokensBody = _with_same(
-    "CountTokensBody", _PromptFields, "/v1/messages/count_tokens", _OF_PROMPT
-)
+MessagesBody = _with_same("MessagesBody", _AnswerFields, "messages", _SAME)
+CountTokensBody = _with_same("CountTokensBody", _PromptFields, "count_tokens", _OF_PROMPT)
 
 
 class MessagesForm(msgspec.Struct, frozen=True, tag="messages"):
@@ -141,7 +140,7 @@ class MessagesForm(msgspec.Struct, frozen=True, tag="messages"):
     dropped: tuple[str, ...] = ()
 
     @property
-    def api(self) -> str:
+    def api(self) -> Literal["messages"]:
         """The API that has this form."""
         return "messages"
 

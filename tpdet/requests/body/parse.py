@@ -28,17 +28,19 @@ from tpdet.requests.body.schema import (
 from tpdet.requests.body.sglang_body import SglangBody
 from tpdet.requests.body.token_bodies import TokensBody
 from tpdet.requests.field_ranges import MAX_LOGIT_BIAS_IDS, MIN_TEMPERATURE
+from tpdet.requests.routes import Route, path_of
 from tpdet.text.chat_messages import refuse_other_parts
 
-_ROUTES: dict[str, type[Body]] = {
-    "/v1/completions": CompletionBody,
-    "/v1/chat/completions": ChatBody,
-    "/inference/v1/generate": TokensBody,
-    "/v1/responses": ResponsesBody,
-    "/generate": SglangBody,
-    "/tokenize": TokenizeBody,
-    "/detokenize": DetokenizeBody,
+BODIES: dict[Route, type[Body]] = {
+    "completion": CompletionBody,
+    "chat": ChatBody,
+    "tokens": TokensBody,
+    "responses": ResponsesBody,
+    "sglang": SglangBody,
+    "tokenize": TokenizeBody,
+    "detokenize": DetokenizeBody,
 }
+"""The bodies that hold their fields as they are; `work.BODIES` has the others too."""
 # What to do about a value out of range, where the range alone does not say it.
 _REMEDIES = {
     "max_tokens": "leave it out, and a chat may go on to the end of the context",
@@ -244,9 +246,9 @@ def _shown(value: object) -> str:
 
 def _unknown(model: type[Body], name: str, place: str) -> ApiError:
     """A field that this body does not have: where it belongs, or the nearest that there is."""
-    others = [path for path, other in _ROUTES.items() if not place and name in other.model_fields]
-    if others and model in _ROUTES.values():
-        return _extra(name, f": it is a field of {others[0]}")
+    others = [route for route, body in BODIES.items() if not place and name in body.model_fields]
+    if others and model in BODIES.values():
+        return _extra(name, f": it is a field of {path_of(others[0])}")
     hint = did_you_mean(name, [*model.model_fields, *model.idle])
     return _extra(f"{place}.{name}" if place else name, hint)
 

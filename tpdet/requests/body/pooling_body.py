@@ -22,13 +22,13 @@ from tpdet.requests.body.schema import IDS, TEXT, Body
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.pooling_params import NOT_POOLED, PoolingParams
 from tpdet.requests.request import PooledOutput, Request
+from tpdet.requests.routes import PooledRoute
 from tpdet.text.pooled_prompts import PooledPrompts, paired
 
 _MANY = {"type": "array", "minItems": 1, "maxItems": limits.MAX_POOLED_INPUTS}
 _FORMS = [TEXT, IDS, _MANY | {"items": TEXT}, _MANY | {"items": IDS}]
 Input = Annotated[Any, WithJsonSchema({"anyOf": _FORMS})]
 Texts = Annotated[Any, WithJsonSchema({"anyOf": _FORMS[::2]})]
-PooledRoute = Literal["embeddings", "classify", "pooling", "score", "rerank"]
 _ANSWERS = {
     "embeddings": ("vector",),
     "classify": ("labels",),
@@ -99,7 +99,7 @@ class RerankBody(_Common):
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
 
 
-BODIES: dict[str, type[_Common]] = {
+BODIES: dict[PooledRoute, type[_Common]] = {
     "embeddings": EmbeddingsBody,
     "classify": PoolingBody,
     "pooling": PoolingBody,

@@ -54,6 +54,7 @@ from tpdet.requests.request import (
     with_seed,
 )
 from tpdet.requests.resumed import check_resumed_counts
+from tpdet.requests.routes import CallRoute
 from tpdet.requests.structured_outputs import FIELD as FORM
 from tpdet.requests.structured_outputs import OLDER, form_in, schema_text
 from tpdet.requests.tools import ToolUse
@@ -132,6 +133,11 @@ class Call:
     tools: ToolUse | None = None
     calls_after: tuple[int, ...] | None = None
     form: MessagesForm | ResponsesForm | None = None
+
+    @property
+    def route(self) -> CallRoute:
+        """The route whose body it is of."""
+        return self.kind if self.form is None else self.form.api
 
     @property
     def shows_tokens(self) -> bool:

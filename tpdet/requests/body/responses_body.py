@@ -4,7 +4,7 @@ It becomes the body of a chat, so that everything is checked and prepared in one
 """
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 from pydantic import WithJsonSchema, create_model
@@ -121,7 +121,7 @@ class ResponsesForm(msgspec.Struct, frozen=True, tag="responses"):
     limited: bool = False
 
     @property
-    def api(self) -> str:
+    def api(self) -> Literal["responses"]:
         """The API that has this form."""
         return "responses"
 

@@ -3,24 +3,35 @@
 The HTTP process calls it for small bodies, and a worker process for large ones.
 """
 
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast
 
 from tpdet.requests.answer.json_pieces import to_json
+from tpdet.requests.body import parse, pooling_body
 from tpdet.requests.body.messages_body import CountTokensBody, MessagesBody, MessagesChat
 from tpdet.requests.body.parse import parse_body
-from tpdet.requests.body.pooling_body import PooledCall, PooledRoute, pooled_call
+from tpdet.requests.body.pooling_body import PooledCall, pooled_call
 from tpdet.requests.body.prepare import Call, Preparer
 from tpdet.requests.body.problems import ApiError, bad_request, request_errors_as_problems
 from tpdet.requests.body.responses_body import ResponsesBody
-from tpdet.requests.body.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from tpdet.requests.body.schema import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
 from tpdet.requests.body.sglang_body import SglangBody, by_its_names, with_one_value
 from tpdet.requests.body.token_bodies import TokensBody
 from tpdet.requests.pooling_params import ONLY_POOLED
+from tpdet.requests.routes import CALLS, POOLED, PooledRoute, Route
 
-CallRoute = Literal["completion", "chat", "tokens", "sglang", "messages", "responses"]
-Route = Literal[CallRoute, PooledRoute, "count_tokens", "tokenize", "detokenize"]
-CALLS, POOLED = get_args(CallRoute), get_args(PooledRoute)
-"""The routes whose bodies are calls of the engine, for tokens and for numbers."""
+BODIES: dict[Route, type[Body]] = {
+    **parse.BODIES,
+    "messages": MessagesBody,
+    "count_tokens": CountTokensBody,
+    **{route: pooling_body.BODIES[route] for route in POOLED},
+}
+"""The body of each route."""
 
 
 def prepare_call(route: Route, preparer: Preparer, fields: dict[str, Any], request_id: str) -> Call:

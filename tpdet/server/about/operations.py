@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from tpdet.requests.routes import PATHS, Route, path_of
+
 
 class Operation(NamedTuple):
     """A short summary, and the content of an answer."""
@@ -10,45 +12,57 @@ class Operation(NamedTuple):
     description: str
 
 
-OPERATIONS = {
-    "/v1/chat/completions": Operation(
+_OF_ROUTES: dict[Route, Operation] = {
+    "chat": Operation(
         "Continue a conversation",
         "The next message of a conversation, whole or as a stream of server-sent events.",
     ),
-    "/v1/completions": Operation(
+    "completion": Operation(
         "Complete a prompt",
         "Text for one prompt or several, given as text or token ids. With echo, logprobs and "
         "max_tokens 0 the prompts are scored.",
     ),
-    "/v1/messages": Operation(
+    "messages": Operation(
         "Answer, in Anthropic's form",
         "The next message of a conversation as content blocks, whole or as typed events.",
     ),
-    "/v1/messages/count_tokens": Operation(
-        "Count a prompt's tokens", "How long the prompt of such a message would be."
-    ),
-    "/v1/responses": Operation(
+    "responses": Operation(
         "Answer, in the Responses form",
         "The items that follow a conversation of items, whole or as typed events: OpenAI's "
         "Responses API, without state.",
     ),
-    "/inference/v1/generate": Operation(
+    "tokens": Operation(
         "Continue token ids",
         "Token ids in, token ids out, with log-probabilities and ranks: vLLM's form for RL.",
     ),
-    "/generate": Operation(
+    "sglang": Operation(
         "Generate, in SGLang's form",
         "Text and token ids for one prompt or several, with the facts of each in meta_info.",
     ),
-    "/v1/embeddings": Operation(
+    "embeddings": Operation(
         "Embed texts", "A vector for each text or list of token ids, of a model that embeds."
     ),
-    "/classify": Operation("Classify texts", "The probabilities of a score head's labels."),
-    "/pooling": Operation("Pool texts", "Vectors, labels or rewards, as the model has them."),
-    "/score": Operation("Score pairs", "How well texts fit texts, by a model that reads both."),
-    "/rerank": Operation("Rank documents", "Documents by how well they fit a query, best first."),
-    "/v1/rerank": Operation("Rank documents", "Another name of /rerank."),
-    "/v2/rerank": Operation("Rank documents", "Another name of /rerank."),
+    "classify": Operation("Classify texts", "The probabilities of a score head's labels."),
+    "pooling": Operation("Pool texts", "Vectors, labels or rewards, as the model has them."),
+    "score": Operation("Score pairs", "How well texts fit texts, by a model that reads both."),
+    "rerank": Operation("Rank documents", "Documents by how well they fit a query, best first."),
+    "count_tokens": Operation(
+        "Count a prompt's tokens", "How long the prompt of such a message would be."
+    ),
+    "tokenize": Operation(
+        "Turn text into token ids", "Token ids of a prompt, or of a conversation by its template."
+    ),
+    "detokenize": Operation("Turn token ids into text", "The text of token ids."),
+}
+
+
+def _of_path(path: str, route: Route) -> Operation:
+    named, first = _OF_ROUTES[route], path_of(route)
+    return named if path == first else named._replace(description=f"Another name of {first}.")
+
+
+OPERATIONS = {
+    **{path: _of_path(path, route) for path, route in PATHS.items()},
     "/v1/answers/{request_digest}": Operation(
         "Get an answer again",
         "A cached answer, as ids and bits, by its request digest; 404 without --answer-cache.",
@@ -64,10 +78,6 @@ OPERATIONS = {
         "The signed receipt of an answer of one's own, with its proof, and its content unless it "
         "was erased; only where receipts are made.",
     ),
-    "/tokenize": Operation(
-        "Turn text into token ids", "Token ids of a prompt, or of a conversation by its template."
-    ),
-    "/detokenize": Operation("Turn token ids into text", "The text of token ids."),
     "/tokenizer_info": Operation(
         "Describe the tokenizer", "Its special tokens and its chat template; 404 without one."
     ),

@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from tpdet.pages.page import render
 from tpdet.requests.body import limits
+from tpdet.requests.routes import CHATS, PATHS
 from tpdet.server.about.operations import OPERATIONS
 
-_POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
 _LINKS = (
     "/openapi.json", "/health", "/ready", "/metrics", "/version", "/server_info", "/v1/models",
 )  # fmt: skip
@@ -53,16 +53,13 @@ def _curl(model: str, url: str, guarded: bool) -> str:
     body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64}
     quoted = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
     key = '  -H "Authorization: Bearer $API_KEY" \\\n' if guarded else ""
-    return (
-        f"curl {url}/v1/chat/completions \\\n{key}"
-        f"  -H 'Content-Type: application/json' \\\n  -d '{quoted}'\n"
-    )
+    return f"curl {url}{CHATS} \\\n{key}  -H 'Content-Type: application/json' \\\n  -d '{quoted}'\n"
 
 
 def _route(path: str) -> dict[str, str]:
     return {
         "path": path,
-        "method": "POST" if path in _POSTS else "GET",
+        "method": "POST" if path in PATHS else "GET",
         **OPERATIONS[path]._asdict(),
     }
 

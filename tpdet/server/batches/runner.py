@@ -16,7 +16,6 @@ from typing import IO, Any, Protocol, TypeVar
 from tpdet.errors import Refusal
 from tpdet.requests.body import limits
 from tpdet.requests.body.batch_lines import (
-    ROUTES,
     BatchLineError,
     BatchLines,
     BatchRequest,
@@ -27,7 +26,7 @@ from tpdet.requests.body.batch_lines import (
     refused_line,
 )
 from tpdet.requests.body.problems import RETRYABLE, ApiError, bad_request, internal_error
-from tpdet.requests.body.work import Route
+from tpdet.requests.routes import CALL_PATHS, Route
 from tpdet.server.batches.record import Batch, BatchFile, new_id
 from tpdet.server.batches.room import BatchRoom
 from tpdet.server.batches.store import (
@@ -327,7 +326,7 @@ class _Running:
         # Requests of an owner share cached prefixes with each other, and with nobody else.
         salt = f"batches of {self.batch.owner}" if self.batch.owner else ""
         exchange = HttpExchange(request_id, salt, body, data, gone)
-        return await self._answer(exchange, ROUTES[request.url], self.batch.owner, self._room)
+        return await self._answer(exchange, CALL_PATHS[request.url], self.batch.owner, self._room)
 
     async def _write(self) -> None:
         """Keep answers as they come: all that wait, at once."""

@@ -17,9 +17,9 @@ from tpdet.requests.body.limits import BODY_CPU_SECONDS, BODY_MEMORY_BYTES, TEMP
 from tpdet.requests.body.pooling_body import PooledCall
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.body.problems import ApiError, bad_request, internal_error
-from tpdet.requests.body.work import Route
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.request import Request
+from tpdet.requests.routes import Route
 from tpdet.text.tokenizer import TokenizerFiles
 
 LENGTH = struct.Struct(">Q")

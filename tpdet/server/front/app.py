@@ -16,7 +16,6 @@ from tpdet.config import APPROXIMATE
 from tpdet.errors import AuditUnavailableError
 from tpdet.requests.answer.json_pieces import to_json
 from tpdet.requests.body import limits
-from tpdet.requests.body.batch_lines import RECORDED_ROUTES
 from tpdet.requests.body.prepare import Call, Preparer
 from tpdet.requests.body.problems import (
     ApiError,
@@ -27,8 +26,8 @@ from tpdet.requests.body.problems import (
 )
 from tpdet.requests.body.responses_body import ResponsesForm, by_response_names
 from tpdet.requests.body.resume import FIELD, HEADER, resumed_by_cursor
-from tpdet.requests.body.work import Route
 from tpdet.requests.engine_facts import EngineFacts
+from tpdet.requests.routes import CALL_PATHS, TEXT_PATHS, Route
 from tpdet.requests.sampling_params import RANGES
 from tpdet.server.about.page import Page
 from tpdet.server.answers.cache import AnswerCache
@@ -53,12 +52,6 @@ from tpdet.text.parsing.reasoning import ReasoningParser
 from tpdet.text.tokenizer import Tokenizer
 
 EVENTS = "text/event-stream"
-_GENERATION: dict[str, Route] = {
-    **RECORDED_ROUTES,
-    "/inference/v1/generate": "tokens",
-    "/generate": "sglang",
-}
-"""The paths whose requests are answered with tokens of the model."""
 
 _log = logging.getLogger("tpdet.server")
 
@@ -345,7 +338,7 @@ def _add_generation(app: FastAPI, services: Services) -> None:
 
         return answer
 
-    for path, route in _GENERATION.items():
+    for path, route in CALL_PATHS.items():
         app.post(path)(answering(route))
 
 
@@ -428,21 +421,15 @@ async def _nothing() -> Message:
 
 
 def _add_tokenizer(app: FastAPI, services: Services) -> None:
-    async def answer(request: Request, route: Route) -> Response:
-        content = await worked_on(services, request.scope["tpdet"], route)
-        return Response(content, media_type="application/json")
+    def answering(route: Route) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            content = await worked_on(services, request.scope["tpdet"], route)
+            return Response(content, media_type="application/json")
 
-    @app.post("/tokenize")
-    async def tokenize(request: Request) -> Response:
-        return await answer(request, "tokenize")
+        return answer
 
-    @app.post("/detokenize")
-    async def detokenize(request: Request) -> Response:
-        return await answer(request, "detokenize")
-
-    @app.post("/v1/messages/count_tokens")
-    async def count_tokens(request: Request) -> Response:
-        return await answer(request, "count_tokens")
+    for path, route in TEXT_PATHS.items():
+        app.post(path)(answering(route))
 
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> Response:

@@ -19,7 +19,8 @@ from tpdet.requests.body.limits import MAX_WAITING_LARGE_BODIES, share_of
 from tpdet.requests.body.pooling_body import PooledCall, repeated_characters
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.body.problems import from_code, internal_error
-from tpdet.requests.body.work import POOLED, Route, work_on
+from tpdet.requests.body.work import work_on
+from tpdet.requests.routes import POOLED, Route
 from tpdet.server.body.job import LENGTH, Job, Reply, WorkerStart, frame, too_costly
 from tpdet.server.front.middleware import ClientGone, HttpExchange
 from tpdet.text.template_meter import BeyondCount

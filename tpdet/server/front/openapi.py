@@ -8,34 +8,12 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from tpdet.requests.answer.messages import is_of_messages
-from tpdet.requests.body.messages_body import CountTokensBody, MessagesBody
-from tpdet.requests.body.pooling_body import BODIES
-from tpdet.requests.body.responses_body import ResponsesBody
-from tpdet.requests.body.schema import (
-    Body,
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    TokenizeBody,
-)
-from tpdet.requests.body.sglang_body import SglangBody
-from tpdet.requests.body.token_bodies import TokensBody
+from tpdet.requests.body.work import BODIES
+from tpdet.requests.routes import PATHS
 from tpdet.server.about.operations import BATCH_OPERATIONS, CONTROL_OPERATIONS, OPERATIONS
 from tpdet.server.front.door import PUBLIC_PATHS
-from tpdet.server.pooling.routes import PATHS
 
-_BODIES: dict[str, type[Body]] = {
-    "/v1/completions": CompletionBody,
-    "/v1/chat/completions": ChatBody,
-    "/v1/messages": MessagesBody,
-    "/v1/messages/count_tokens": CountTokensBody,
-    "/v1/responses": ResponsesBody,
-    "/inference/v1/generate": TokensBody,
-    "/generate": SglangBody,
-    "/tokenize": TokenizeBody,
-    "/detokenize": DetokenizeBody,
-    **{path: BODIES[route] for path, route in PATHS.items()},
-}
+_BODIES = {path: BODIES[route] for path, route in PATHS.items()}
 _TEXTS = {"/metrics": "text/plain", "/": "text/html", "/docs": "text/html"}
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _REFERENCE = "#/components/schemas/{model}"

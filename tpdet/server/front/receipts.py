@@ -40,6 +40,7 @@ from tpdet.errors import AuditUnavailableError
 from tpdet.requests.answer.choices import Json
 from tpdet.requests.answer.whole_answer import WholeAnswer
 from tpdet.requests.body.problems import from_code
+from tpdet.requests.routes import path_of
 from tpdet.server.front.answer_weights import AnswerWeights
 from tpdet.server.front.events import ChoiceKey, Event
 from tpdet.server.front.tally import SharedTally
@@ -48,8 +49,6 @@ from tpdet.server.wire.receipt_channel import RemoteWriter, SharedWriter
 from tpdet.text.tokenizer import TokenizerFiles
 
 MOST_TOGETHER = 1024
-ROUTES = {"completion": "/v1/completions", "chat": "/v1/chat/completions",
-          "tokens": "/inference/v1/generate", "sglang": "/generate"}  # fmt: skip
 
 _log = logging.getLogger("tpdet.server")
 
@@ -211,7 +210,7 @@ class AnswerReceipt:
                 owner=self._owner,
                 outcome=outcome,
                 reason=reason,
-                route=ROUTES[call.kind] if call.form is None else f"/v1/{call.form.api}",
+                route=path_of(call.route),
                 facts=weights.facts,
                 seed=self.seed,
                 requests=call.requests,

@@ -8,9 +8,10 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tpdet.requests.answer.json_pieces import to_json
-from tpdet.requests.body.pooling_body import PooledCall, PooledRoute
+from tpdet.requests.body.pooling_body import PooledCall
 from tpdet.requests.body.problems import ApiError
 from tpdet.requests.request import PooledOutput
+from tpdet.requests.routes import POOLED_PATHS, PooledRoute
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.large_bodies import worked_on
 from tpdet.server.front.middleware import ClientGone, HttpExchange
@@ -19,15 +20,6 @@ from tpdet.server.front.response_handle import Output
 if TYPE_CHECKING:
     from tpdet.server.front.app import Services
 
-PATHS: dict[str, PooledRoute] = {
-    "/v1/embeddings": "embeddings",
-    "/classify": "classify",
-    "/pooling": "pooling",
-    "/score": "score",
-    "/rerank": "rerank",
-    "/v1/rerank": "rerank",
-    "/v2/rerank": "rerank",
-}
 AT_ONCE = 256
 """Prompts of one request that are in the engine's queue at a time."""
 
@@ -82,7 +74,7 @@ def add_pooling_routes(app: FastAPI, services: "Services") -> None:
 
         return handle
 
-    for path, route in PATHS.items():
+    for path, route in POOLED_PATHS.items():
         app.post(path)(handler(route))
 
 

@@ -9,14 +9,9 @@ from tpdet.audit.recorded import RecordedAnswer, RecordedChoice, check_version
 from tpdet.checkpoint.model_config.json_file import parse_json_object
 from tpdet.client.input_file import numbered_lines, read_by_each_rank, text_of
 from tpdet.errors import CheckpointError, RequestError
-from tpdet.requests.body.batch_lines import (
-    MESSAGES,
-    RECORDED_ROUTES,
-    RESPONSES,
-    answered_line,
-    with_seed,
-)
+from tpdet.requests.body.batch_lines import answered_line, with_seed
 from tpdet.requests.engine_facts import RAW_LOGPROBS, LogprobsMode
+from tpdet.requests.routes import MESSAGES, RECORDED, RESPONSES
 
 CHANGED = "or the record was changed"
 _FORMS = "take lines of tpdet generate --json, or of tpdet run-batch --record"
@@ -286,8 +281,8 @@ def _decoded(fields: dict[str, Any]) -> RecordedAnswer | BatchLine:
         body = _with_choices(response["body"])
         fields = {**fields, "response": {**response, "body": body}}
     line = msgspec.convert(fields, BatchLine)
-    if line.request.url not in RECORDED_ROUTES:
-        known = ", ".join(RECORDED_ROUTES)
+    if line.request.url not in RECORDED:
+        known = ", ".join(RECORDED)
         raise ValueError(f"url {line.request.url!r} is none of {known}")
     body = line.request.body
     as_recorded = {

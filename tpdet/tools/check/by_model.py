@@ -27,12 +27,12 @@ from tpdet.requests.body.problems import ApiError, request_errors_as_problems
 from tpdet.requests.body.work import prepare_call
 from tpdet.requests.engine_facts import EngineFacts, LogprobsMode
 from tpdet.requests.request import Request, check_against_model, with_seed
+from tpdet.requests.routes import RECORDED
 from tpdet.text.outputs import RequestAssembler
 from tpdet.text.parsing.calls import CallParser
 from tpdet.text.parsing.reasoning import ReasoningParser
 from tpdet.tools.check.answers import (
     CHANGED,
-    RECORDED_ROUTES,
     BatchLine,
     Line,
     Question,
@@ -178,7 +178,7 @@ class ModelCheck:
 
     def _asked(self, question: Question) -> Call | ApiError:
         """What a body asks for, or why a server refuses it."""
-        route, body = RECORDED_ROUTES[question.url], question.seeded_body
+        route, body = RECORDED[question.url], question.seeded_body
         try:
             call = self._calling(prepare_call(route, self._preparer, body, question.name))
             form = call.requests[0].params.form
@@ -292,7 +292,7 @@ class ModelCheck:
         """The requests of a body, as the server reads it."""
         body = asked_body(line, answer)
         body.pop("tpdet", None)
-        route = RECORDED_ROUTES[answer.request.url]
+        route = RECORDED[answer.request.url]
         try:
             call = self._calling(prepare_call(route, self._preparer, body, str(line.number)))
         except ApiError as error:

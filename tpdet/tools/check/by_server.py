@@ -16,8 +16,8 @@ from tpdet.client.commands import connect
 from tpdet.client.connection import Connection
 from tpdet.errors import CheckpointError, DisagreementError, RequestError, TpdetError, UsageError
 from tpdet.llm.recorded import CHECKED_AT_ONCE
-from tpdet.requests.body.batch_lines import CHATS, MESSAGES
 from tpdet.requests.engine_facts import RAW_LOGPROBS
+from tpdet.requests.routes import CHATS, COMPLETIONS, MESSAGES
 from tpdet.requests.structured_outputs import form_in
 from tpdet.tools.check.answers import (
     BatchLine,
@@ -187,7 +187,7 @@ def _question(line: Line) -> tuple[str, dict[str, Any]]:
     answer = line.answer
     own: dict[str, Any] = {}
     if isinstance(answer, RecordedAnswer):
-        path, body = "/v1/completions", _offline_body(line, answer)
+        path, body = COMPLETIONS, _offline_body(line, answer)
         after: Any = answer.params.json_schema_after or ()
         version = answer.replay_version
     else:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpdet.errors import UsageError
+from tpdet.requests.routes import CHATS, COMPLETIONS
 from tpdet.tools.check.answers import Question
 from tpdet.tools.golden.golden_file import Json, read_goldens, stored_form, write_goldens
 from tpdet.tools.golden.targets import GoldenTarget, target_of
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 UPDATE = "pytest --tpdet-update"
 FOLDER = "__golden__"
-_COMPLETIONS, _CHATS = "/v1/completions", "/v1/chat/completions"
 _OWN = {"prompt": "the second argument", "messages": "the second argument",
         "stream": "left out: a golden is a whole answer"}  # fmt: skip
 
@@ -125,9 +125,9 @@ def _question(prompt_or_messages: Any, params: dict[str, Any]) -> tuple[str, Jso
     asked = prompt_or_messages
     kinds = {type(one) for one in asked} if isinstance(asked, list | tuple) else set()
     if isinstance(asked, str) or kinds == {int}:
-        url, body = _COMPLETIONS, {"prompt": asked, **params}
+        url, body = COMPLETIONS, {"prompt": asked, **params}
     elif kinds == {dict}:
-        url, body = _CHATS, {"messages": asked, **params}
+        url, body = CHATS, {"messages": asked, **params}
     else:
         raise UsageError(
             f"golden() is asked {asked!r:.60}: give a text, a list of token ids or a list of "

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from tpdet.client.batch import recorded_body
 from tpdet.client.connection import Connection, client_key
 from tpdet.errors import UsageError
+from tpdet.requests.routes import COMPLETIONS, path_of
 from tpdet.tools.check.answers import Line, Question
 from tpdet.tools.check.computed import Compared
 from tpdet.tools.golden.golden_file import Json
@@ -117,7 +118,7 @@ class ServerTarget:
             "logprobs": LIKELIEST,
             "return_tokens_as_token_ids": True,
         }
-        answer = self._connection.post_patiently("/v1/completions", body)
+        answer = self._connection.post_patiently(COMPLETIONS, body)
         (tokens,) = answer["choices"][0]["logprobs"]["top_logprobs"]
         ids = {int(name.rpartition(":")[2]): value for name, value in tokens.items()}
         likely = [Likely(token, self.text(token), value) for token, value in ids.items()]
@@ -126,7 +127,7 @@ class ServerTarget:
     def text(self, token_id: int) -> str:
         """What the server's tokenizer makes of it."""
         body = {"model": self._facts["model"], "tokens": [token_id]}
-        return str(self._connection.post_patiently("/detokenize", body)["prompt"])
+        return str(self._connection.post_patiently(path_of("detokenize"), body)["prompt"])
 
 
 def target_of(target: Any) -> GoldenTarget:

@@ -15,7 +15,6 @@ from tpdet.client.commands import connect, refuse_server
 from tpdet.client.input_file import STDIN
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.requests.body.batch_lines import (
-    CHATS,
     BatchRequest,
     Json,
     answered_line,
@@ -24,6 +23,7 @@ from tpdet.requests.body.batch_lines import (
     refused_line,
 )
 from tpdet.requests.body.problems import ApiError
+from tpdet.requests.routes import CHATS
 
 _BY_SERVER, _BY_MODEL = 64, 1024
 

@@ -18,8 +18,8 @@ from tpdet import __version__
 from tpdet.client.input_file import numbered_lines, read_input
 from tpdet.errors import CheckpointError, NotPermittedError, RequestError, ResourceError, UsageError
 from tpdet.launch.host.resources import resource_error
-from tpdet.requests.body.batch_lines import RECORDED_ROUTES
 from tpdet.requests.body.messages_blocks import BILLING
+from tpdet.requests.routes import RECORDED
 
 FORMAT = "tpdet-tape-1"
 Json = dict[str, Any]
@@ -87,7 +87,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, tag_field="object", tag="t
     @property
     def is_answer(self) -> bool:
         """Whether a model answered, whole, on a route whose answers can be computed again."""
-        asked = self.method == "POST" and self.url in RECORDED_ROUTES and self.body is not None
+        asked = self.method == "POST" and self.url in RECORDED and self.body is not None
         whole = self.status == 200 and self.ended == "whole"
         if self.event_stream and not bytes_of(self.answer).endswith(ENDS):
             return False  # an error was the last event
