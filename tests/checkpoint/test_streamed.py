@@ -13,7 +13,7 @@ from tpdet.checkpoint.checkpoint import open_checkpoint
 from tpdet.checkpoint.finite import all_finite, bits_finite
 from tpdet.checkpoint.pieces import Pieces, TensorRead
 from tpdet.checkpoint.source import WeightSource
-from tpdet.checkpoint.staging import BUFFER_BYTES, Staging
+from tpdet.checkpoint.staging import BUFFER_BYTES, Chunk, Staging
 from tpdet.errors import CheckpointError
 
 CPU = torch.device("cpu")
@@ -178,3 +178,13 @@ def test_bits_tell_what_values_tell(dtype):
         assert not bits_finite(mixed, dtype)
         assert not all_finite(torch.from_numpy(mixed).view(dtype))
     assert bits_finite(np.empty(0, np.uint8), dtype)
+
+
+def test_a_reload_of_the_cpu_copies_to_what_lies_on_another_device():
+    elsewhere, filled = torch.empty(8, device="meta"), []
+
+    def fill(staged):
+        filled.append(staged.numpy().nbytes)
+
+    Staging(CPU).send([Chunk(elsewhere.nbytes, fill, slice(None), elsewhere)])
+    assert filled == [32]

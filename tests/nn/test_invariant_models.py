@@ -88,9 +88,10 @@ def gradients(model, rows, side):
     return by_token, [p.grad for p in model.parameters() if p.grad is not None]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradients_of_a_sequence_are_those_it_has_alone(family):
-    model, rows = small_model(family), sequences([9, 5, 14])
+def test_gradients_of_a_sequence_are_those_it_has_alone(family, dtype):
+    model, rows = small_model(family).to(dtype), sequences([9, 5, 14])
     with invariant():
         alone = [gradients(model, [row], "right")[0][0] for row in rows]
         for side in ("left", "right"):

@@ -180,6 +180,23 @@ def test_attention_has_the_bits_of_each_sequence_alone(dtype, window):
                     assert_same_bits(few, many[index : index + 1, :, span], f"{side} {index}")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_groups_of_heads_have_the_gradients_of_keys_that_are_repeated_for_them(dtype):
+    q, grad = (draw(2, 6, 21, 16, seed=seed, dtype=dtype) for seed in (0, 3))
+    k, v = (draw(2, 2, 21, 16, seed=seed, dtype=dtype) for seed in (1, 2))
+
+    def repeated(q, k, v):
+        many = [x[:, :, None].expand(2, 2, 3, 21, 16).reshape(2, 6, 21, 16) for x in (k, v)]
+        return F.scaled_dot_product_attention(q, *many, is_causal=True)
+
+    with invariant():
+        grouped = attended(q, k, v, grad, is_causal=True)
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        y = repeated(*leaves)
+        y.backward(grad)
+    assert all(map(same_bits, grouped, (y.detach(), *(leaf.grad for leaf in leaves))))
+
+
 def test_rows_without_keys_are_zeros_and_level_rows_have_the_bits_of_single_ones():
     q, k, v = (draw(2, 2, 9, 16, seed=seed) for seed in range(3))
     mask = torch.ones(2, 1, 9, 9, dtype=torch.bool)

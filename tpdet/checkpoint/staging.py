@@ -88,7 +88,9 @@ class Staging:
         for (size, fill, kept, place), (buffer, copied) in zip(
             chunks, cycle(self._buffers()), strict=False
         ):
-            if not self.used and place.is_contiguous() and place.nbytes == size:
+            # A reload reads on the CPU what goes over the weights of a GPU.
+            here = not self.used and place.device.type == "cpu"
+            if here and place.is_contiguous() and place.nbytes == size:
                 fill(place.view(-1).view(torch.uint8))
                 continue
             copied.synchronize()

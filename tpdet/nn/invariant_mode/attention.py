@@ -15,8 +15,9 @@ Backward, for each run of R rows and the N keys it sees, with c = fp32(1 / sqrt(
     P = softmax(c * q k^T)        dS = P * (do v^T - Σ do o)
     dq = c * dS k                 dk = c * dS^T q                 dv = P^T do
 
-Products are column products, sums are in fixed point; key heads add their query heads in ascending
-order, then their runs.
+Products are column products, sums are in fixed point; a query head adds its runs, ascending. A key
+head's gradient is `aten::sum` of its query heads' in the model's dtype: the bits of a model that
+repeats keys for them, as transformers does where there is a mask and not where there is none.
 """
 
 import math
@@ -34,7 +35,7 @@ from tpdet.kernels.exact.fixed_point import order_free_sum
 from tpdet.kernels.inputs.paged_batch import PagedBatch, PagedSequence, make_batch
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.nn.invariant_mode.products import product
-from tpdet.nn.invariant_mode.reductions import softmax
+from tpdet.nn.invariant_mode.reductions import softmax, sum_of
 
 _FIELDS = 7
 _MOST_HEADS = 256  # rows of a product that a CPU's admission tries
@@ -225,21 +226,30 @@ def attend_backward(
     runs: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value, in their dtypes."""
-    dq, dk, dv = (x.new_zeros(x.shape, dtype=torch.float32) for x in (query, key, value))
-    group = query.shape[1] // key.shape[1]
+    heads, key_heads = query.shape[1], key.shape[1]
+    group = heads // key_heads
+    each = (len(key), heads, *key.shape[2:])
+    dq, dk, dv = (query.new_zeros(x, dtype=torch.float32) for x in (query.shape, each, each))
     for run in _read(runs):
         rows = slice(run.first_row, run.first_row + run.count)
         keys = slice(run.first_key, run.first_key + run.longest)
         seen = _seen(run, query.device)
-        for head in range(query.shape[1]):
-            here, there = (run.sequence, head, rows), (run.sequence, head // group, keys)
+        for head in range(heads):
+            here, there = (run.sequence, head, rows), (run.sequence, head, keys)
             do, q, o = (x[here].float() for x in (grad, query, output))
-            k, v = (x[there].float() for x in (key, value))
+            k, v = (x[run.sequence, head // group, keys].float() for x in (key, value))
             gradients = _head_gradients(do, q, o, k, v, seen)
             dq[here] = gradients[0]
             dk[there] += gradients[1]
             dv[there] += gradients[2]
-    return dq.to(query.dtype), (dk + 0.0).to(key.dtype), (dv + 0.0).to(value.dtype)
+    return dq.to(query.dtype), _of_key_heads(dk, key), _of_key_heads(dv, value)
+
+
+def _of_key_heads(each: Tensor, key: Tensor) -> Tensor:
+    """Gradients of query heads [B, H, K, D] in fp32 -> of the heads of `key`, in its dtype."""
+    narrow = (each + 0.0).to(key.dtype)
+    grouped = narrow.view(len(key), key.shape[1], -1, *key.shape[2:])
+    return narrow if grouped.shape[2] == 1 else sum_of(grouped, [2])
 
 
 @attend_backward.register_fake
