@@ -25,7 +25,7 @@ from tpdet.errors import CheckpointError
 HashParts = Callable[[Sequence[bytes], Sequence[torch.Tensor]], list[bytes]]
 """BLAKE3 of each header followed by the bytes of a tensor, row-major."""
 
-BATCH_BYTES = 64 << 20
+BATCH_BYTES = 128 << 20
 """Pieces of about so many bytes are read before they are laid out: what an update takes at most,
 beside what a carrier hands over, unless one tensor is larger."""
 

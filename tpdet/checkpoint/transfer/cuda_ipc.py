@@ -18,11 +18,13 @@ import msgspec
 import torch
 
 from tpdet.checkpoint.transfer.announced import AnnouncedTensor
-from tpdet.checkpoint.transfer.carriers import Take, Tick
+from tpdet.checkpoint.transfer.carriers import Take, Tick, chunks_of
 from tpdet.control.weight_orders import TensorsInfo
 from tpdet.errors import WeightUpdateError
 
 HANDLE_BYTES = 64
+GROUP_BYTES = 512 << 20
+"""Tensors of about so many bytes are handed over together: each time the GPU is waited for."""
 _LAZY_PEER_ACCESS = 1
 
 
@@ -71,24 +73,32 @@ class IpcCarrier:
             raise WeightUpdateError(
                 f"{len(info.ipc_handles)} ipc_handles for {len(tensors)} tensors: send one each"
             )
+        handles = dict(zip((tensor.name for tensor in tensors), info.ipc_handles, strict=True))
         opened: dict[bytes, int] = {}
         try:
-            for tensor, handles in zip(tensors, info.ipc_handles, strict=True):
-                text = handles.get(self._uuid) or handles.get(f"GPU-{self._uuid}")
-                if text is None:
-                    raise WeightUpdateError(
-                        f"ipc_handles of tensor {tensor.name} name {', '.join(handles)}: this rank "
-                        f"has GPU {self._uuid}"
-                    )
-                handle, offset = parse_handle(text, tensor)
-                if handle not in opened:
-                    opened[handle] = _open(handle, self._device)
-                take({tensor.name: _at(opened[handle] + offset, tensor, self._device)})
+            for group in chunks_of(tensors, GROUP_BYTES):
+                values = {}
+                for tensor in group:
+                    handle, offset = parse_handle(self._own(handles[tensor.name], tensor), tensor)
+                    if handle not in opened:
+                        opened[handle] = _open(handle, self._device)
+                    values[tensor.name] = _at(opened[handle] + offset, tensor, self._device)
+                take(values)
                 tick()
             torch.cuda.synchronize(self._device)
         finally:
             for address in opened.values():
                 _runtime().cudaIpcCloseMemHandle(ctypes.c_void_p(address))
+
+    def _own(self, handles: dict[str, str], tensor: AnnouncedTensor) -> str:
+        """The handle of a tensor on this rank's GPU. Raises WeightUpdateError."""
+        text = handles.get(self._uuid) or handles.get(f"GPU-{self._uuid}")
+        if text is None:
+            raise WeightUpdateError(
+                f"ipc_handles of tensor {tensor.name} name {', '.join(handles)}: this rank has GPU "
+                f"{self._uuid}"
+            )
+        return text
 
     def close(self) -> None:
         """Nothing stays open between two calls."""
