@@ -5,7 +5,11 @@ from tpdet.tools.measurement.results_file import Row
 
 _AT_MOST_READERS = ("HTTP between tokens, P99", "HTTP first token, mean")
 """Cases of which a short page has only what is measured at the most readers."""
-_LEFT_OUT = ("HTTP a later token, mean", "LLM start, empty kernel cache")
+_LEFT_OUT = (
+    "HTTP a later token, mean",
+    "HTTP whole answer, P99",
+    "LLM start, empty kernel cache",
+)
 """Cases of which a short page has nothing."""
 
 

@@ -139,7 +139,8 @@ def metrics(
         "accepted_draft_tokens": accepted,
         "errors": errors,
     }
-    for name, seconds in (("ttft", first), ("tpot", later), ("itl", between)):
+    whole = [answer.ended - answer.sent for answer in good]
+    for name, seconds in (("ttft", first), ("tpot", later), ("itl", between), ("e2el", whole)):
         times = [1e3 * second for second in seconds]
         figures[f"mean_{name}_ms"] = statistics.fmean(times) if times else 0.0
         figures[f"median_{name}_ms"] = statistics.median(times) if times else 0.0

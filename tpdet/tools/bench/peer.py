@@ -54,6 +54,7 @@ FIGURES = (
     Figure("HTTP first token, mean", "mean_ttft_ms", "ms"),
     Figure("HTTP between tokens, P99", "p99_itl_ms", "ms"),
     Figure("HTTP a later token, mean", "mean_tpot_ms", "ms"),
+    Figure("HTTP whole answer, P99", "p99_e2el_ms", "ms"),
 )
 
 

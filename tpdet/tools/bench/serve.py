@@ -105,6 +105,7 @@ _TIMES = (
     ("Time to First Token", "ttft"),
     ("Time per Output Token (excl. 1st token)", "tpot"),
     ("Inter-token Latency", "itl"),
+    ("End-to-end Latency", "e2el"),
 )
 
 
