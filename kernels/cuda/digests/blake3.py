@@ -20,6 +20,8 @@ import triton.language as tl
 from tpdet.kernels.cuda.launch.sizes import cdiv
 
 CHUNK_BYTES = 1024
+WINDOW_BYTES = 128 << 20
+"""Chunks of about so many bytes are laid side by side at a time."""
 _THREADS = 128
 _WORDS = 8  # of a node's value
 
@@ -128,15 +130,16 @@ def _stored(words, h, mask):
     tl.store(words + 7, h[7].to(tl.int32), mask=mask)
 
 
-@triton.jit(do_not_specialize=["chunks", "columns"])
-def hash_chunks(words, messages, table, nodes, chunks, columns, BLOCK: tl.constexpr):
-    """nodes[i] = the value of chunk i, which is 256 words of message `messages[i]`.
+@triton.jit(do_not_specialize=["first", "end", "columns"])
+def hash_chunks(words, messages, table, nodes, first, end, columns, BLOCK: tl.constexpr):
+    """nodes[i] = the value of chunk i of `first` to `end`: 256 words of message `messages[i]`.
 
+    words: of these chunks alone.
     table: int32 [1 + 2 * levels, columns], a column for each message: the bytes of its last chunk,
     then for every level, chunks first, its first node and the number of its nodes.
     """
-    chunk = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = chunk < chunks
+    chunk = first + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = chunk < end
     message = tl.load(messages + chunk, mask=there, other=0)
     last_bytes = tl.load(table + message, mask=there, other=0)
     counter = chunk - tl.load(table + columns + message, mask=there, other=0)
@@ -144,7 +147,7 @@ def hash_chunks(words, messages, table, nodes, chunks, columns, BLOCK: tl.conste
     length = tl.where(counter == count - 1, last_bytes, 1024)
     root = tl.where(count == 1, 8, 0)
     last = tl.maximum(length - 1, 0) // 64
-    start = words + chunk.to(tl.int64) * 256
+    start = words + (chunk - first).to(tl.int64) * 256
     h0, h1, h2, h3, h4, h5, h6, h7 = _first_words(counter)
     for block in range(16):
         low = _loaded(start + block * 16, there)
@@ -205,7 +208,8 @@ def join_nodes(
 def blake3_of(headers: Sequence[bytes], parts: Sequence[torch.Tensor]) -> list[bytes]:
     """BLAKE3 of each header followed by the bytes of a tensor, row-major; all on one device.
 
-    Takes as much memory again as the tensors have; waits for the GPU once.
+    Takes WINDOW_BYTES, 3 % of the tensors' bytes, and a copy of those that are not contiguous;
+    waits for the GPU once.
     """
     if not parts:
         return []
@@ -213,14 +217,16 @@ def blake3_of(headers: Sequence[bytes], parts: Sequence[torch.Tensor]) -> list[b
     counts = np.maximum(-(-sizes // CHUNK_BYTES), 1)
     levels = _levels(counts)
     device, columns, chunks = parts[0].device, len(parts), int(counts.sum())
-    words = _side_by_side(headers, parts, levels[0][0] * CHUNK_BYTES, chunks)
     rows = np.concatenate([[sizes - (counts - 1) * CHUNK_BYTES], *levels])
     table = torch.from_numpy(rows.astype(np.int32)).to(device)
     messages = torch.repeat_interleave(table[2], output_size=chunks).int()
     nodes = torch.empty(chunks, _WORDS, dtype=torch.int32, device=device)
     sizing = {"BLOCK": _THREADS, "num_warps": _THREADS // 32}
-    grid = (cdiv(chunks, _THREADS),)
-    hash_chunks[grid](words, messages, table, nodes, chunks, columns, **sizing)
+    side_by_side = _SideBySide(headers, parts, levels[0][0] * CHUNK_BYTES)
+    for first in range(0, chunks, WINDOW_BYTES // CHUNK_BYTES):
+        end = min(first + WINDOW_BYTES // CHUNK_BYTES, chunks)
+        words, grid = side_by_side.words(first, end), (cdiv(end - first, _THREADS),)
+        hash_chunks[grid](words, messages, table, nodes, first, end, columns, **sizing)
     for level, (_, parents) in enumerate(levels[1:]):
         count, grid = len(nodes), (cdiv(len(nodes), _THREADS),)
         joined = torch.empty(int(parents.sum()), _WORDS, dtype=torch.int32, device=device)
@@ -239,19 +245,31 @@ def _levels(counts: np.ndarray) -> list[np.ndarray]:
     return levels
 
 
-def _side_by_side(
-    headers: Sequence[bytes], parts: Sequence[torch.Tensor], begins: np.ndarray, chunks: int
-) -> torch.Tensor:
-    """The messages, each from its first byte on, zeros between them: int32 [chunks * 256]."""
-    device = parts[0].device
-    joined = torch.zeros(chunks * CHUNK_BYTES, dtype=torch.uint8, device=device)
-    text = b"".join(headers)
-    places = [begin + np.arange(len(h)) for begin, h in zip(begins, headers, strict=True)]
-    if text:
-        letters = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        joined[torch.from_numpy(np.concatenate(places)).to(device)] = letters.to(device)
-    for begin, header, part in zip(begins.tolist(), headers, parts, strict=True):
-        first = begin + len(header)
-        raw = part.contiguous().reshape(-1).view(torch.uint8)
-        joined[first : first + len(raw)] = raw
-    return joined.view(torch.int32)
+class _SideBySide:
+    """Messages that begin at these places of one row of bytes; zeros are between them."""
+
+    def __init__(
+        self, headers: Sequence[bytes], parts: Sequence[torch.Tensor], begins: np.ndarray
+    ) -> None:
+        self._device = parts[0].device
+        places = [begin + np.arange(len(h)) for begin, h in zip(begins, headers, strict=True)]
+        self._places = np.concatenate(places)
+        self._letters = np.frombuffer(b"".join(headers), np.uint8)
+        self._raw = [part.contiguous().reshape(-1).view(torch.uint8) for part in parts]
+        starts = zip(begins.tolist(), headers, strict=True)
+        self._starts = [begin + len(header) for begin, header in starts]
+
+    def words(self, first: int, end: int) -> torch.Tensor:
+        """Chunks `first` to `end` of the row: int32 [(end - first) * 256]."""
+        low, high = first * CHUNK_BYTES, end * CHUNK_BYTES
+        joined = torch.zeros(high - low, dtype=torch.uint8, device=self._device)
+        here = (self._places >= low) & (self._places < high)
+        if here.any():
+            places = torch.from_numpy(self._places[here] - low).to(self._device)
+            joined[places] = torch.from_numpy(self._letters[here]).to(self._device)
+        for start, raw in zip(self._starts, self._raw, strict=True):
+            part = raw[max(low - start, 0) : max(high - start, 0)]
+            if len(part):
+                place = max(start - low, 0)
+                joined[place : place + len(part)] = part
+        return joined.view(torch.int32)

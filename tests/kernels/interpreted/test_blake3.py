@@ -26,6 +26,13 @@ def test_messages_of_every_length_side_by_side_have_the_librarys_digests(header)
     assert blake3_of([], []) == []
 
 
+def test_messages_in_several_windows_have_the_librarys_digests(monkeypatch):
+    monkeypatch.setattr("tpdet.kernels.cuda.digests.blake3.WINDOW_BYTES", 3 * 1024)
+    header, parts = bytes(range(250)) * 5, [message(size, size) for size in (0, 1025, 5127)]
+    expected = [blake3.blake3(header).update(part.numpy().tobytes()).digest() for part in parts]
+    assert blake3_of([header] * 3, parts) == expected
+
+
 def test_a_slice_is_digested_row_by_row():
     whole = torch.randn(4, 300, generator=torch.Generator().manual_seed(2)).bfloat16()
     part = whole[:, 17:290]
