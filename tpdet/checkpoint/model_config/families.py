@@ -8,14 +8,26 @@ from dataclasses import dataclass, field, replace
 
 from tpdet.checkpoint.model_config.fields import Fields
 from tpdet.checkpoint.model_config.keys import Allowed
+from tpdet.checkpoint.model_config.linear_layers import (
+    LINEAR_KEYS,
+    no_linear,
+    no_window,
+    qwen_linear,
+)
 from tpdet.checkpoint.model_config.mixtures import (
     glm_experts,
     gpt_oss_experts,
     mixtral_experts,
     no_experts,
     qwen_experts,
+    qwen_next_experts,
 )
-from tpdet.checkpoint.model_config.model import NORMS_BEFORE, LayerNorms, Mixture
+from tpdet.checkpoint.model_config.model import (
+    NORMS_BEFORE,
+    LayerNorms,
+    LinearAttention,
+    Mixture,
+)
 from tpdet.checkpoint.model_config.rope import Base, RotaryRules
 from tpdet.checkpoint.model_config.scales import (
     Scales,
@@ -97,6 +109,7 @@ class Family:
     """The key of what norms add to a mean of squares."""
     row_bias: bool = False
     sinks: bool = False
+    attention_gate: bool = False
     gated: bool = True
     """Whether the feed-forward block has gates; else its tensors are c_fc and c_proj."""
     norm: str = "rms"
@@ -120,8 +133,12 @@ class Family:
     """Values of keys that other families must state, where published checkpoints leave them out."""
     mixture: Callable[[Fields, int], Mixture | None] = no_experts
     """(configuration, layers) -> its experts."""
+    linear: Callable[[Fields, int], LinearAttention | None] = no_linear
+    """(configuration, layers) -> its layers without attention."""
+    unread: tuple[str, ...] = ()
+    """Beginnings of the names of tensors that guess further tokens: they are not read."""
     fused: tuple[str, ...] = ()
-    """Which of "qkv" and "gate_up" are one tensor in the checkpoint."""
+    """Which tensors of `stored_form.FUSED` its checkpoints have."""
     stacked: bool = False
     """Whether all experts of a layer are one tensor in the checkpoint, gates and ups in turn."""
 
@@ -157,6 +174,30 @@ _GEMMA2 = Family(
     tied=True,
     scales=gemma2_scales,
     activation="gelu_tanh",
+)
+
+_HYBRID_KEYS = LINEAR_KEYS | frozenset({"full_attention_interval", "partial_rotary_factor"})
+_GUESSING = frozenset({"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"})
+_SHARED_EXPERT = _QWEN_EXPERTS | {"shared_expert_intermediate_size"}
+_HYBRID = Family(
+    "Qwen3_5ForCausalLM",
+    "qwen3_5_text",
+    parsed=_HYBRID_KEYS | _GUESSING,
+    needed=LINEAR_KEYS,
+    neutral={
+        "attn_output_gate": ((True,), "attention without a gate is not supported"),
+        "output_gate_type": (("swish",), "only swish is supported"),
+        "mamba_ssm_dtype": (("float32",), "states are fp32 alone: remove it"),
+    },
+    windows=no_window,
+    head_dim=256,
+    attention_gate=True,
+    qk_norm=True,
+    norm="rms_plus_one",
+    rotary=RotaryRules(partial=0.25, settings=frozenset({"mrope_section", "mrope_interleaved"})),
+    linear=qwen_linear,
+    unread=("mtp.",),
+    fused=("gated_q", "linear_qkv", "linear_convolution"),
 )
 
 FAMILIES = {
@@ -336,6 +377,33 @@ FAMILIES = {
             head_dim=128,
             rotary=RotaryRules(partial=0.5),
             mixture=glm_experts,
+        ),
+        _HYBRID,
+        replace(
+            _HYBRID,
+            architecture="Qwen3_5MoeForCausalLM",
+            name="qwen3_5_moe_text",
+            parsed=_HYBRID.parsed | _SHARED_EXPERT,
+            needed=_HYBRID.needed | _SHARED_EXPERT,
+            neutral={
+                **_HYBRID.neutral,
+                "norm_topk_prob": ((True,), "weights that do not sum to one are not supported"),
+                "mlp_only_layers": (([],), "dense layers are not supported"),
+                "decoder_sparse_step": ((1,), "dense layers are not supported"),
+            },
+            mixture=qwen_next_experts,
+            defaults={"intermediate_size": 512},
+        ),
+        replace(
+            _HYBRID,
+            architecture="Qwen3NextForCausalLM",
+            name="qwen3_next",
+            parsed=_HYBRID_KEYS
+            | _SHARED_EXPERT
+            | {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"},
+            needed=_HYBRID.needed | _SHARED_EXPERT,
+            mixture=qwen_next_experts,
+            fused=("gated_q", "linear_qkvz", "linear_ba", "linear_convolution"),
         ),
         Family(
             "GptOssForCausalLM",

@@ -4,7 +4,12 @@ from dataclasses import dataclass
 from math import gcd
 
 from tpdet.checkpoint.model_config.expert_load import fullest_rank
-from tpdet.checkpoint.model_config.model import HEAD_SIZES, Mixture, ModelConfig
+from tpdet.checkpoint.model_config.model import (
+    HEAD_SIZES,
+    LinearAttention,
+    Mixture,
+    ModelConfig,
+)
 from tpdet.errors import UsageError
 from tpdet.kernels.exact.rotary_frequencies import MAX_POSITION
 from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, Leaves, cut_leaves
@@ -22,8 +27,9 @@ class ModelLeaves:
 
     attention: of the attention output, whole query heads; down: of the down product, blocks of 16;
     outputs: the same cut of the hidden size, by which row layers without a fold are cut. dense:
-    whether a layer has that down product; shared: of a shared expert's; without inputs if there is
-    none.
+    whether a layer has that down product; shared: of a shared expert's; linear: of the output of
+    linear attention, whole key heads with the value heads that each serves. The last two are
+    without inputs if there is none.
     """
 
     count: int
@@ -32,11 +38,13 @@ class ModelLeaves:
     outputs: Leaves
     dense: bool = True
     shared: Leaves = _NO_LEAVES
+    linear: Leaves = _NO_LEAVES
 
     @property
     def row_products(self) -> tuple[Leaves, ...]:
         """The cuts of the row products whose ranks add to one another."""
-        return (self.attention, self.down) if self.dense else (self.attention,)
+        linear = (self.linear,) if self.linear.edges[-1] else ()
+        return (self.attention, *linear, *((self.down,) if self.dense else ()))
 
     @property
     def edges(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -47,13 +55,16 @@ class ModelLeaves:
 
 
 def model_leaves(config: ModelConfig, leaves: int | None) -> ModelLeaves:
-    """Cut a model into `leaves` leaves, DEFAULT_LEAVES if None, fewer if experts need it.
+    """Cut a model into `leaves` leaves, DEFAULT_LEAVES if None, fewer if its parts need it.
 
-    Raises UsageError where leaves that were asked for do not divide the experts.
+    Raises UsageError where leaves that were asked for do not divide experts or linear key heads.
     """
-    count = leaves or DEFAULT_LEAVES
+    count, linear = leaves or DEFAULT_LEAVES, config.linear
     if config.mixture is not None:
-        count = _leaves_of_experts(config.mixture.routing.experts, count, leaves is not None)
+        count = _dividing(config.mixture.routing.experts, "experts", count, leaves is not None)
+    if linear is not None:
+        of = "key heads of linear layers"
+        count = _dividing(linear.key_heads, of, count, leaves is not None)
     shared = 0 if config.mixture is None else config.mixture.shared_width
     return ModelLeaves(
         count,
@@ -62,7 +73,13 @@ def model_leaves(config: ModelConfig, leaves: int | None) -> ModelLeaves:
         _in_blocks(config.hidden_size, count),
         config.has_dense_layers,
         _NO_LEAVES if not shared else _in_blocks(shared, count),
+        _NO_LEAVES if linear is None else linear_leaves(linear, linear.value_size, count),
     )
+
+
+def linear_leaves(linear: LinearAttention, size: int, count: int) -> Leaves:
+    """Leaves of whole key heads, of a dimension with `size` elements for each value head."""
+    return cut_leaves(linear.key_heads, linear.values_of_a_key * size, count)
 
 
 def _in_blocks(width: int, leaves: int) -> Leaves:
@@ -76,6 +93,11 @@ def check_widths(config: ModelConfig, device: str) -> None:
     widths = {"hidden size": config.hidden_size, "intermediate size": config.intermediate_size}
     if config.mixture is not None:
         widths["experts' width"] = config.mixture.width
+    if config.linear is not None or config.attention_gate:
+        raise UsageError(
+            f"{config.family}: linear attention and gates of heads are not served yet: use a model "
+            "of another family"
+        )
     if device == "cpu":
         return
     if config.head_dim not in HEAD_SIZES:
@@ -107,16 +129,16 @@ def check_ranks(config: ModelConfig, ranks: int, leaves: int | None) -> ModelLea
     return found
 
 
-def _leaves_of_experts(experts: int, count: int, asked: bool) -> int:
-    """The leaves, which are the experts' lanes too: as many as divide the experts.
+def _dividing(parts: int, name: str, count: int, asked: bool) -> int:
+    """The leaves, each of which has equally many of a model's `parts`: as many as divide them.
 
     Raises UsageError where so many were asked for and do not divide them.
     """
-    while experts % count:
+    while parts % count:
         if asked:
-            fit = [str(n) for n in (1, 2, 4, 8, 16, 32, 64, 128) if experts % n == 0]
+            fit = [str(n) for n in (1, 2, 4, 8, 16, 32, 64, 128) if parts % n == 0]
             raise UsageError(
-                f"leaves {count} do not divide {experts} experts: use one of {', '.join(fit)}"
+                f"leaves {count} do not divide {parts} {name}: use one of {', '.join(fit)}"
             )
         count //= 2
     return count
@@ -215,4 +237,6 @@ def _all_busy(leaves: ModelLeaves, ranks: int) -> bool:
 def _more_leaves_fit(config: ModelConfig, ranks: int, leaves: int) -> bool:
     """Whether as many leaves as ranks, more than there are, would divide the model."""
     power_of_two = ranks & (ranks - 1) == 0
-    return ranks > leaves and power_of_two and config.experts % ranks == 0
+    key_heads = 0 if config.linear is None else config.linear.key_heads
+    divided = config.experts % ranks == 0 and key_heads % ranks == 0
+    return ranks > leaves and power_of_two and divided

@@ -67,6 +67,7 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         logit_scale=scales.logits,
         attention_cap=scales.attention_cap,
         logit_cap=scales.logit_cap,
+        linear=family.linear(config, layers),
         mixture=family.mixture(config, layers),
         **_head(config, vocab_size),
     )
@@ -96,7 +97,7 @@ def _head(config: Fields, vocab_size: int) -> dict[str, Any]:
 
 _OF_FAMILY = (
     *("architecture", "norm", "layer_norms", "qk_norm_over", "activation"),
-    *("rotary_pairs", "row_bias", "sinks"),
+    *("rotary_pairs", "row_bias", "sinks", "attention_gate"),
 )
 
 

@@ -37,6 +37,22 @@ def qwen_experts(config: Fields, layers: int) -> Mixture | None:
     )
 
 
+def qwen_next_experts(config: Fields, layers: int) -> Mixture | None:
+    """Qwen3-Next and Qwen3.5: as Qwen3-MoE, beside a shared expert with a gate.
+
+    Weights sum to one, unless `norm_topk_prob` denies it.
+    """
+    experts = qwen_experts(config, layers)
+    assert experts is not None
+    return replace(
+        experts,
+        routing=_routing(config, "num_experts", config.boolean("norm_topk_prob", True)),
+        shared="shared_expert",
+        shared_width=config.integer("shared_expert_intermediate_size"),
+        shared_gate="shared_expert_gate",
+    )
+
+
 def mixtral_experts(config: Fields, layers: int) -> Mixture | None:
     """Mixtral: experts on every layer; the weights of the chosen sum to one."""
     return Mixture(

@@ -15,6 +15,30 @@ NORMS_BEFORE: LayerNorms = ("input_layernorm", "", "post_attention_layernorm", "
 
 
 @dataclass(frozen=True)
+class LinearAttention:
+    """Gated delta-net layers in place of attention, where `layers[i]` says so.
+
+    Key head h, of key_size values, serves the value heads [h * r, (h + 1) * r) of value_size, with
+    r = value_heads / key_heads. Each channel of queries, keys and values has a convolution of
+    CONVOLUTION_WIDTH rows before.
+    """
+
+    layers: tuple[bool, ...]
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+
+    @property
+    def values_of_a_key(self) -> int:
+        """Value heads that a key head serves."""
+        return self.value_heads // self.key_heads
+
+
+CONVOLUTION_WIDTH = 4
+
+
+@dataclass(frozen=True)
 class Mixture:
     """Experts in place of the feed-forward blocks of all layers but `dense_layers`.
 
@@ -23,8 +47,9 @@ class Mixture:
     `projections`: gate and up [width, H], down [H, width]. biased: whether the router and all
     products of experts have biases; activation: of their gates. choice_bias: the name, below the
     router's, of fp32 values [experts] that are added to scores for the choice; "" for none. shared:
-    the name of an expert of `shared_width` that every row takes; "" for none. guessing_layers: of
-    the checkpoint, behind the last layer; they are not read.
+    the name of an expert of `shared_width` that every row takes; "" for none; shared_gate: of the
+    weight [1, H] whose sigmoid multiplies it, "" for none. guessing_layers: of the checkpoint,
+    behind the last layer; they are not read.
     """
 
     routing: Routing
@@ -38,6 +63,7 @@ class Mixture:
     choice_bias: str = ""
     shared: str = ""
     shared_width: int = 0
+    shared_gate: str = ""
     guessing_layers: int = 0
 
 
@@ -66,8 +92,10 @@ class ModelConfig:
     queries and keys.
     embedding_scale, logit_scale: fp32 factors of embedded rows and of logits. attention_cap,
     logit_cap: soft-caps c * tanh(x / c) of scores and of logits, 0 for none. sinks: whether each
-    query head has a logit that stands beside its keys' in the softmax and has no value. mixture:
-    experts, None for a dense model. head: what reads the last norm's rows: "tokens" (the output
+    query head has a logit that stands beside its keys' in the softmax and has no value.
+    attention_gate: whether each query head's output is multiplied by the sigmoid of a gate [D].
+    linear: layers without attention, None if there are none. mixture: experts, None for a dense
+    model. head: what reads the last norm's rows: "tokens" (the output
     head), "labels" (a score head [labels, H]) or "none". pad_token_id: of a score head, the id that
     it does not read at a prompt's end.
     """
@@ -105,6 +133,8 @@ class ModelConfig:
     logit_cap: float = 0.0
     row_bias: bool = False
     sinks: bool = False
+    attention_gate: bool = False
+    linear: LinearAttention | None = None
     mixture: Mixture | None = None
     head: str = "tokens"
     labels: int = 0
@@ -118,6 +148,19 @@ class ModelConfig:
     def has_experts(self, layer: int) -> bool:
         """Whether a layer's feed-forward block is a mixture of experts."""
         return self.mixture is not None and layer not in self.mixture.dense_layers
+
+    def is_linear(self, layer: int) -> bool:
+        """Whether a layer has a state in place of keys and values."""
+        return self.linear is not None and self.linear.layers[layer]
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers that have keys and values."""
+        return sum(not self.is_linear(i) for i in range(self.num_layers))
+
+    def kind_of(self, layer: int) -> tuple[str, bool, bool]:
+        """What sets a layer apart: its window, whether it has experts, whether it is linear."""
+        return str(self.windows[layer]), self.has_experts(layer), self.is_linear(layer)
 
     def rotary_of(self, layer: int) -> RotarySpec | None:
         """How a layer rotates its heads; None if it does not."""
@@ -147,8 +190,9 @@ NEUTRAL_VALUES: dict[str, object] = {
     "logit_scale": 1.0, "frequency_factors": (), "norm": "rms", "layer_norms": NORMS_BEFORE,
     "qk_norm_over": "head", "window_rotary": None,
     "activation": "silu", "attention_cap": 0.0, "logit_cap": 0.0,
-    "row_bias": False, "sinks": False, "mixture": None, "router": "gate", "biased": False,
-    "choice_bias": "", "shared": "", "shared_width": 0, "guessing_layers": 0,
+    "row_bias": False, "sinks": False, "attention_gate": False, "linear": None, "mixture": None,
+    "router": "gate", "biased": False,
+    "choice_bias": "", "shared": "", "shared_width": 0, "shared_gate": "", "guessing_layers": 0,
     "head": "tokens", "labels": 0, "pad_token_id": None,
 }  # fmt: skip
 """Fields that leave everything as it is at these values: digests then leave them out."""

@@ -22,7 +22,8 @@ _TEXT_TYPES = {
     "mistral3": "mistral", "idefics2": "mistral", "idefics3": "llama", "smolvlm": "llama",
     "qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text", "qwen3_vl": "qwen3_vl_text",
     "gemma3": "gemma3_text", "internvl": "qwen2", "got_ocr2": "qwen2", "lighton_ocr": "qwen3",
-    "video_llama_3": "qwen2", "deepseek_vl": "llama",
+    "video_llama_3": "qwen2", "deepseek_vl": "llama", "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
 """By `model_type` of the whole: that of a text part which names none."""
 _FLAT = ("qwen2_vl", "qwen2_5_vl")
@@ -45,7 +46,7 @@ _OF_IMAGES = frozenset(
     "spatial_pool_mode spatial_pool_stride spatial_patch_size spatial_merge_size scale_factor "
     "ignore_index downsample_ratio _pad_token_id boi_token_index boi_token_id eoi_token_index "
     "eoi_token_id use_image_newline_parameter use_reentrant_checkpointing use_token_compression "
-    "patch_size qk_layer_norms_perceiver".split()
+    "patch_size qk_layer_norms_perceiver language_model_only".split()
 )
 _BEGINNINGS = ("image_", "video_", "vision_", "mm_")
 """Keys of images, by name and by how they begin: a text has no use for them."""
@@ -95,11 +96,11 @@ def text_part(
     family = _ALIASES.get(kind, kind)
     if family not in architectures:
         inner.refuse("model_type", f"only {', '.join((*architectures, *_ALIASES))} are supported")
-    found = completed(kind, stated | _said_outside(outside, inner))
+    text = completed(kind, stated | _said_outside(outside, inner))
     for key in ("rope_scaling", "rope_parameters"):
-        if isinstance(found.get(key), dict):
-            found[key] = _of_a_text(found[key])
-    return found | {"model_type": family, "architectures": [architectures[family]]}
+        if isinstance(text.get(key), dict):
+            text[key] = _of_a_text(text[key])
+    return text | {"model_type": family, "architectures": [architectures[family]]}
 
 
 def _without_images(values: dict[str, Any]) -> dict[str, Any]:
@@ -112,14 +113,14 @@ def _without_images(values: dict[str, Any]) -> dict[str, Any]:
 
 def _said_outside(outside: Fields, inner: Fields) -> dict[str, Any]:
     """What the whole says of its text part; null where that takes a key away."""
-    found = {key: outside.raw(key) for key in _SHARED if key in outside}
+    shared = {key: outside.raw(key) for key in _SHARED if key in outside}
     for key, other in (("dtype", "torch_dtype"), ("torch_dtype", "dtype")):
-        if key in found and other not in found:
-            found[other] = None
+        if key in shared and other not in shared:
+            shared[other] = None
     if _TIED in outside:
         either = outside.raw("model_type") in _TIED_BY_EITHER and inner.boolean(_TIED, False)
-        found[_TIED] = outside.boolean(_TIED) or either
-    return found
+        shared[_TIED] = outside.boolean(_TIED) or either
+    return shared
 
 
 def _of_a_text(rotary: dict[str, Any]) -> dict[str, Any]:
