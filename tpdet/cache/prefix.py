@@ -33,11 +33,15 @@ class PageKey:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedPage:
-    """An entry of the index: `page` holds `key` after the pages of `parent`."""
+    """An entry of the index: `page` holds `key` after the pages of `parent`.
+
+    depth: how many pages that makes, this one among them.
+    """
 
     key: PageKey
     page: int
     parent: "CachedPage | None"
+    depth: int
 
 
 def prefix_domain(identity: bytes, *salts: str) -> bytes:
@@ -91,7 +95,9 @@ def page_key(parent: bytes, domain: bytes, token_bytes: bytes) -> bytes:
 class PrefixIndex:
     """All shared pages: those that can be found, the readers of each, and the idle ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropped: abc.Callable[[CachedPage], None] | None = None) -> None:
+        """dropped: hears of each entry that can no longer be found."""
+        self._dropped = dropped
         self._entries: dict[bytes, CachedPage] = {}
         self._by_page: dict[int, CachedPage] = {}
         # Of every shared page, also of those that can no longer be found.
@@ -136,7 +142,7 @@ class PrefixIndex:
         """Share `page`, which has one reader. Raises IntegrityError if it or its key is there."""
         if page in self._readers or key.key in self._entries:
             raise IntegrityError(f"page {page} is put into the prefix cache twice, or its key is")
-        entry = CachedPage(key, page, parent)
+        entry = CachedPage(key, page, parent, 1 if parent is None else parent.depth + 1)
         self._entries[key.key] = self._by_page[page] = entry
         self._readers[page] = 1
         return entry
@@ -165,6 +171,8 @@ class PrefixIndex:
         if entry is None:
             return False
         del self._entries[entry.key.key]
+        if self._dropped is not None:
+            self._dropped(entry)
         if self._readers[page]:
             return False
         del self._idle[page], self._readers[page]

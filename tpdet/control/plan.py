@@ -19,7 +19,7 @@ from tpdet.errors import IntegrityError
 from tpdet.kernels.inputs.plain_rows import pack_row
 from tpdet.kernels.inputs.row_params import PlainParams
 
-PLAN_VERSION = 10
+PLAN_VERSION = 11
 MAX_PLAN_BYTES = 64 << 20
 DIGEST_BYTES = 32  # of the version table
 MAX_STEP_DRAFTS = 1024  # drafts of all rows of a step, at most
@@ -36,6 +36,29 @@ class PageEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     version_id: int
 
 
+CLEAR_STATE, COPY_STATE, ADVANCE_STATE, FREE_STATE = 0, 1, 2, 3
+STATE_EVENT_NAMES = {
+    CLEAR_STATE: "clear", COPY_STATE: "copy", ADVANCE_STATE: "advance", FREE_STATE: "free"
+}  # fmt: skip
+
+
+class StateEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A change to one slot of linear-attention states, applied before the plan's rows, in order.
+
+    CLEAR_STATE: `slot` holds the states before position 0. COPY_STATE: it holds what `source` does,
+    the states at the start of chunk `chunk`. ADVANCE_STATE: it holds those of `source`, which are
+    at the chunk before, advanced by that chunk's rows; `source` stays as it is. These give the slot
+    to `version_id`. FREE_STATE: nobody reads `slot`, of `version_id`, any more. What a kind has no
+    use for is 0.
+    """
+
+    kind: int
+    slot: int
+    source: int
+    chunk: int
+    version_id: int
+
+
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One sequence's part of a step.
 
@@ -48,6 +71,10 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     A negative token id `-1 - i` stands for the i-th token that the step before samples, in the
     order of its rows: a step is planned while that one still runs.
+
+    `slot` holds the sequence's states of linear-attention layers (-1: the model has none), which
+    stand for the start of chunk `standing` before the step: the row's first chunk, or the one
+    before.
     """
 
     admission: int
@@ -59,10 +86,14 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     versions: tuple[int, ...]
     logits: int
     samples: int = 0
+    slot: int = -1
+    standing: int = 0
 
 
 _NUMBERS = ("admission", "choice", "version_id", "start", "count", "held", "logits", "samples")
 """The columns of `PlanRows.numbers`, each int64 [n] (version_id: uint64)."""
+_STATES = ("slot", "standing")
+"""The columns of `PlanRows.states`, each int64 [n]."""
 _INT64, _INT32 = np.dtype("<i8"), np.dtype("<i4")
 
 
@@ -71,12 +102,14 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     `numbers` int64 [8, n] has a row's `_NUMBERS`: `count` token ids, `held` pages. The others are
     the rows' token ids (int64), pages (int32) and versions (int64), one row after another.
+    `states` int64 [2, n] has a row's `_STATES`; empty for a model without linear attention.
     """
 
     numbers: bytes
     token_ids: bytes
     pages: bytes
     versions: bytes
+    states: bytes = b""
 
     @staticmethod
     def of(rows: Sequence[Row]) -> "PlanRows":
@@ -98,11 +131,13 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
             (7, [row.samples for row in rows]),
         ):
             numbers[place] = column
+        states = [[row.slot, row.standing] for row in rows]
         return PlanRows(
             numbers.tobytes(),
             np.array([*chain.from_iterable(row.token_ids for row in rows)], _INT64).tobytes(),
             np.array([*chain.from_iterable(row.pages for row in rows)], _INT32).tobytes(),
             np.array([*chain.from_iterable(row.versions for row in rows)], _INT64).tobytes(),
+            np.array(states, _INT64).T.tobytes() if any(row.slot >= 0 for row in rows) else b"",
         )
 
     def __len__(self) -> int:
@@ -123,6 +158,7 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
             lengths = len(self.token_ids), len(self.pages), len(self.versions)
             expected = tokens * _INT64.itemsize, pages * _INT32.itemsize, pages * _INT64.itemsize
             sound = not whole or min(self.count.min(), self.held.min(), self.samples.min()) >= 0
+            sound &= len(self.states) in (0, len(_STATES) * whole * _INT64.itemsize)
             ordered = (self.samples <= self.logits) & (self.logits <= self.count)
             if lengths == expected and sound and ordered.all():
                 self._check_drafts()
@@ -181,6 +217,11 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return self._columns[7]
 
     @cached_property
+    def state_columns(self) -> np.ndarray:
+        """Slot and standing of each row: int64 [2, n], or [2, 0] without states."""
+        return np.frombuffer(self.states, _INT64).reshape(len(_STATES), -1)
+
+    @cached_property
     def ids(self) -> np.ndarray:
         """The token ids of all rows: int64."""
         return np.frombuffer(self.token_ids, _INT64)
@@ -211,8 +252,9 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
         columns[2] = self.version_id.tolist()
         ids, pages = self.ids.tolist(), self.page_ids.tolist()
         versions = self.page_versions.tolist()
+        states = self.state_columns.T.tolist() or [()] * len(self)
         rows, token, page = [], 0, 0
-        for numbers in zip(*columns, strict=True):
+        for numbers, state in zip(zip(*columns, strict=True), states, strict=True):
             admission, choice, version_id, start, count, held, logits, samples = numbers
             rows.append(
                 Row(
@@ -225,6 +267,7 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
                     tuple(versions[page : page + held]),
                     logits,
                     samples,
+                    *state,
                 )
             )
             token, page = token + count, page + held
@@ -300,7 +343,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     worker loop cleanly after this plan. `feeds`: the next plan may name tokens that this one
     samples, so every rank learns them. `sampling` says who samples them. `weights`, in a plan
     without rows: what every rank does about its weights next, together with rank 0.
-    `approximate`: by stock arithmetic; from the first plan that says so on, all do.
+    `approximate`: by stock arithmetic; from the first plan that says so on, all do. `states` and
+    `state_digest`: as `events` and `table_digest`, of the slots of linear-attention states; empty
+    for a model without.
     """
 
     version: int
@@ -313,6 +358,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     sampling: StepSampling = WholeRows()
     weights: WeightOrder | None = None
     approximate: bool = False
+    states: tuple[StateEvent, ...] = ()
+    state_digest: bytes = b""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,5 +1,7 @@
 """The page manager: which sequence holds which KV page, and the events that report each change.
 
+A model with linear-attention layers has slots of states beside the pages (`state_slots.py`).
+
 It couples the allocator and the prefix cache with rank 0's own version table. Each change is
 recorded as an event; the next plan carries the events to every rank, in order. The table is always
 the state after those events.
@@ -18,19 +20,26 @@ from tpdet.errors import IntegrityError
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.scheduler.prefixes import Prefixes
 from tpdet.scheduler.sequence import Sequence, pages_for
+from tpdet.scheduler.state_slots import StateSlots
 
 
 class PageManager:
-    """The KV pages of all sequences.
+    """The KV pages of all sequences, and their slots of states where a model has these.
 
     `prefix_identity` names the weights and the contract under which pages are shared; None shares
     none.
     """
 
-    def __init__(self, num_pages: int, prefix_identity: bytes | None = None) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        prefix_identity: bytes | None = None,
+        states: StateSlots | None = None,
+    ) -> None:
         self.allocator = PageAllocator(num_pages)
         self.table = VersionTable(num_pages)
-        self.prefixes = Prefixes(prefix_identity)
+        self.states = states
+        self.prefixes = Prefixes(prefix_identity, None if states is None else states.forget)
         self._events: list[PageEvent] = []
 
     @property
@@ -60,10 +69,15 @@ class PageManager:
         """Give a waiting `sequence` pages for its known tokens, cached ones first.
 
         Positions of cached pages count as computed. Returns False and changes nothing when pages
-        are short, or when a running sequence is computing the very page that is needed next.
+        are short, or when a running sequence is computing the very page that is needed next. With
+        states, cached pages end at a snapshot, which is also what is waited for.
         """
-        cached = self.prefixes.find(sequence)
-        if self.prefixes.must_wait(sequence, len(cached)):
+        matched = cached = self.prefixes.find(sequence)
+        if self.states is not None:
+            if not self.states.has_room:
+                return False
+            cached = self.states.usable(matched)
+        if self._must_wait(sequence, len(cached), len(matched)):
             return False
         index = self.prefixes.index
         idle = sum(index.is_idle(entry.page) for entry in cached)
@@ -74,6 +88,9 @@ class PageManager:
             self._hold(sequence, entry.page)
         self.prefixes.admitted(sequence, cached)
         sequence.computed = len(cached) * PAGE_TOKENS
+        if self.states is not None:
+            shared = len(matched) if self.prefixes.shares else None
+            self.states.begin(sequence, cached, shared)
         self.grow(sequence)
         return True
 
@@ -86,6 +103,16 @@ class PageManager:
             if stale is not None:
                 self._free(stale, SHARED)
             self._record(SHARE, page, sequence.version_id)
+        if self.states is not None:
+            self.states.settle(sequence, self.prefixes.index.holds)
+
+    def take_snapshots(self, sequences: abc.Iterable[Sequence]) -> None:
+        """Take snapshots of the states of sequences where these are due, before their next rows."""
+        if self.states is None:
+            return
+        for sequence in sequences:
+            self.states.take(sequence)
+            self.states.settle(sequence, self.prefixes.index.holds)
 
     def release(self, sequence: Sequence) -> None:
         """Take every page of `sequence` back, the last position first; shared ones stay cached.
@@ -94,6 +121,10 @@ class PageManager:
         other readers when the last of them is done.
         """
         index = self.prefixes.index
+        if self.states is not None:
+            shared = sequence.prefix.offered >= sequence.computed // PAGE_TOKENS
+            self.take_snapshots([sequence] if shared and not sequence.poisoned else ())
+            self.states.release(sequence)
         for page in reversed(sequence.pages):
             shared = index.is_shared(page)
             if shared and sequence.poisoned:
@@ -125,15 +156,15 @@ class PageManager:
 
     @property
     def has_events(self) -> bool:
-        """Whether pages changed since the last plan."""
-        return bool(self._events)
+        """Whether pages, or slots of states, changed since the last plan."""
+        return bool(self._events) or (self.states is not None and self.states.has_events)
 
     def take_events(self) -> tuple[PageEvent, ...]:
         """The events since the last plan, in the order they happened."""
         events, self._events = tuple(self._events), []
         return events
 
-    def check_integrity(self, sequences: abc.Iterable[Sequence]) -> None:
+    def check_integrity(self, sequences: abc.Sequence[Sequence]) -> None:
         """Refuse (IntegrityError) unless `sequences` hold exactly the pages that are in use.
 
         A shared page may have several holders, or be kept by the prefix cache without any; any
@@ -153,6 +184,8 @@ class PageManager:
                 if len(holders[page]) > 1 and not index.is_shared(page):
                     first, second = holders[page]
                     raise IntegrityError(f"page {page} is held by {first.key} and by {second.key}")
+        if self.states is not None:
+            self.states.check_integrity(sequences, index.holds)
         index.check_integrity({page: len(readers) for page, readers in holders.items()})
         for page in range(self.allocator.num_pages):
             owner = NOBODY
@@ -166,6 +199,15 @@ class PageManager:
                     f"page {page} is held by {owner:#018x}; the version table has "
                     f"{self.table.owner(page):#018x}, the allocator {'used' if used else 'free'}"
                 )
+
+    def _must_wait(self, sequence: Sequence, cached: int, matched: int) -> bool:
+        if self.states is None:
+            return self.prefixes.must_wait(sequence, cached)
+        end, other = self.prefixes.being_computed(sequence, cached, matched)
+        if other is None or other.states is None:
+            return False
+        after, last = cached * PAGE_TOKENS, end * PAGE_TOKENS
+        return other.states.will_have(other.computed, after, last)
 
     def _hold(self, sequence: Sequence, page: int) -> None:
         sequence.hold(page, self.table.version(page))

@@ -8,7 +8,8 @@ from tpdet.errors import IntegrityError
 from tpdet.scheduler.page_manager import PageManager
 from tpdet.scheduler.prompt_budget import WAITING_STEPS, PromptBudget, WaitingPrompts
 from tpdet.scheduler.queue import SequenceQueue
-from tpdet.scheduler.sequence import Sequence, pages_for
+from tpdet.scheduler.sequence import Sequence, next_row, pages_for
+from tpdet.scheduler.state_slots import StateSlots
 
 OTHERS_PER_ABSENT = 10
 """Least other running sequences for each that sits out a step which is planned ahead."""
@@ -32,7 +33,9 @@ class Policy:
         max_num_batched_tokens: int,
         num_pages: int,
         prefix_identity: bytes | None = None,
+        num_snapshots: int | None = None,
     ) -> None:
+        """num_snapshots: of linear-attention states; None for a model without such layers."""
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.mixed_step_tokens = max_num_batched_tokens
@@ -41,7 +44,8 @@ class Policy:
         """Cuts prompts finer than that while sequences decode; None: nothing does."""
         self.waiting = SequenceQueue()
         self.running = SequenceQueue()
-        self.page_manager = PageManager(num_pages, prefix_identity)
+        states = None if num_snapshots is None else StateSlots(max_num_seqs, num_snapshots)
+        self.page_manager = PageManager(num_pages, prefix_identity, states)
         self.preemptions = 0
 
     def choose(self) -> tuple[dict[RowKey, int], int]:
@@ -136,7 +140,7 @@ class Policy:
     def _share_budget(self) -> tuple[dict[RowKey, int], int]:
         """How many tokens each running sequence computes, and the rest of the budget."""
         counts: dict[RowKey, int] = {}
-        prompts: list[tuple[RowKey, int]] = []
+        prompts: list[tuple[Sequence, int]] = []
         budget, keys, depth = self.max_num_batched_tokens, 0, 0
         for sequence in self.running:
             known = len(sequence.tokens)
@@ -145,7 +149,7 @@ class Policy:
                 budget -= 1
                 keys += known
             elif remaining > 1:
-                prompts.append((sequence.key, remaining))
+                prompts.append((sequence, remaining))
                 depth = sequence.computed if len(prompts) == 1 else depth
             elif remaining and budget:
                 counts[sequence.key] = 1
@@ -158,10 +162,10 @@ class Policy:
                 waiting = self._waiting_prompts([it for _, it in prompts], depth)
                 rows = self.prompt_budget.rows(decoding, keys, waiting, rows)
             budget = max(0, min(budget, rows - decoding))
-        for key, remaining in prompts:
+        for sequence, _ in prompts:
             if budget:
-                counts[key] = min(remaining, budget)
-                budget -= counts[key]
+                counts[sequence.key] = next_row(sequence, budget)
+                budget -= counts[sequence.key]
         return counts, budget
 
     def _waiting_prompts(self, running: list[int], depth: int) -> WaitingPrompts:
@@ -188,6 +192,6 @@ class Policy:
             self.waiting.remove(sequence)
             sequence.tokens_when_admitted = len(sequence.tokens)
             self.running.put(sequence)
-            counts[sequence.key] = min(sequence.remaining, budget)
+            counts[sequence.key] = next_row(sequence, budget)
             budget -= counts[sequence.key]
         return budget

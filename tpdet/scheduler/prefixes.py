@@ -18,8 +18,13 @@ from tpdet.scheduler.sequence import Sequence, readable_tokens
 class Prefixes:
     """Look-up and sharing of cached pages. Without an identity nothing is shared."""
 
-    def __init__(self, identity: bytes | None) -> None:
-        self.index = PrefixIndex()
+    def __init__(
+        self,
+        identity: bytes | None,
+        dropped: abc.Callable[[CachedPage], None] | None = None,
+    ) -> None:
+        """dropped: as for `PrefixIndex`."""
+        self.index, self._dropped = PrefixIndex(dropped), dropped
         self.query_tokens = 0
         self.hit_tokens = 0
         self._identity = identity
@@ -27,7 +32,7 @@ class Prefixes:
 
     def restart(self, identity: bytes | None) -> None:
         """Empty the index and take another identity; the token counts go on."""
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(self._dropped)
         self._identity = identity
         self._being_computed = {}
 
@@ -53,6 +58,11 @@ class Prefixes:
             entries.append(parent)
         return entries
 
+    @property
+    def shares(self) -> bool:
+        """Whether anything is shared."""
+        return self._identity is not None
+
     def must_wait(self, sequence: Sequence, cached: int) -> bool:
         """Whether a running sequence is computing the page after the first `cached` pages."""
         readable = readable_tokens(sequence) // PAGE_TOKENS
@@ -60,6 +70,25 @@ class Prefixes:
             return False
         key = self._chain(sequence, self._identity).key(sequence.tokens, cached)
         return key.key in self._being_computed
+
+    def being_computed(
+        self, sequence: Sequence, cached: int, matched: int
+    ) -> tuple[int, Sequence | None]:
+        """How far a running sequence computes the pages of `sequence` behind the first `cached`.
+
+        The index has the first `matched` pages. Returns (pages, by whom); by None if nobody does.
+        """
+        end, other = cached, None
+        if self._identity is None or not sequence.reads_cache:
+            return end, other
+        chain = self._chain(sequence, self._identity)
+        for index in range(cached, readable_tokens(sequence) // PAGE_TOKENS):
+            computing = self._being_computed.get(chain.key(sequence.tokens, index).key)
+            if computing is not None:
+                end, other = index + 1, computing
+            elif index >= matched:
+                break
+        return end, other
 
     def admitted(self, sequence: Sequence, entries: list[CachedPage]) -> None:
         """Note the cached pages that `sequence` reads; its other full pages are being computed."""

@@ -30,17 +30,17 @@ def plan_rows(sequences: abc.Sequence[Sequence], counts: abc.Sequence[int]) -> P
     held[:] = -(-(start + count) // PAGE_TOKENS)
     samples[:] = start + count == [len(s.tokens) if s.generates else -1 for s in sequences]
     logits[:] = samples
-    for place, sequence in enumerate(sequences):
+    for index, sequence in enumerate(sequences):
         if not sequence.reads_results:
             continue
         if sequence.drafted:
-            logits[place] = samples[place] = counts[place]
+            logits[index] = samples[index] = counts[index]
         elif sequence.scores_prompt:
-            end = sequence.computed + counts[place]
-            logits[place] = end - _first_logits(sequence, sequence.computed, end)
+            end = sequence.computed + counts[index]
+            logits[index] = end - _first_logits(sequence, sequence.computed, end)
         elif sequence.request.pooling is not None:
-            ends = sequence.computed + counts[place] == sequence.prompt_length
-            logits[place] = counts[place] if sequence.pools_all else ends
+            ends = sequence.computed + counts[index] == sequence.prompt_length
+            logits[index] = counts[index] if sequence.pools_all else ends
     pages = held.tolist()
     return PlanRows(
         numbers.tobytes(),
@@ -49,7 +49,15 @@ def plan_rows(sequences: abc.Sequence[Sequence], counts: abc.Sequence[int]) -> P
         b"".join(
             [s.version_bytes[: VERSION_BYTES * n] for s, n in zip(sequences, pages, strict=True)]
         ),
+        _states(sequences),
     )
+
+
+def _states(sequences: abc.Sequence[Sequence]) -> bytes:
+    """The columns of `PlanRows.states`; empty where sequences have no states."""
+    uses = [sequence.states for sequence in sequences if sequence.states is not None]
+    both = [use.slot for use in uses] + [use.standing for use in uses]
+    return np.array(both, np.int64).tobytes()
 
 
 def _token_ids(sequences: abc.Sequence[Sequence], counts: abc.Sequence[int]) -> list[int]:
@@ -78,8 +86,10 @@ def row_params(sequence: Sequence, end: int) -> RowParams:
         if params.repetition_penalty != 1.0:
             prompt = sequence.tokens[: sequence.prompt_length]
     allowed = None if sequence.constraint is None else sequence.allowed_ids(end)
-    place = temperature, sequence.seed, end, sequence.choice
-    return RowParams._make((*place, *numbers, prompt, output, sequence.forbidden_ids(end), allowed))
+    position = temperature, sequence.seed, end, sequence.choice
+    return RowParams._make(
+        (*position, *numbers, prompt, output, sequence.forbidden_ids(end), allowed)
+    )
 
 
 def scoring_row(sequence: Sequence, start: int, end: int) -> ScoringRow | None:

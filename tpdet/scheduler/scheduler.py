@@ -15,6 +15,8 @@ No sequence overtakes the head of the waiting queue. A request that could not fi
 
 from collections import abc
 
+import msgspec
+
 from tpdet.control.plan import NO_ROWS, PLAN_VERSION, PlanRows, StepPlan
 from tpdet.control.row_messages import RowKey, SampledToken
 from tpdet.control.step_seconds import StepSeconds
@@ -61,6 +63,7 @@ class Scheduler:
         mixed_step_tokens: int | None = None,
         step_seconds: StepSeconds | None = None,
         speculator: Speculator | None = None,
+        num_snapshots: int | None = None,
     ) -> None:
         """The limits are counts of sequences, of tokens a step, of pages, of requests, of tokens.
 
@@ -70,10 +73,13 @@ class Scheduler:
         constraint of an answer's form, or raises RequestError. mixed_step_tokens: of a step where
         sequences decode, at most; None: as many as of any other. step_seconds: by which prompts are
         cut finer in such a step; None: they are not. speculator: drafts for rows; None: no row
-        carries drafts.
+        carries drafts. num_snapshots: of linear-attention states, beside a slot of them for every
+        running sequence; None: the model has no such layers.
         """
         self.preempt_every = preempt_every
-        self.policy = Policy(max_num_seqs, max_num_batched_tokens, num_pages, prefix_identity)
+        self.policy = Policy(
+            max_num_seqs, max_num_batched_tokens, num_pages, prefix_identity, num_snapshots
+        )
         self.policy.mixed_step_tokens = mixed_step_tokens or max_num_batched_tokens
         if step_seconds is not None:
             self.policy.prompt_budget = PromptBudget(step_seconds)
@@ -166,6 +172,7 @@ class Scheduler:
         self.speculator.propose(running, counts, budget)
         chosen = list(running) if len(counts) == len(running) else running.having(counts)
         self._requests.started(chosen)
+        self.policy.page_manager.take_snapshots(chosen)
         plan = self._plan(plan_rows(chosen, [counts[sequence.key] for sequence in chosen]))
         self._pending.begin(plan, chosen)
         self._totals.batches += 1
@@ -316,7 +323,12 @@ class Scheduler:
         step, self._next_step = self._next_step, self._next_step + 1
         pages = self.policy.page_manager
         events, digest = pages.take_events(), pages.table.digest()
-        return StepPlan(PLAN_VERSION, step, events, rows, digest, stop)
+        plan = StepPlan(PLAN_VERSION, step, events, rows, digest, stop)
+        if pages.states is None:
+            return plan
+        states, digest = pages.states.take_events(), pages.states.table.digest()
+        pages.states.follow(rows)
+        return msgspec.structs.replace(plan, states=states, state_digest=digest)
 
     @property
     def _preemption_is_due(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpdet.cache.prefix import PrefixUse
+from tpdet.cache.state_use import StateUse
 from tpdet.control.row_messages import SampledToken
 from tpdet.errors import RequestError
 from tpdet.grammar.constraint import Constraint, Next
@@ -42,6 +43,7 @@ class Sequence(SequenceTraits):
     version_bytes: bytes = b""  # `versions` likewise
     room: int = 0  # positions that `pages` hold
     prefix: PrefixUse = field(default_factory=PrefixUse)
+    states: StateUse | None = None  # state_slots: while it runs, if the model has such layers
     finished: bool = False  # scheduler
     poisoned: bool = False  # scheduler: its pages may hold NaN
     tokens_when_admitted: int = 0  # policy
@@ -127,6 +129,8 @@ class Sequence(SequenceTraits):
 
         sampled_before: tokens that the rows before this one sample.
         """
+        if self.states is not None:
+            self.states.follow(self.computed, end, samples > 1)
         self.computed = end
         self.pending_rows += 1
         if samples == 1:
@@ -183,6 +187,17 @@ class Sequence(SequenceTraits):
         if self.tokens[position] in self.ends:
             return "stop"
         return "length" if position + 1 >= self.full_length else None
+
+
+def next_row(sequence: Sequence, most: int) -> int:
+    """Tokens of a sequence's next row, which has no more than `most`, or than remain.
+
+    The row of a prompt ends where a snapshot of its states is to be taken.
+    """
+    count, computed = min(sequence.remaining, most), sequence.computed
+    if sequence.states is None or count < 2:
+        return count
+    return sequence.states.cut(computed, computed + count) - computed
 
 
 def next_scored(sequence: Sequence) -> int:

@@ -6,6 +6,7 @@ answer (docs/speculative.md).
 
 from collections import abc
 
+from tpdet.cache.state_table import last_draft_end
 from tpdet.control.plan import MAX_STEP_DRAFTS
 from tpdet.control.row_messages import RowKey
 from tpdet.errors import RequestError
@@ -26,9 +27,14 @@ def decodes(sequence: Sequence) -> bool:
 
 
 def room_for_drafts(sequence: Sequence) -> int:
-    """Drafts that fit the sequence's pages, and leave room for the token that follows them."""
-    known = len(sequence.tokens)
-    return max(0, min(sequence.room - known, sequence.full_length - 1 - known))
+    """Drafts that fit the sequence's pages, and leave room for the token that follows them.
+
+    And its slot of linear-attention states, which takes rows of two chunks.
+    """
+    known, end = len(sequence.tokens), min(sequence.room, sequence.full_length - 1)
+    if sequence.states is not None:
+        end = min(end, last_draft_end(known - 1))
+    return max(0, end - known)
 
 
 def step_room(counts: dict[RowKey, int], budget: int) -> int:

@@ -6,6 +6,7 @@ position may be broken: what is written there is NAN, and whoever reads it fails
 
 import numpy as np
 
+from tests.lib.scheduler.states import FakeStates
 from tpdet.cache.versions import VersionTable
 from tpdet.control.plan import ALLOCATE, EVICT, Row, StepPlan
 from tpdet.kernels.order import PAGE_TOKENS
@@ -18,8 +19,8 @@ POWERS = np.cumprod(np.full(1 << 14, 1099511628211, dtype=np.uint64))
 class FakeRank:
     """Applies plans as a rank must, and keeps K/V as token ids in pages."""
 
-    def __init__(self, num_pages: int) -> None:
-        self.table = VersionTable(num_pages)
+    def __init__(self, num_pages: int, states: FakeStates | None = None) -> None:
+        self.table, self.states = VersionTable(num_pages), states
         self.store = np.full((num_pages, PAGE_TOKENS), POISON, dtype="<i4")
         self.before = np.zeros((num_pages, PAGE_TOKENS), dtype=np.uint64)
 
@@ -34,6 +35,13 @@ class FakeRank:
         self.table.apply(plan.events)
         assert self.table.digest() == plan.table_digest
         self.table.check_readers(plan.rows)
+        if self.states is not None:
+            self.states.apply(plan.states)
+            assert self.states.table.digest() == plan.state_digest
+            self.states.table.check_rows(plan.rows)
+            self.states.table.advance(plan.rows)
+        else:
+            assert not (plan.states or plan.state_digest or plan.rows.states)
         for event in plan.events:
             if event.kind in (ALLOCATE, EVICT):
                 self.store[event.page] = POISON
@@ -54,6 +62,8 @@ class FakeRank:
                 earlier = self.before[row.pages[page], slot]
             self.store[pages, slots] = ids
             self.before[pages, slots] = earlier + prefix_hashes(np.asarray(ids), row.start)
+            if self.states is not None:
+                self.states.slots[row.slot].compute(self.read(row, row.start + len(ids)), row)
 
     def read(self, row: Row, length: int) -> np.ndarray:
         """The first `length` token ids, read through the row's pages."""

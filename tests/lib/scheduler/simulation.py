@@ -6,6 +6,7 @@ choice and the position; so a wrong page, a stale page or a lost token changes t
 
 from tests.lib.scheduler.answers import Answer, answer_alone, draw, score, scores_alone
 from tests.lib.scheduler.rank import NAN, FakeRank
+from tests.lib.scheduler.states import FakeStates
 from tpdet.cache.versions import SHARED, version_id
 from tpdet.control.plan import SHARE, StepPlan, decode_plan, encode_plan
 from tpdet.requests.request import PromptOutput, Request, RequestFailed, TokenOutput
@@ -18,14 +19,14 @@ class Simulation:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         pages = scheduler.policy.page_manager.num_pages
-        self.ranks = [FakeRank(pages), FakeRank(pages)]
+        self.ranks = [FakeRank(pages, fake_states(scheduler)) for _ in range(2)]
         self.answers: dict[tuple[str, int], Answer] = {}
         self.prompt_outputs: dict[str, PromptOutput] = {}
         self.failures: dict[str, RequestFailed] = {}
         self.plans: list[StepPlan] = []
         self.pending: list[StepPlan] = []
         self._preempt_all = False
-        self.results: dict[int, tuple[dict, dict]] = {}
+        self.results: dict[int, tuple[dict, dict, bool, dict]] = {}
         self.drawn: list[int] = []
         self.drawn_before: list[int] = []
         self.broken: frozenset[tuple[int, int]] = frozenset()
@@ -66,6 +67,9 @@ class Simulation:
         self.ranks[1].receive(decode_plan(encode_plan(plan)), self.drawn, self.broken)
         self.check_salts(plan)
         assert self.ranks[0].table.full_digest() == self.ranks[1].table.full_digest()
+        first, second = (rank.states for rank in self.ranks)
+        if first is not None and second is not None:
+            assert first.table.full_digest() == second.table.full_digest()
 
     def check_salts(self, plan: StepPlan) -> None:
         """Nobody reads a page that was shared under other salts."""
@@ -78,9 +82,9 @@ class Simulation:
                 if self.ranks[0].table.owner(page) == SHARED:
                     assert self.page_salts[page] == mine, "a page of another tenant"
 
-    def sample(self, plan: StepPlan) -> tuple[dict, dict]:
-        """Tokens and scores by sequence; a sequence that reads NAN gets neither."""
-        sampled, scores, drawn = {}, {}, []
+    def sample(self, plan: StepPlan) -> tuple[dict, dict, bool, dict]:
+        """What `Scheduler.commit` takes; a sequence that reads NAN gets no token and no scores."""
+        sampled, scores, runs, drawn = {}, {}, {}, []
         wanted_rows = self.scheduler.latest(plan).wanted()
         for row, sampling, scoring in zip(plan.rows, *wanted_rows, strict=True):
             wanted = 0
@@ -95,7 +99,14 @@ class Simulation:
                     for j, target in enumerate(scoring.target_ids)
                 ]
             assert bool(row.samples) is (sampling is not None)
-            if sampling is not None:
+            if row.samples > 1:
+                ids = self.ranks[1].read(row, end)
+                runs[row.admission, row.choice] = run = [
+                    draw(ids[: row.start + 1 + j], sampling.seed, sampling.choice)
+                    for j in range(row.samples)
+                ]
+                drawn += [token.token_id for token in run]
+            elif sampling is not None:
                 wanted = max(wanted, 1)
                 ids = self.ranks[1].read(row, end)
                 assert sampling.position == end
@@ -107,7 +118,7 @@ class Simulation:
                 drawn.append(token.token_id)
             assert row.logits >= wanted
         self.drawn, self.drawn_before = drawn, self.drawn
-        return sampled, scores
+        return sampled, scores, False, runs
 
     def end(self, plan: StepPlan) -> None:
         """Commit."""
@@ -174,6 +185,10 @@ class Simulation:
         pages = self.scheduler.policy.page_manager
         assert pages.free_count == pages.num_pages
         assert pages.table.full_digest() == self.ranks[1].table.full_digest()
+        states = self.ranks[1].states
+        if pages.states is not None and states is not None:
+            assert pages.states.table.full_digest() == states.table.full_digest()
+            assert not pages.states.counts.slots_used
 
     def check_answer(self, request: Request) -> None:
         """Every choice of `request` got what it gets alone."""
@@ -183,6 +198,15 @@ class Simulation:
             told = self.prompt_outputs[request.request_id]
             assert told.logprobs == scores_alone(request)
             assert len(told.top) == len(request.prompt_token_ids)
+
+
+def fake_states(scheduler: Scheduler) -> FakeStates | None:
+    """Slots as many as the scheduler has; None where its model has no states."""
+    states = scheduler.policy.page_manager.states
+    if states is None:
+        return None
+    counts = states.counts
+    return FakeStates(counts.slots, counts.snapshots)
 
 
 def make_scheduler(others_per_absent: int = 1, **settings) -> Scheduler:
