@@ -130,16 +130,16 @@ def _stored(words, h, mask):
     tl.store(words + 7, h[7].to(tl.int32), mask=mask)
 
 
-@triton.jit(do_not_specialize=["first", "end", "columns"])
-def hash_chunks(words, messages, table, nodes, first, end, columns, BLOCK: tl.constexpr):
-    """nodes[i] = the value of chunk i of `first` to `end`: 256 words of message `messages[i]`.
+@triton.jit(do_not_specialize=["first", "stop", "columns"])
+def hash_chunks(words, messages, table, nodes, first, stop, columns, BLOCK: tl.constexpr):
+    """nodes[i] = the value of chunk i of `first` to `stop`: 256 words of message `messages[i]`.
 
     words: of these chunks alone.
     table: int32 [1 + 2 * levels, columns], a column for each message: the bytes of its last chunk,
     then for every level, chunks first, its first node and the number of its nodes.
     """
     chunk = first + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = chunk < end
+    there = chunk < stop
     message = tl.load(messages + chunk, mask=there, other=0)
     last_bytes = tl.load(table + message, mask=there, other=0)
     counter = chunk - tl.load(table + columns + message, mask=there, other=0)
