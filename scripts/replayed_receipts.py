@@ -55,9 +55,9 @@ class Served(NamedTuple):
     seconds: float
 
 
-def body_of(number: int, kind: dict[str, Any]) -> dict[str, Any]:
+def body_of(number: int, kind: dict[str, Any], longer: int) -> dict[str, Any]:
     """The body of a request; each has another prompt, and many begin alike."""
-    body = {"model": "it", **kind}
+    body = {"model": "it", **kind, "max_tokens": longer * kind.get("max_tokens", 16)}
     text = f"Question {number % 7}. The number {number} is"
     prompts = body.pop("prompts", 1)
     if kind in [fields for path, fields in KINDS if path == CHATS]:
@@ -65,10 +65,10 @@ def body_of(number: int, kind: dict[str, Any]) -> dict[str, Any]:
     return body | {"prompt": text if prompts == 1 else [f"{text} {i}" for i in range(prompts)]}
 
 
-def ask(url: str, number: int) -> None:
+def ask(url: str, number: int, longer: int) -> None:
     """Send one request, and read its answer to the end. Raises for another status than 200."""
     path, kind = KINDS[number % len(KINDS)]
-    data = json.dumps(body_of(number, kind)).encode()
+    data = json.dumps(body_of(number, kind, longer)).encode()
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/{path}", data, headers)
     with urllib.request.urlopen(request, timeout=600) as answer:
@@ -98,7 +98,8 @@ def serve(options: argparse.Namespace, folder: Path, tp: int) -> Served:
         url = json.loads((run / "ready.json").read_text())["url"]
         begin = time.monotonic()
         with ThreadPoolExecutor(options.concurrency) as pool:
-            list(pool.map(lambda number: ask(url, number), range(options.answers)))
+            asked = range(options.answers)
+            list(pool.map(lambda number: ask(url, number, options.longer), asked))
         return Served(options.answers, time.monotonic() - begin)
     finally:
         server.terminate()
@@ -151,11 +152,13 @@ def main() -> int:
     parser.add_argument("--tp", default="2,4", help="sizes of the servers")
     parser.add_argument("--answers", type=int, default=1000)
     parser.add_argument("--concurrency", type=int, default=32, help="requests at a time")
+    parser.add_argument("--longer", type=int, default=1, help="times as many tokens at most")
     options = parser.parse_args()
     sizes = [*map(int, options.tp.split(","))]
     proofs = [proved(options, tp) for tp in sizes]
     rows = [row for found, _ in proofs for row in found]
-    command = f"scripts.replayed_receipts --tp {options.tp} --answers {options.answers}"
+    asked = f"--answers {options.answers} --longer {options.longer}"
+    command = f"python -m scripts.replayed_receipts --tp {options.tp} {asked}"
     append_run(options.results, "replay", machine(options.device, max(sizes)), command, rows)
     return int(not all(holds for _, holds in proofs))
 

@@ -97,6 +97,13 @@ def value_tables(path: Path) -> list[str]:
     return [line for run, rows in newest_rows(path) for line in make(run, rows)]
 
 
+def number(value: float) -> str:
+    """A figure with two decimals; a count with none, a small one by its power of ten."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.2f}" if value == 0 or abs(value) >= 0.01 else f"{value:.1e}"
+
+
 def value_table(run: dict, rows: list[dict]) -> list[str]:
     """One line for each figure."""
     names = ("case", "model", "dtype", "mode", "tp", "batch", "context")
@@ -105,9 +112,9 @@ def value_table(run: dict, rows: list[dict]) -> list[str]:
     lines.append("|" + "---|" * (len(used) + 4))
     for row in rows:
         cells = [str(row.get(name, "")) for name in used]
-        cells.append(f"{row['value']:,.2f} {row['unit']}")
-        cells.append(f"{row['floor']:,.2f}" if row.get("floor") is not None else "")
-        peer = f"{row['peer']} {row['peer_value']:,.2f}" if row.get("peer") else ""
+        cells.append(f"{number(row['value'])} {row['unit']}")
+        cells.append(number(row["floor"]) if row.get("floor") is not None else "")
+        peer = f"{row['peer']} {number(row['peer_value'])}" if row.get("peer") else ""
         cells += [peer, f"{row['ratio']:.2f}" if row.get("ratio") is not None else ""]
         lines.append("| " + " | ".join(cells) + " |")
     return [*lines, ""]
