@@ -378,6 +378,11 @@ class RequestAssembler:
         return sum(choice.reasoning_tokens for choice in self._choices)
 
     @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that its first choice read from the prefix cache."""
+        return self._choices[0].cached_tokens
+
+    @property
     def draft_tokens(self) -> int:
         """Tokens of the request's drafts or prediction that were verified so far."""
         return sum(choice.draft_tokens for choice in self._choices)

@@ -119,5 +119,18 @@ def test_whole_streamed_and_repeated_answers_of_an_engine_are_equal(served):
             assert {*json.loads(call["arguments"])} == {"path"}
 
 
+def test_chats_count_the_tokens_that_were_cached_whole_and_streamed(served):
+    said = [{"role": "system", "content": "Be brief. " * 60}, {"role": "user", "content": "Go on"}]
+    body = {"model": "tiny", "messages": said, "seed": 3, "max_tokens": 4, "n": 2}
+    first, again = (served.client.chat.completions.create(**body) for _ in range(2))
+    counted = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    *_, last = served.client.chat.completions.create(**counted)
+    usages = [one.usage.to_dict() for one in (first, again, last)]
+    cached = [usage.pop("prompt_tokens_details")["cached_tokens"] for usage in usages]
+    assert cached[0] < cached[1] == cached[2] <= usages[0]["prompt_tokens"]
+    assert cached[1] >= 256 and usages[0] == usages[1] == usages[2]  # a page of the preamble
+    assert first.choices == again.choices and first.tpdet == again.tpdet
+
+
 def fields_of(body):
     return {**{k: v for k, v in body.items() if k != "seed"}, "extra_body": {"seed": body["seed"]}}

@@ -34,7 +34,7 @@ QUESTION = {"request.body.user", "request.body.cache_salt", "request.body.predic
 LOAD = {
     f"response.body.usage.completion_tokens_details.{name}_prediction_tokens"
     for name in ("accepted", "rejected")
-}
+} | {"response.body.usage.prompt_tokens_details.cached_tokens"}
 
 LINES = {
     "generate, sampled": (
@@ -75,7 +75,7 @@ LINES = {
             TALK | {"logprobs": True, "top_logprobs": 1, "prompt_logprobs": 1, "seed": 3,
                     "stop": "e"},
         ),
-        NAMES,
+        NAMES | LOAD,
     ),
     "a chat of two parts": (
         lambda llm: batch_line(
@@ -84,7 +84,7 @@ LINES = {
             TALK | {"logit_bias": {"1101": 8.0}, "max_tokens": 6},
             split=True,
         ),
-        NAMES,
+        NAMES | LOAD,
     ),
 }  # fmt: skip
 

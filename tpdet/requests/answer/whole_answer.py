@@ -133,6 +133,9 @@ class WholeAnswer:
         """The counts of tokens so far."""
         assemblers = self.assemblers.values()
         found = usage(self.call, sum(assembler.generated_tokens for assembler in assemblers))
+        if self.call.kind == "chat":
+            cached = sum(assembler.cached_tokens for assembler in assemblers)
+            found["prompt_tokens_details"] = {"cached_tokens": cached}
         details: dict[str, int] = {}
         if self._reasoning is not None:
             details["reasoning_tokens"] = sum(one.reasoning_tokens for one in assemblers)

@@ -26,6 +26,7 @@ _SEED_BITS = 53  # a number in the JSON of every language
 
 VARYING = (
     "id", "request", "response.request_id", "response.body.id", "response.body.created",
+    "response.body.usage.prompt_tokens_details",
     "response.body.usage.completion_tokens_details.accepted_prediction_tokens",
     "response.body.usage.completion_tokens_details.rejected_prediction_tokens",
 )  # fmt: skip

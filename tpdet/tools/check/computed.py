@@ -32,10 +32,11 @@ _LATER = frozenset({"replay_version", "max_tokens", "logprobs_mode", "request_di
 _TOKENS = ("token_ids", "logprob_bits")
 _FINGERPRINT, _MODEL = "system_fingerprint", "model"
 _OPEN = {
+    "chat.completion": ("usage.prompt_tokens_details.cached_tokens",),
     "message": ("usage.input_tokens", "usage.cache_read_input_tokens"),
     "response": ("usage.input_tokens_details.cached_tokens", "max_output_tokens"),
 }
-"""Fields of answers with one choice that depend on what else ran, or on the limit that was cut."""
+"""Fields of answers that depend on what else ran, or on the limit that was cut, by their type."""
 _VERIFIED = ("accepted", "rejected")
 
 
