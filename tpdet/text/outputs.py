@@ -19,7 +19,14 @@ import numpy
 
 from tpdet.control.row_messages import SampledToken
 from tpdet.errors import RequestError
-from tpdet.requests.request import PromptOutput, Request, RequestFailed, SamplingParams, TokenOutput
+from tpdet.requests.request import (
+    ABORTED,
+    PromptOutput,
+    Request,
+    RequestFailed,
+    SamplingParams,
+    TokenOutput,
+)
 from tpdet.text.detokenizer import IncrementalDetokenizer
 from tpdet.text.parsing.events import CallBegun, Event, FunctionCall, Message, text_events
 from tpdet.text.parsing.parser import OutputParser
@@ -88,7 +95,8 @@ class ChoiceAnswer:
     `accepted_draft_tokens` of them were right. Where `reasoning` is split off, `text` is the
     content, and `offsets` are still those in the whole. `weight_spans` say which weights computed
     which of its tokens; most answers have one. `cached_tokens` of the
-    prompt were read from the prefix cache. `calls` are of tools, and no part of `text`.
+    prompt were read from the prefix cache. `calls` are of tools, and no part of `text`; the last
+    one may be one in which the answer was cut.
     """
 
     index: int
@@ -214,7 +222,8 @@ class ChoiceAssembler:
             ended = self._finish_reason is not None
             if tokens:
                 self._splitter.push(output.token_id, decoded, ended)
-            text, reasoning, events = self._splitter.take(text, ended)
+            cut = self._finish_reason in ("length", ABORTED)
+            text, reasoning, events = self._splitter.take(text, ended, cut)
             self._reasoning.append(reasoning)
             if events:
                 self._events[len(self._pieces)] = events

@@ -122,7 +122,7 @@ def test_random_requests_are_answered_alike_whole_and_streamed(client, seed):
     )
     text = "".join(draw.choices(pieces, k=6)) + draw.choice((END, ""))
     more = {
-        "max_tokens": draw.choice((5, 60, 400)),
+        "max_tokens": draw.choice((5, draw.randint(6, 200), 400)),
         "extra_body": {"temperature": draw.choice((0.0, 1.0))},
     }
     if draw.random() < 0.5:
@@ -146,6 +146,9 @@ def test_stop_reasons_are_anthropics(client):
     named = {"type": "tool", "name": "weather"}
     assert reason(call() + END, tool_choice=named) == ("tool_use", None)
     assert reason(TWO, max_tokens=90) == ("max_tokens", None)
+    cut = [client.messages.create(**fields(TWO, max_tokens=most)) for most in range(20, 90)]
+    inputs = [b.input for found in cut for b in found.content if b.type == "tool_use"]
+    assert {} in inputs and {"city": "K\u00f6ln"} in inputs
     nothing = client.messages.create(**fields(max_tokens=0))
     assert (nothing.stop_reason, nothing.content) == ("max_tokens", [])
 

@@ -150,7 +150,7 @@ def test_random_requests_are_the_same_whole_and_streamed(server, seeds):
             "temperature": random_source.choice((0.0, 0.7)),
             "tools": random_source.choice((TOOLS, [], [CUSTOM])),
             "parallel_tool_calls": random_source.choice((True, None)),
-            "max_output_tokens": random_source.choice((40, 250)),
+            "max_output_tokens": random_source.choice((random_source.randint(9, 90), 250)),
         }
         whole = response_of(ask(server, text, **fields))
         streamed = assembled(events_of(ask(server, text, stream=True, **fields)))
@@ -175,6 +175,26 @@ def test_items_are_what_the_model_said_in_its_order(server):
     assert (spawned["namespace"], spawned["name"]) == ("agents", "spawn")
     assert (patched["type"], patched["input"]) == ("custom_tool_call", "p")
     assert answer.headers["tpdet-dropped-tools"] == "web_search, custom-grammar"
+
+
+def test_a_call_in_which_the_limit_cut_is_an_incomplete_item(server):
+    patch = f"{call('apply_patch', json.dumps({'input': 'a patch'}))}{END}"
+    texts = {"custom_tool_call": (patch, "input", "a patch")}
+    texts["function_call"] = (f"{call()}{END}", "arguments", '{"command": "ls"}')
+    for kind, (text, field, whole) in texts.items():
+        found = set()
+        for most in range(20, 76):
+            fields = {"max_output_tokens": most, "tools": [*TOOLS, CUSTOM]}
+            answer = response_of(ask(server, text, **fields))
+            streamed = assembled(events_of(ask(server, text, stream=True, **fields)))
+            assert without_times(streamed) == without_times(answer)
+            for item in answer["output"]:
+                if item["type"] == kind:
+                    found.add((item["status"], item[field]))
+                    assert item["status"] == "incomplete" or item[field] == whole
+        assert {status for status, _ in found} == {"incomplete", "completed"}, found
+        assert ("completed", whole) in found
+        assert all(whole.startswith(said) for _, said in found)
 
 
 def test_it_is_the_chat_that_its_fields_name(server):

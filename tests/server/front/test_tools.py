@@ -177,12 +177,25 @@ def test_what_is_no_call_of_a_declared_tool_is_text(server):
     for text in (call("missing"), call(arguments="{"), "<tool_call>" + call()[1:]):
         message = choice_of(chat(server, text + END))["message"]
         assert "tool_calls" not in message and message["content"]
-    unfinished = choice_of(chat(server, TWO, max_tokens=60))
-    assert "tool_calls" not in unfinished["message"]
     none = chat(server, tool_choice="none").json()
     assert none["choices"][0]["message"]["content"].startswith("Let me see.\n\n<tool_call>")
     bare = chat(server, tools=[]).json()
     assert none["tpdet"] == bare["tpdet"] and none["usage"] == bare["usage"]
+
+
+def test_a_call_in_which_max_tokens_cut_has_not_ended_whole_and_streamed(server):
+    said, arguments = set(), '{"city": "K\u00f6ln"}'
+    for most in range(1, 75):
+        message, reason = plain(choice_of(chat(server, max_tokens=most)))
+        streamed = chat(server, max_tokens=most, stream=True)
+        assert joined(events_of(streamed)) == (message, reason)
+        assert reason == "length"
+        for made in message.get("tool_calls", ()):
+            function = made["function"]
+            assert function["name"] == "weather" and arguments.startswith(function["arguments"])
+            said.add(function["arguments"])
+        assert "Let me see.".startswith((message["content"] or "").strip())
+    assert {"", "{", arguments} < said
 
 
 def test_a_conversation_goes_on_with_what_was_answered(server):

@@ -97,8 +97,11 @@ def parser_of(family, tokenizer, tools=TOOLS):
     return output_parser(tokenizer, tokenizer.prompt(prompt), reasoning, calls, tools)
 
 
-def read(family, text, cuts=(), groups=None, hides=False, **how) -> Message:
-    """What an answer says; groups: how many tokens come together; hides: special ones."""
+def read(family, text, cuts=(), groups=None, hides=False, cut=False, **how) -> Message:
+    """What an answer says; groups: how many tokens come together; hides: special ones.
+
+    cut: the answer did not end by itself.
+    """
     tokenizer = tokenizer_of(family, text, cuts)
     parser, events, ids = parser_of(family, tokenizer, **how), [], tokenizer.ids
     for size in groups or [len(ids)]:
@@ -108,7 +111,7 @@ def read(family, text, cuts=(), groups=None, hides=False, **how) -> Message:
         events += parser.feed(ids[:size], texts)
         ids = ids[size:]
     assert not ids
-    return Message.of(events + parser.finish())
+    return Message.of(events + parser.finish(cut))
 
 
 @pytest.mark.parametrize("family", MARKS)
@@ -191,7 +194,7 @@ def test_a_stop_string_cuts_the_text_alone(answer, stop, include):
     answer, streamed = assembler.answer(0), Message.of(events)
     assert (streamed.content, streamed.reasoning) == (answer.text, answer.reasoning)
     assert streamed.calls == answer.calls
-    whole = read(family, text)
+    whole = read(family, text, cut=True)
     if stop not in text or not stop:
         assert streamed == whole
     assert answer.calls == whole.calls[: len(answer.calls)] or not whole.calls
@@ -382,7 +385,7 @@ def seconds_of(family, text, size) -> float:
     parser, texts = parser_of(family, tokenizer), tokenizer.texts(tokenizer.ids)
     begin = time.process_time()
     parser.feed(tokenizer.ids, texts)
-    parser.finish()
+    parser.finish(cut=True)
     return time.process_time() - begin
 
 

@@ -58,8 +58,8 @@ READ_BY = {
 FIXTURES = [fixture for fixture in load_fixtures(None) if fixture.family in READ_BY]
 
 
-def observed(fixture) -> Observation:
-    """What is read of an output: whole, and in each split."""
+def reader_of(fixture):
+    """An output's tokens and marks, and what makes a parser of it."""
     rows = READ_BY[fixture.family]
     _, marks, calls = next(row for row in rows if re.search(row[0], fixture.models[0]))
     tokenizer = CutTokenizer(marks, fixture.raw_output, fixture.output_token_ids)
@@ -70,9 +70,15 @@ def observed(fixture) -> Observation:
     tools = {function["name"]: function.get("parameters") or {} for function in functions}
     reasoning = ReasoningParser.of("text_think" if calls == "mistral" else "auto", tokenizer)
     calls = CallParser(calls, tokenizer)
+    return tokenizer, marks, lambda: output_parser(tokenizer, prompt, reasoning, calls, tools)
+
+
+def observed(fixture) -> Observation:
+    """What is read of an output: whole, and in each split."""
+    tokenizer, marks, parser_of = reader_of(fixture)
 
     def read(groups):
-        parser = output_parser(tokenizer, prompt, reasoning, calls, tools)
+        parser = parser_of()
         events = [event for ids in groups for event in parser.feed(ids, tokenizer.texts(ids))]
         message = Message.of(events + parser.finish())
         called = tuple(ParsedToolCall(call.name, call.arguments) for call in message.calls)

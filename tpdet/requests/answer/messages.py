@@ -15,6 +15,7 @@ from tpdet.requests.request import ABORTED
 from tpdet.requests.routes import MESSAGES
 from tpdet.requests.shown_ids import FAMILY_CALLS, MESSAGE, SIGNATURE, TOOL_USE, ShownIds, shown_id
 from tpdet.text.outputs import TextDelta, logprob_bits
+from tpdet.text.parsing import json_text
 from tpdet.text.parsing.events import (
     CallArguments,
     CallBegun,
@@ -155,7 +156,7 @@ class MessageWriter:
             case CallArguments(_, text):
                 yield self._piece({"type": "input_json_delta", "partial_json": text})
             case CallEnded():
-                yield from self._close()
+                yield from self._close(ended=True)
 
     def _begin(self, block: Json) -> Iterator[Json]:
         """Open a block behind the others."""
@@ -169,15 +170,20 @@ class MessageWriter:
         self._pieces.append(delta[_PIECES[delta["type"]]])
         return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
 
-    def _close(self) -> Iterator[Json]:
-        """End the open block, if there is one; reasoning is signed."""
+    def _close(self, ended: bool = False) -> Iterator[Json]:
+        """End the open block, if there is one; reasoning is signed.
+
+        ended: a call is whole. Of one that was cut the message has the arguments that are.
+        """
         if not self._open:
             return
         block, index = self._blocks[-1], len(self._blocks) - 1
         text, kind = "".join(self._pieces), self._open
         self._pieces, self._open = [], ""
         if kind == "tool_use":
-            block["input"] = Written(text or "{}")
+            whole = ended or not text
+            said = text if whole else json_text.written(json_text.begun_value(text))
+            block["input"] = Written(said or "{}")
         else:
             block[kind] = text
         if kind == "thinking":

@@ -27,7 +27,14 @@ from tpdet.requests.shown_ids import (
     shown_id,
 )
 from tpdet.text.outputs import TextDelta, logprob_bits
-from tpdet.text.parsing.events import CallArguments, CallBegun, ContentText, ReasoningText
+from tpdet.text.parsing import json_text
+from tpdet.text.parsing.events import (
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    ContentText,
+    ReasoningText,
+)
 
 Json = dict[str, Any]
 _STATUS = {"length": "incomplete", ABORTED: "failed"}  # by finish reason; else "completed"
@@ -47,6 +54,7 @@ class ResponseWriter:
         self._around: Json = {}
         self._output: list[Json] = []
         self._is_open = False  # whether the last item is
+        self._call_ended = False  # whether its call is whole
         self._part: Json | None = None  # of the open item, without its text
         self._texts: list[str] = []  # of the open item
         self._events = 0
@@ -83,6 +91,8 @@ class ResponseWriter:
                     events += self._called(event)
                 case CallArguments(_, text):
                     self._texts.append(text)
+                case CallEnded():
+                    self._call_ended = True
         return events
 
     def end(self, around: Json, counts: Json) -> list[Json]:
@@ -197,7 +207,7 @@ class ResponseWriter:
         events, known = self._closed("completed"), self._form.names.get(call.name)
         kind, name, namespace = known or ("function", call.name, "")
         call_id = call.id or self._ids.call(0, call.index)
-        self._is_open, self._texts = True, []
+        self._is_open, self._call_ended, self._texts = True, False, []
         custom = kind == "custom"
         item = {
             "id": self._item_id(CUSTOM_CALL if custom else FUNCTION_CALL),
@@ -218,7 +228,7 @@ class ResponseWriter:
         self._is_open = False
         if item["type"].endswith("_call"):
             events = self._closed_call(item, said)
-            item["status"] = "completed"
+            item["status"] = "completed" if self._call_ended else "incomplete"
         else:
             kind, part = item["type"], {**(self._part or {}), "text": said}
             events = [
@@ -235,7 +245,7 @@ class ResponseWriter:
         name, event = "arguments", "response.function_call_arguments"
         if item["type"] == "custom_tool_call":
             name, event = INPUT, "response.custom_tool_call_input"
-            said = _input_of(said)
+            said = _input_of(said, self._call_ended)
         item[name] = said
         named = {"item_id": item["id"]}
         return [
@@ -270,10 +280,14 @@ def _scores(kind: str) -> Json:
     return {"logprobs": []} if kind == "message" else {}
 
 
-def _input_of(arguments: str) -> str:
-    """The text that a custom tool gets; a grammar makes its arguments an object of this one."""
+def _input_of(arguments: str, ended: bool) -> str:
+    """The text that a custom tool gets; a grammar makes its arguments an object of this one.
+
+    ended: the call is whole; else the text so far.
+    """
     try:
-        said = json.loads(arguments).get(INPUT)
+        value = json.loads(arguments) if ended else json_text.begun_value(arguments, strings=True)
+        said = value.get(INPUT)
     except (ValueError, AttributeError):
-        return arguments
-    return said if isinstance(said, str) else arguments
+        said = None
+    return said if isinstance(said, str) else arguments if ended else ""

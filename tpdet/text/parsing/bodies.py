@@ -37,6 +37,13 @@ class CallBody(Protocol):
         """The calls of a body that is over. Raises ValueError where it is no such thing."""
         ...
 
+    def begun(self) -> list[FunctionCall]:
+        """The calls of a body in which the answer was cut: whole ones, and one that has not ended.
+
+        Its arguments begin those that it would have had. Raises ValueError where it names no tool.
+        """
+        ...
+
 
 def body_of(family: CallFamily, tools: Tools | None, marked: bool, tags_are_ids: bool) -> CallBody:
     """A body that begins; marked: behind a begin, not where an answer begins without one."""
@@ -115,6 +122,12 @@ class _JsonBody:
         written = (value for text in self._values for value in json_text.values(text))
         return [_json_call(value, keys) for value in written]
 
+    def begun(self) -> list[FunctionCall]:
+        keys, calls = self._family.argument_keys, self.calls()
+        values, last = json_text.begun_values("".join(self._written))
+        calls += [_json_call(value, keys) for value in values]
+        return [*calls, _begun_json_call(last, keys)] if last else calls
+
 
 def _json_call(text: str, keys: tuple[str, ...]) -> FunctionCall:
     members = json_text.members(text)
@@ -123,6 +136,32 @@ def _json_call(text: str, keys: tuple[str, ...]) -> FunctionCall:
     if not name.startswith('"') or len(arguments) != 1 or not arguments[0].startswith("{"):
         raise ValueError("a call has a name and one object of arguments")
     return FunctionCall(json_text.load(name), arguments[0])
+
+
+def _begun_json_call(text: str, keys: tuple[str, ...]) -> FunctionCall:
+    members, key, written = json_text.begun_members(text)
+    whole = [members[key] for key in keys if key in members]
+    last = [written] if key in keys else []
+    name, arguments = members.get("name", ""), [*whole, *last, ""]
+    if not name.startswith('"') or len(arguments) > 2:
+        raise ValueError("a call has a name and one object of arguments")
+    return FunctionCall(json_text.load(name), _begun_object(arguments[0]), ended=False)
+
+
+def begun_call(name: str, text: str) -> FunctionCall | None:
+    """A call whose arguments were cut; None where they begin none."""
+    try:
+        return FunctionCall(name, _begun_object(text.lstrip(_SPACE)), ended=False)
+    except ValueError:
+        return None
+
+
+def _begun_object(text: str) -> str:
+    """The beginning of an object. Raises ValueError where it is none."""
+    text = text.rstrip("\ufffd")  # a character that was cut
+    if text and not isinstance(json_text.begun_value(text), dict):
+        raise ValueError("arguments are an object")
+    return text
 
 
 class _NamedJsonBody:
@@ -178,6 +217,17 @@ class _NamedJsonBody:
         json_text.members(arguments)
         call_id = "".join(self._parts.get(self._family.call_id, ())).strip()
         return [FunctionCall(self._name, arguments, call_id or None)]
+
+    def begun(self) -> list[FunctionCall]:
+        if self._list is not None:
+            return self._list.begun()
+        if not self._name or not (self._part or self._written):
+            raise ValueError("the name may go on")
+        call_id = "".join(self._parts.get(self._family.call_id, ())).strip()
+        if self._part == self._family.call_id and not self._written:
+            call_id = ""  # it may go on
+        arguments = _begun_object("".join(self._written).lstrip(_SPACE))
+        return [FunctionCall(self._name, arguments, call_id or None, ended=False)]
 
 
 _ESCAPE = "<\ue000"
@@ -259,17 +309,43 @@ class _TaggedBody:
 
     def calls(self) -> list[FunctionCall]:
         text = "".join(self._written[: self._end])
-        patterns = _patterns(self._tags)
-        begun = patterns.begin.match(text)
+        name, position = self._named(text)
+        end = len(text.rstrip()) - len(self._tags.call_end)
+        arguments, position = self._arguments(name, text, position, end)
+        if text[position:end].strip():
+            raise ValueError("text stands beside the arguments")
+        return [FunctionCall(name, "{" + ", ".join(arguments) + "}")]
+
+    def begun(self) -> list[FunctionCall]:
+        text = "".join(self._written)
+        name, position = self._named(text)
+        if not self._tags.name_end and not self._keyed:
+            raise ValueError("the name may go on")
+        arguments, _ = self._arguments(name, text, position, len(text), cut=True)
+        return [FunctionCall(name, "{" + ", ".join(arguments), ended=False)]
+
+    def _named(self, text: str) -> tuple[str, int]:
+        """The tool's name, and where its arguments begin. Raises ValueError."""
+        begun = _patterns(self._tags).begin.match(text)
         if begun is None:
             raise ValueError("a call needs a name")
-        name, position = begun[1].strip(), begun.end()
-        end = len(text.rstrip()) - len(self._tags.call_end)
+        return begun[1].strip(), begun.end()
+
+    def _arguments(
+        self, name: str, text: str, position: int, end: int, cut: bool = False
+    ) -> tuple[list[str], int]:
+        """The members of the arguments in a text up to `end`, and where they end.
+
+        cut: only those behind which another one begins, since others may go on. Raises ValueError.
+        """
+        patterns = _patterns(self._tags)
         schema = (self._tools or {}).get(name, {})
         properties = schema.get("properties", {})
         arguments: dict[str, str] = {}
         while key := patterns.key.match(text, position, end):
             value_end = patterns.value_end.search(text, key.end(), end)
+            if cut and (value_end is None or not patterns.key.match(text, value_end.end(), end)):
+                break
             if value_end is None or key[1] in arguments:
                 raise ValueError("an argument needs a name of its own, and a value")
             value = text[key.end() : value_end.start()]
@@ -282,10 +358,8 @@ class _TaggedBody:
             of_key = properties.get(key[1]) if isinstance(properties, Mapping) else None
             arguments[key[1]] = argument_json(value, of_key, schema)
             position = value_end.end()
-        if text[position:end].strip():
-            raise ValueError("text stands beside the arguments")
-        pairs = (f"{json_text.written(key)}: {value}" for key, value in arguments.items())
-        return [FunctionCall(name, "{" + ", ".join(pairs) + "}")]
+        written = [f"{json_text.written(key)}: {value}" for key, value in arguments.items()]
+        return written, position
 
 
 class _Patterns:
@@ -321,7 +395,7 @@ class _PythonBody:
     def __init__(self, family: CallFamily, marked: bool) -> None:
         self._family, self._marked = family, marked
         self._brackets = family.unmarked == "["
-        self._scanner = python_calls.PythonScanner()
+        self._scanner = python_calls.PythonScanner(goes_on=not self._brackets)
         self._written: list[str] = []
         self._first: str | None = ""  # until it shows that a call begins
 
@@ -360,3 +434,10 @@ class _PythonBody:
 
     def calls(self) -> list[FunctionCall]:
         return [FunctionCall(*call) for call in python_calls.read("".join(self._written))]
+
+    def begun(self) -> list[FunctionCall]:
+        whole, last = python_calls.begun("".join(self._written))
+        calls = [FunctionCall(*call) for call in python_calls.read(whole)] if whole else []
+        for name, arguments in python_calls.read(last) if last else ():
+            calls.append(FunctionCall(name, arguments[:-1], ended=False))
+        return calls

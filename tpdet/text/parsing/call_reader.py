@@ -1,7 +1,7 @@
 """Finds the calls of tools in an answer's content, and tells them from its text.
 
-A call is one once it is whole: an answer that ends within one has not made it. So a stream takes
-nothing back, and says what the whole answer does.
+A call is told once it is whole, or once the answer was cut in it. So a stream takes nothing back,
+and says what the whole answer does.
 """
 
 from collections import deque
@@ -76,13 +76,19 @@ class CallReader:
         for piece in self._lexer.push(token_id, text):
             self._push(piece)
 
-    def finish(self) -> None:
-        """The answer ends."""
+    def finish(self, cut: bool = False) -> None:
+        """The answer ends; cut: by somebody else than the model, which may have been in a call."""
         for piece in self._lexer.finish():
-            self._push(piece)
+            if cut and self._body is not None:  # it may begin a mark: of the call it is no part
+                self._raw.append(piece.text)
+                self._shown += len(piece.shown)
+            else:
+                self._push(piece)
         if self._body is not None:
             if self._body.finish():
                 self._close()
+            elif cut and self._tell_begun(self._body):
+                self._body = None
             elif self._marked:
                 self.spans.append((NEITHER, self._shown, ""))  # a call that was not made
                 self._body, self._behind_call = None, True
@@ -179,6 +185,17 @@ class CallReader:
             self.add(calls, self._shown)
         else:
             self._break()
+
+    def _tell_begun(self, body: CallBody) -> bool:
+        """Tell the calls of a body in which the answer was cut, if it names tools."""
+        try:
+            calls = body.begun()
+        except ValueError:
+            return False
+        if not calls or not self.known(calls):
+            return False
+        self.add(calls, self._shown)
+        return True
 
     def _break(self) -> None:
         """What began like a call is text."""

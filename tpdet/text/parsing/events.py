@@ -48,16 +48,21 @@ def text_events(reasoning: str, content: str) -> tuple[Event, ...]:
 
 
 class FunctionCall(msgspec.Struct, frozen=True, gc=False):
-    """A call of a tool; `arguments` are the text of a JSON object."""
+    """A call of a tool; `arguments` are the text of a JSON object.
+
+    ended: not of a call in which the answer was cut, whose arguments are the beginning of it.
+    """
 
     name: str
     arguments: str
     id: str | None = None
+    ended: bool = True
 
     def events(self, index: int) -> tuple[Event, ...]:
         """The call as events; `index`: how many calls the answer had before."""
         begun = CallBegun(index, self.name, self.id)
-        return begun, CallArguments(index, self.arguments), CallEnded(index)
+        said = (CallArguments(index, self.arguments),) if self.arguments else ()
+        return (begun, *said, CallEnded(index)) if self.ended else (begun, *said)
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -69,7 +74,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "Message":
-        """The sum of the events of one answer; a call that has not ended is none."""
+        """The sum of the events of one answer."""
         reasoning: list[str] = []
         content: list[str] = []
         begun: dict[int, tuple[CallBegun, list[str]]] = {}
@@ -87,4 +92,6 @@ class Message(msgspec.Struct, frozen=True, gc=False):
                 case CallEnded(index):
                     call, pieces = begun.pop(index)
                     calls.append(FunctionCall(call.name, "".join(pieces), call.id))
+        for call, pieces in begun.values():
+            calls.append(FunctionCall(call.name, "".join(pieces), call.id, ended=False))
         return cls("".join(reasoning), "".join(content), tuple(calls))

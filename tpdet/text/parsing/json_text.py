@@ -4,9 +4,12 @@ import json
 import re
 from typing import Any, NoReturn
 
+from pydantic_core import from_json
+
 _IN_STRING = re.compile(r'["\\]')
 _OUTSIDE = re.compile(r'["{}\[\]]')
 _SPACE = re.compile(r"[ \t\n\r]*")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 class JsonScanner:
@@ -153,6 +156,69 @@ def members(text: str) -> dict[str, str]:
         position, ended = _behind(text, end, "}")
     _check_end(text, position)
     return pairs
+
+
+def begun_values(text: str) -> tuple[list[str], str]:
+    """The texts of a list's whole values, and of the one in which it was cut.
+
+    A text that is no list is such a value itself.
+    """
+    text = text.strip(" \t\n\r")
+    if not text.startswith("["):
+        return [], text
+    parts: list[str] = []
+    position = _space_end(text, 1)
+    while position < len(text):
+        try:
+            _, end = _decoded(text, position)
+        except ValueError:
+            break
+        parts.append(text[position:end])
+        position = _space_end(text, end)
+        if text.startswith(",", position):
+            position = _space_end(text, position + 1)
+    return parts, text[position:]
+
+
+def begun_members(text: str) -> tuple[dict[str, str], str, str]:
+    """The whole members of an object that was cut, and the name and the text of the last one.
+
+    Both are empty where none had begun. Raises ValueError where this is no object.
+    """
+    if not text.startswith("{"):
+        raise ValueError("this is no object")
+    pairs: dict[str, str] = {}
+    position = _space_end(text, 1)
+    while position < len(text):
+        try:
+            key, end = _decoded(text, position)
+            position = _space_end(text, end)
+            if not isinstance(key, str) or not text.startswith(":", position):
+                break
+        except ValueError:
+            break
+        position = _space_end(text, position + 1)
+        if key in pairs:
+            raise ValueError("a member needs a name of its own")
+        try:
+            _, end = _decoded(text, position)
+        except ValueError:
+            return pairs, key, text[position:]
+        pairs[key] = text[position:end]
+        position = _space_end(text, end)
+        if text.startswith(",", position):
+            position = _space_end(text, position + 1)
+    return pairs, "", ""
+
+
+def begun_value(text: str, strings: bool = False) -> Any:
+    """What is whole of a value that was cut; strings: and a string that is not.
+
+    Raises ValueError where this is no beginning of JSON.
+    """
+    text = _SURROGATE.sub(r"\\ufffd", text)
+    partial: Any = "trailing-strings" if strings else True
+    return from_json(text, allow_inf_nan=False, allow_partial=partial)
 
 
 def _decoded(text: str, position: int) -> tuple[Any, int]:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from tpdet.text.parsing import json_text
+from tpdet.text.parsing.bodies import begun_call
 from tpdet.text.parsing.call_reader import CALLS, CallReader, Span
 from tpdet.text.parsing.events import ContentText, Event, FunctionCall, ReasoningText
 from tpdet.text.parsing.marks import CONTENT, NEITHER, REASONING, TO_TOOL, Harmony, State, TextThink
@@ -135,25 +136,28 @@ class OutputParser:
         elif part != REASONING:
             self._end_aside(ended=True)
 
-    def _end_aside(self, ended: bool) -> None:
+    def _end_aside(self, ended: bool, cut: bool = False) -> None:
         aside, self._aside = self._aside or [], None
         reader = self._reader
         if not ended and reader is not None:
             reader = reader.fresh()
             for token_id, text in aside:
                 reader.push(token_id, text)
-            reader.finish()
+            reader.finish(cut)
             if reader.call_count:
                 self.reasoning_tokens -= len(aside)
                 self._spans.extend(reader.spans)
                 return
         self._spans.extend((REASONING, len(text), text) for _, text in aside if text)
 
-    def take(self, text: str, last: bool = False) -> tuple[str, str, tuple[Event, ...]]:
+    def take(
+        self, text: str, last: bool = False, cut: bool = False
+    ) -> tuple[str, str, tuple[Event, ...]]:
         """The content and the reasoning in the next characters of the text.
 
         Where calls are among them, also the events of these characters, in their order. last: the
-        text ends behind them; what was pushed and not taken is dropped.
+        text ends behind them; what was pushed and not taken is dropped. cut: it did not end by
+        itself, so a call that it has begun is told.
         """
         spans = self._spans
         if len(spans) == 1 and not self._free and not last:
@@ -163,7 +167,7 @@ class OutputParser:
                 return said, "", ()
         released = self._release(len(text))
         if last:
-            self._end()
+            self._end(cut)
             released += self._release(0)
         if len(released) == 1:
             part, said = released[0]
@@ -185,23 +189,27 @@ class OutputParser:
             self.push(token_id, text)
         return self._events(self._release(sum(map(len, texts))))
 
-    def finish(self) -> list[Event]:
-        """The events that were held back; nothing may be pushed afterwards."""
-        self._end()
+    def finish(self, cut: bool = False) -> list[Event]:
+        """The events that were held back; nothing may be pushed afterwards. cut: as in `take`."""
+        self._end(cut)
         return self._events(self._release(0))
 
-    def _end(self) -> None:
+    def _end(self, cut: bool) -> None:
         for part, id_, piece in () if self._cuts is None else self._cuts.finish():
             self._tell(part, id_, piece)
         if self._reader is None:
             return
         if self._aside is not None:
-            self._end_aside(ended=False)
+            self._end_aside(ended=False, cut=cut)
         if self._role:
-            self._reader.text("".join(self._role))
+            role = "".join(self._role)
+            if cut and "to=" in role:
+                self._spans.append((NEITHER, len(role), ""))
+            else:
+                self._reader.text(role)
         if self._message is not None:
-            self._end_message(ended=False)
-        self._reader.finish()
+            self._end_message(ended=False, cut=cut)
+        self._reader.finish(cut)
 
     def _end_role(self) -> None:
         """The text behind the prompt's role was part of a header."""
@@ -210,20 +218,20 @@ class OutputParser:
         if text:
             self._spans.append((NEITHER, len(text), ""))
 
-    def _end_message(self, ended: bool) -> None:
-        """A message to a tool is over; ended: by its end, not by the answer's."""
+    def _end_message(self, ended: bool, cut: bool = False) -> None:
+        """A message to a tool is over; ended: by its end, not by the answer's, which was `cut`."""
         reader, marks = self._reader, self._marks
         text, self._message = "".join(self._message or ()), None
         if reader is None or not isinstance(marks, Harmony):
             return
         recipient, self._recipient = self._recipient or marks.recipient, ""
-        call = FunctionCall(recipient.removeprefix("functions."), text.strip())
+        name, arguments = recipient.removeprefix("functions."), text.strip()
+        call: FunctionCall | None = FunctionCall(name, arguments)
         try:
-            json_text.members(call.arguments)
-            whole = True
+            json_text.members(arguments)
         except ValueError:
-            whole = False
-        if whole and reader.known([call]):
+            call = begun_call(name, text) if cut else None
+        if call is not None and reader.known([call]):
             reader.add([call], len(text))
         elif ended and recipient.startswith("functions."):
             reader.text(text)

@@ -8,6 +8,7 @@ from tpdet.text.parsing.json_text import written
 
 _IN_STRING = {quote: re.compile(rf"[{quote}\\]") for quote in "'\""}
 _OUTSIDE = re.compile(r"""["'()\[\]{}]""")
+_PARTS = re.compile(r"""["'()\[\]{},\n]""")
 _CALL_BEGINS = re.compile(r"\s*[A-Za-z_][\w.]*\s*\(")
 _CALL_MAY_BEGIN = re.compile(r"\s*([A-Za-z_][\w.]*\s*)?")
 _WORDS = {"true": True, "false": False, "null": None}
@@ -19,10 +20,11 @@ class PythonScanner:
     `done`: its end was seen. `in_string`: the text so far ends inside of a string.
     """
 
-    __slots__ = ("_depth", "_escaped", "_quote", "done")
+    __slots__ = ("_depth", "_escaped", "_goes_on", "_quote", "done")
 
-    def __init__(self) -> None:
-        self._depth, self._quote = 0, ""
+    def __init__(self, goes_on: bool = False) -> None:
+        """goes_on: others may follow behind the end, which are read too."""
+        self._depth, self._quote, self._goes_on = 0, "", goes_on
         self._escaped = self.done = False
 
     @property
@@ -54,7 +56,8 @@ class PythonScanner:
                 if self._depth <= 0:
                     self._depth = 0
                     self.done = True
-                    return position
+                    if not self._goes_on:
+                        return position
         return size
 
 
@@ -64,6 +67,34 @@ def may_begin(text: str) -> bool:
         return True
     match = _CALL_MAY_BEGIN.match(text)
     return match is not None and match.end() == len(text)
+
+
+def begun(text: str) -> tuple[str, str]:
+    """The text of the whole calls in a text that was cut, and of the last one without what was cut.
+
+    Each is empty where there is none.
+    """
+    outside = 1 if text.lstrip().startswith("[") else 0
+    depth, position, start, closed, whole = 0, 0, 0, 0, 0
+    quote = ""
+    while match := (_IN_STRING[quote] if quote else _PARTS).search(text, position):
+        character, position = match[0], match.end()
+        if character == "\\":
+            position += 1
+        elif character in "'\"":
+            quote = "" if quote else character
+        elif character in "([{":
+            depth += 1
+            whole = position if depth == outside + 1 else whole
+        elif character in ")]}":
+            depth -= 1
+            closed = position if depth == outside else closed
+        elif depth == outside + 1 and character == ",":
+            whole = match.start()
+        if depth == outside and character in "[,\n":
+            start = position
+    calls = text[:closed] + "]" * outside if closed else ""
+    return calls, (f"{text[start:whole]})" if depth > outside else "")
 
 
 def read(text: str) -> list[tuple[str, str]]:
