@@ -20,7 +20,7 @@ from tpdet.requests.body.batch_lines import (
     failed_line,
     refused_line,
 )
-from tpdet.requests.routes import CHATS, MESSAGES, RESPONSES
+from tpdet.requests.routes import TEMPLATED
 
 
 def read_requests(path: str) -> list[BatchRequest]:
@@ -68,7 +68,7 @@ def _answer(connection: Connection, index: int, request: BatchRequest) -> Json:
 def recorded_body(url: str, body: dict[str, Any], date: str | None) -> dict[str, Any]:
     """A body whose answer can be checked: it asks for ids, and has the date of a chat template."""
     body = {**body, "return_token_ids": True}
-    if date is not None and url in (CHATS, MESSAGES, RESPONSES):
+    if date is not None and url in TEMPLATED:
         variables = body.get("chat_template_kwargs") or {}
         body["chat_template_kwargs"] = {"current_date": date, **variables}
     return body

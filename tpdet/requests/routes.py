@@ -48,4 +48,6 @@ MESSAGES, RESPONSES = path_of("messages"), path_of("responses")
 RECORDED: dict[str, CallRoute] = {
     path: CALL_PATHS[path] for path in (CHATS, COMPLETIONS, MESSAGES, RESPONSES)
 }
-"""Those whose answers can be computed again from what a client has of them."""
+"""Those whose answers can be computed again from what a client has of them, as batches' can."""
+TEMPLATED = (CHATS, MESSAGES, RESPONSES)
+"""Those of them whose prompts a chat template makes."""

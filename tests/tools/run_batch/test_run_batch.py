@@ -11,9 +11,9 @@ from tests.lib.server.served import Served
 from tpdet import LLM
 from tpdet.cli import main
 from tpdet.requests.body.batch_lines import VARYING, BatchRequest, line_digest, output_digest
+from tpdet.requests.routes import CHATS, COMPLETIONS, MESSAGES, RECORDED, RESPONSES
 from tpdet.tools.check import by_model
 
-COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 TALK = [{"role": "user", "content": "hi"}]
 
 
@@ -26,6 +26,10 @@ def requests(count):
         (COMPLETIONS, {"prompt": "x", "max_tokens": 4, "logprobs": 2, "seed": 5}),
         (COMPLETIONS, {"prompt": "x", "temperature": 9}),
         (COMPLETIONS, {"prompt": "x", "max_tokens": 8, "structured_outputs": {"choice": ["a"]}}),
+        (RESPONSES, {"input": "hi", "max_output_tokens": 6}),
+        (MESSAGES, {"messages": TALK, "max_tokens": 5}),
+        (MESSAGES, {"messages": TALK}),
+        (RESPONSES, {"input": "hi", "previous_response_id": "resp_1"}),
     ]
     return [
         {"custom_id": f"r{n}", "method": "POST", "url": url, "body": body}
@@ -51,7 +55,7 @@ def shuffled(lines, number):
 
 
 def test_an_output_is_one_in_any_order_and_concurrency(tiny_model, tmp_path, capsys, monkeypatch):
-    model, lines = tiny_model(), requests(7)
+    model, lines = tiny_model(), requests(11)
     llm = LLM(model=str(model), max_model_len=512)  # one for all runs: loading it takes the time
     monkeypatch.setattr(by_model, "open_model", lambda options: nullcontext(llm))
     target, digests, bodies = tmp_path / "out", set(), set()
@@ -71,11 +75,15 @@ def test_an_output_is_one_in_any_order_and_concurrency(tiny_model, tmp_path, cap
     assert len(digests) == len(bodies) == 1
     # Without return_token_ids a body has no more than a server's.
     assert "contract" not in written[0]["response"]["body"].get("tpdet", {})
-    one, twin = answers["r0"][0]["text"], answers["r6"][0]["text"]
+    one, twin = answers["r0"][0]["text"], answers["r10"][0]["text"]
     assert one != twin  # equal bodies of other names draw other noise
     refused = next(line for line in written if line["custom_id"] == "r4")
     assert refused["response"]["status_code"] == 400
     assert refused["error"]["code"] == "invalid_request_error"
+    bodies = {line["custom_id"]: line["response"]["body"] for line in written}
+    assert (bodies["r6"]["object"], bodies["r7"]["type"]) == ("response", "message")
+    assert bodies["r8"]["error"]["message"] == "max_tokens is missing" and "r8" in str(bodies["r8"])
+    assert bodies["r8"]["type"] == "error" and bodies["r9"]["error"]["param"]
 
 
 def test_a_digest_sees_every_part_but_those_that_vary():
@@ -156,14 +164,14 @@ def test_servers_and_models_of_each_size_give_one_output(tiny_model, tmp_path, c
                     flags = ("--concurrency", concurrency, "--url", served.ready["url"])
                     _, digest = run(capsys, source, target, *flags)
                     digests["server", ranks, source, concurrency] = digest
-                for url in (COMPLETIONS, CHATS):
+                for url in RECORDED:
                     digests["batch", url, ranks, source] = batched(served.client, source, url)
         finally:
             served.kill()
-    assert len(digests) == 80
+    assert len(digests) == 100
     whole = {digest for name, digest in digests.items() if name[0] != "batch"}
     of_batches = {(name[1], digest) for name, digest in digests.items() if name[0] == "batch"}
-    assert len(whole) == 1 and len(of_batches) == 2
+    assert len(whole) == 1 and len(of_batches) == 4
 
 
 def batched(client, source, url):

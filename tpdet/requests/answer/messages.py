@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from tpdet.requests.answer.json_pieces import Written
+from tpdet.requests.answer.json_pieces import Written, to_json
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.body.problems import ApiError
 from tpdet.requests.request import ABORTED
@@ -214,6 +214,13 @@ _COUNTED = frozenset({
 def is_of_messages(path: str) -> bool:
     """Whether a path's errors have Anthropic's form."""
     return path == MESSAGES or path.startswith(f"{MESSAGES}/")
+
+
+def problem_body(problem: ApiError, path: str, request_id: str) -> bytes:
+    """The JSON of an error, in the form of the API that a path is of."""
+    if is_of_messages(path):
+        return to_json(error_of(problem, request_id))
+    return problem.body()
 
 
 def error_of(problem: ApiError, request_id: str) -> Json:

@@ -14,10 +14,9 @@ import blake3
 from tpdet.requests.body import limits
 from tpdet.requests.body.json_body import parse_object
 from tpdet.requests.body.problems import ApiError
-from tpdet.requests.routes import CHATS, COMPLETIONS
+from tpdet.requests.routes import RECORDED
 
 Json = dict[str, Any]
-_BATCHED = (CHATS, COMPLETIONS)
 
 _KEYS = frozenset({"custom_id", "method", "url", "body"})
 _SEED_DOMAIN, _LINE_DOMAIN = b"tpdet-batch-seed-1\n", b"tpdet-batch-line-1\n"
@@ -26,7 +25,10 @@ _SEED_BITS = 53  # a number in the JSON of every language
 
 VARYING = (
     "id", "request", "response.request_id", "response.body.id", "response.body.created",
-    "response.body.usage.prompt_tokens_details",
+    "response.body.created_at", "response.body.completed_at", "response.body.request_id",
+    "response.body.usage.prompt_tokens_details", "response.body.usage.input_tokens",
+    "response.body.usage.cache_read_input_tokens",
+    "response.body.usage.input_tokens_details",
     "response.body.usage.completion_tokens_details.accepted_prediction_tokens",
     "response.body.usage.completion_tokens_details.rejected_prediction_tokens",
 )  # fmt: skip
@@ -73,7 +75,7 @@ class BatchLines:
     """Reads the lines of one file, in their order. `url`: where all must go; None for any."""
 
     def __init__(self, url: str | None = None) -> None:
-        self._urls = _BATCHED if url is None else (url,)
+        self._urls = (*RECORDED,) if url is None else (url,)
         self._numbers: dict[str, int] = {}
 
     def read(self, number: int, data: bytes) -> BatchRequest:

@@ -200,7 +200,7 @@ ELSEWHERE = {
     "/reload_weights": "use /update_weights with a weight_dir",
     "/responses": "the path begins with /v1: use /v1/responses",
     "/messages": "the path begins with /v1: use /v1/messages",
-    "/v1/messages/batches": "batches are of chats: start the server with --batch-dir DIR",
+    "/v1/messages/batches": "use /v1/batches with its endpoint /v1/messages",
     "/v1/score": "use /score",
     "/v1/audio/transcriptions": "text is the only kind of content here",
     "/v1/images/generations": "text is the only kind of content here",

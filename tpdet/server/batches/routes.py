@@ -19,6 +19,7 @@ from tpdet.requests.body.problems import (
     request_errors_as_problems,
 )
 from tpdet.requests.body.schema import Body
+from tpdet.requests.routes import RECORDED
 from tpdet.server.batches.record import Batch, BatchFile, new_id
 from tpdet.server.batches.runner import Batches
 from tpdet.server.batches.store import StoreUnavailableError
@@ -39,7 +40,7 @@ class BatchBody(Body):
     """`POST /v1/batches`."""
 
     input_file_id: Annotated[str, Field(max_length=64)]
-    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    endpoint: Annotated[str, Field(max_length=64)]
     completion_window: Literal["24h"] = "24h"
     metadata: Annotated[dict[_Key, _Value], Field(max_length=16)] | None = None
 
@@ -104,6 +105,10 @@ def _add_batches(app: FastAPI, batches: Batches) -> None:
     async def create(request: Request) -> Response:
         with request_errors_as_problems():
             body = parse_body(BatchBody, request.scope["tpdet"].body)
+        if body.endpoint not in RECORDED:
+            raise bad_request(
+                f"endpoint {body.endpoint!r} has no batches: use {', '.join(RECORDED)}", "endpoint"
+            )
         owner = owner_of(request.scope)
         if batches.open_count >= limits.MAX_OPEN_BATCHES:
             most = limits.MAX_OPEN_BATCHES

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import IO, Any, Protocol, TypeVar
 
 from tpdet.errors import Refusal
+from tpdet.requests.answer.messages import problem_body
 from tpdet.requests.body import limits
 from tpdet.requests.body.batch_lines import (
     BatchLineError,
@@ -26,7 +27,7 @@ from tpdet.requests.body.batch_lines import (
     refused_line,
 )
 from tpdet.requests.body.problems import RETRYABLE, ApiError, bad_request, internal_error
-from tpdet.requests.routes import CALL_PATHS, Route
+from tpdet.requests.routes import RECORDED, Route
 from tpdet.server.batches.record import Batch, BatchFile, new_id
 from tpdet.server.batches.room import BatchRoom
 from tpdet.server.batches.store import (
@@ -302,7 +303,7 @@ class _Running:
                 if problem.code in RETRYABLE:
                     await asyncio.wait([gone], timeout=RETRY_SECONDS)
                     continue
-                refused = json.loads(problem.body())
+                refused = json.loads(problem_body(problem, request.url, request_id))
                 status = problem.status
                 line = refused_line(name, request.custom_id, request_id, status, refused)
                 self._answered.put_nowait(AnswerRow(number, request_id, True, json_line(line)))
@@ -326,7 +327,7 @@ class _Running:
         # Requests of an owner share cached prefixes with each other, and with nobody else.
         salt = f"batches of {self.batch.owner}" if self.batch.owner else ""
         exchange = HttpExchange(request_id, salt, body, data, gone)
-        return await self._answer(exchange, CALL_PATHS[request.url], self.batch.owner, self._room)
+        return await self._answer(exchange, RECORDED[request.url], self.batch.owner, self._room)
 
     async def _write(self) -> None:
         """Keep answers as they come: all that wait, at once."""

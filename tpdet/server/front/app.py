@@ -15,6 +15,7 @@ import tpdet
 from tpdet.config import APPROXIMATE
 from tpdet.errors import AuditUnavailableError
 from tpdet.requests.answer.json_pieces import to_json
+from tpdet.requests.answer.messages import problem_body
 from tpdet.requests.body import limits
 from tpdet.requests.body.prepare import Call, Preparer
 from tpdet.requests.body.problems import (
@@ -39,7 +40,7 @@ from tpdet.server.front.control_routes import add_control_routes
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.generation import GenerationResponse
 from tpdet.server.front.large_bodies import LargeBodies, worked_on
-from tpdet.server.front.middleware import ClientGone, HttpExchange, problem_body, send_problem
+from tpdet.server.front.middleware import ClientGone, HttpExchange, send_problem
 from tpdet.server.front.openapi import describe
 from tpdet.server.front.owners import owner_of
 from tpdet.server.front.pace import Turns

@@ -15,8 +15,7 @@ from typing import Any
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tpdet.requests.answer.json_pieces import to_json
-from tpdet.requests.answer.messages import error_of, is_of_messages
+from tpdet.requests.answer.messages import is_of_messages, problem_body
 from tpdet.requests.body import limits
 from tpdet.requests.body.json_body import parse_object
 from tpdet.requests.body.problems import ApiError, internal_error
@@ -194,13 +193,6 @@ class _Answer:
             hold.release()
         await reader.discard(limits.DRAIN_BODY_TIMEOUT)
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def problem_body(problem: ApiError, path: str, request_id: str) -> bytes:
-    """The JSON of an error, in the form of the API that a path is of."""
-    if is_of_messages(path):
-        return to_json(error_of(problem, request_id))
-    return problem.body()
 
 
 async def send_problem(

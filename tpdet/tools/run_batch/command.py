@@ -14,6 +14,7 @@ from tpdet.client.batch import answers_by_server, read_requests, recorded_body
 from tpdet.client.commands import connect, refuse_server
 from tpdet.client.input_file import STDIN
 from tpdet.errors import NotFoundError, UsageError
+from tpdet.requests.answer.messages import problem_body
 from tpdet.requests.body.batch_lines import (
     BatchRequest,
     Json,
@@ -23,7 +24,7 @@ from tpdet.requests.body.batch_lines import (
     refused_line,
 )
 from tpdet.requests.body.problems import ApiError
-from tpdet.requests.routes import CHATS
+from tpdet.requests.routes import TEMPLATED
 
 _BY_SERVER, _BY_MODEL = 64, 1024
 
@@ -80,7 +81,7 @@ def _by_server(
     connection = connect(options)
     model = options.model or connection.model()
     date = None
-    if options.record and any(request.url == CHATS for request in requests):
+    if options.record and any(request.url in TEMPLATED for request in requests):
         date = connection.get("/tokenizer_info").get("chat_template_date")
     sent = [_complete(request, model, options.record, date) for request in requests]
     width = options.concurrency or _BY_SERVER
@@ -108,12 +109,14 @@ def _by_model(
         group = sent[start : start + together]
         bodies = check.answer_all([Question(*request) for request in group], use_tqdm=False)
         for index, (request, body) in enumerate(zip(group, bodies, strict=True), start):
-            yield request, _line(f"batch_req_{index}", request.custom_id, body)
+            yield request, _line(f"batch_req_{index}", request, body)
 
 
-def _line(name: str, custom_id: str, body: Json | ApiError) -> Json:
+def _line(name: str, request: BatchRequest, body: Json | ApiError) -> Json:
+    custom_id = request.custom_id
     if isinstance(body, ApiError):
-        return refused_line(name, custom_id, None, body.status, json.loads(body.body()))
+        refused = json.loads(problem_body(body, request.url, custom_id))
+        return refused_line(name, custom_id, None, body.status, refused)
     return answered_line(name, custom_id, body["id"], body)
 
 
