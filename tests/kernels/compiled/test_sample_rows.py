@@ -6,8 +6,9 @@ import pytest
 
 pytest.importorskip("triton")
 
+from tests.kernels.compiled.test_gemm import compile_for_hopper
 from tests.lib.kernels.hopper_kernels import hopper_kernel
-from tpdet.kernels.cuda.sampling import answers, candidates, peaks, processed, search, window
+from tpdet.kernels.cuda.sampling import answers, candidates, peaks, processed, ranks, search, window
 from tpdet.kernels.cuda.sampling.candidates import Bounds
 from tpdet.kernels.cuda.sampling.peaks import LogitRows, RowShape
 from tpdet.kernels.cuda.sampling.window import WindowRoom
@@ -80,5 +81,30 @@ def test_a_kernel_compiles_without_float_atomics_fusion_or_spills(name):
     assert all(re.search(r"\.[us](32|64)$", atomic) for atomic in atomics), atomics
     assert not atomics or name in ("count", "collect", "list", "rest", "masses", "samples"), atomics
     assert name in FUSED or not re.search(r"fma\.rn\.f(32|64)", ptx)
+    spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", log)]
+    assert spilled and max(spilled) == 0, log
+
+
+RANK_KERNELS = {
+    "rank": (
+        ranks.count_parts,
+        {"logits": "*fp32", "chosen": "*fp32", "at": "*i64", "parts": "*i32", "width": "i32",
+         "stride": "i32"},
+        {}, 4,
+    ),
+    "top": (
+        ranks.top_of_parts,
+        {"values": "*fp32", "tops": "*i64", "vocabulary": "i32", "stride": "i32", "count": "i32"},
+        {}, 4,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(RANK_KERNELS))
+def test_the_kernels_of_ranks_compile_without_atomics_fusion_or_spills(name):
+    kernel, types, constants, warps = RANK_KERNELS[name]
+    ptx, log = compile_for_hopper(kernel, types, constants, warps, 3)
+    assert not re.search(r"(?<![a-z])(atom|red)\.", ptx), "an atomic"
+    assert not re.search(r"fma\.rn\.f(32|64)", ptx)
     spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", log)]
     assert spilled and max(spilled) == 0, log
