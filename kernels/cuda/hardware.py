@@ -27,8 +27,11 @@ class Gpu:
 
     @property
     def descriptors(self) -> bool:
-        """Whether it has the tensor memory accelerator, which loads and stores by descriptors."""
-        return self.capability >= (9, 0)
+        """Whether kernels load and store by descriptors.
+
+        It has the tensor memory accelerator, and the room for the stages that hide its way.
+        """
+        return self.capability >= (9, 0) and self.shared_bytes >= _DESCRIPTOR_BYTES
 
     @property
     def descriptor_programs(self) -> int:
@@ -62,6 +65,8 @@ class Gpu:
 
 
 KIB = 1024
+_DESCRIPTOR_BYTES = 200 * KIB
+"""Of shared memory: the tiles by descriptors were made for 227 KiB; an RTX 5090 has 99."""
 HOPPER_PRODUCT_RATE = 4.7e12
 """Operations a second of a multiprocessor: all of a prompt's step but attention, on an H200."""
 OTHER_PRODUCT_RATE = 1.8e12
@@ -71,9 +76,12 @@ ATTENTION_SHARE = 0.62
 A100 = Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 163 * KIB)
 RTX_3090 = Gpu("NVIDIA GeForce RTX 3090", (8, 6), 82, 99 * KIB)
 L40S = Gpu("NVIDIA L40S", (8, 9), 142, 99 * KIB)
+RTX_4090 = Gpu("NVIDIA GeForce RTX 4090", (8, 9), 128, 99 * KIB)
 H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 227 * KIB)
 H200 = Gpu("NVIDIA H200", (9, 0), 132, 227 * KIB)
-BY_CAPABILITY = (A100, RTX_3090, L40S, H200)
+B200 = Gpu("NVIDIA B200", (10, 0), 148, 227 * KIB)
+RTX_5090 = Gpu("NVIDIA GeForce RTX 5090", (12, 0), 170, 99 * KIB)
+BY_CAPABILITY = (A100, RTX_3090, L40S, H200, B200, RTX_5090)
 """A GPU of each capability that kernels are compiled for in tests."""
 KNOWN = {"h100": H100, "h200": H200}
 """GPUs that need not be there for kernels to be compiled, by their short names."""

@@ -12,12 +12,14 @@ from triton.backends.nvidia.compiler import CUDABackend
 
 from tests.lib.some_slow import some_slow
 from tpdet.kernels.cuda import hardware
+from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.cuda.experts.admission import differs
 from tpdet.kernels.cuda.experts.tiles import product_tiles, weights_of
 from tpdet.kernels.cuda.gemm import column, gated, leaf
 from tpdet.kernels.cuda.hardware import BY_CAPABILITY
 from tpdet.kernels.inputs.experts import ExpertLayer
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import fold_tree
 from tpdet.tools.compile.asked import on_gpu
 
@@ -55,6 +57,20 @@ def experts():
             differs(weight, tile, by_token, CPU, torch.bfloat16)
 
 
+def attention_of(dtype, heads):
+    """Prompts, one row of long and of short sequences, and of many short ones."""
+    for head in heads:
+        for sequences, count, start in ((1, 300, 0), (1, 1, 200), (1, 1, 9000), (64, 1, 200)):
+            each = (start + count + 255) // 256
+            pages = [torch.empty(sequences * each, 2, 256, head, dtype=dtype) for _ in "kv"]
+            held = [tuple(range(i * each, (i + 1) * each)) for i in range(sequences)]
+            batch = make_batch(
+                tuple(PagedSequence(i * count, count, start, mine) for i, mine in enumerate(held))
+            )
+            q = torch.empty(sequences * count, 8, head, dtype=dtype)
+            attention.paged_attention(q, *pages, batch)
+
+
 KINDS = {
     "column": lambda: columns(torch.bfloat16),
     "head": lambda: columns(torch.bfloat16, torch.float32),
@@ -63,6 +79,8 @@ KINDS = {
     "leaves": leaves,
     "unequal leaves": lambda: leaves((256, 128, 256, 128)),
     "experts": experts,
+    "attention": lambda: attention_of(torch.bfloat16, (64, 128, 256)),
+    "attention of float32": lambda: attention_of(torch.float32, (64, 128)),
 }
 QUICK = "column", "float32"
 NEWEST_FIRST = BY_CAPABILITY[::-1]
