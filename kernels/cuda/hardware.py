@@ -88,8 +88,8 @@ KNOWN = {"h100": H100, "h200": H200}
 MEASURED = H200
 """The GPU whose tile costs and most programs count for one that was not measured."""
 READ_RATES = {
-    A100.name: 1.9e12, RTX_3090.name: 0.85e12, L40S.name: 0.8e12, H100.name: 3.1e12,
-    H200.name: 4.5e12,
+    A100.name: 1.9e12, RTX_3090.name: 0.85e12, L40S.name: 0.8e12, RTX_4090.name: 1.0e12,
+    H100.name: 3.1e12, H200.name: 4.5e12, B200.name: 8e12, RTX_5090.name: 1.8e12,
 }  # fmt: skip
 """By GPU; measured of an H100 and an H200, by the data sheet of the others."""
 MEMORY = {H100: int(79.1 * (1 << 30)), H200: int(139.8 * (1 << 30))}

@@ -17,7 +17,7 @@ from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.cuda.experts.admission import differs
 from tpdet.kernels.cuda.experts.tiles import product_tiles, weights_of
 from tpdet.kernels.cuda.gemm import column, gated, leaf
-from tpdet.kernels.cuda.hardware import BY_CAPABILITY
+from tpdet.kernels.cuda.hardware import BY_CAPABILITY, H100, RTX_4090
 from tpdet.kernels.inputs.experts import ExpertLayer
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import fold_tree
@@ -100,6 +100,12 @@ def test_static_tiles_fit(gpu, kind):
     assert used
     for name, held in used.items():
         assert held <= gpu.shared_bytes, f"{gpu.name}: {name} takes {held} bytes"
+
+
+def test_a_gpu_of_a_capability_has_the_room_of_the_one_that_is_tried():
+    tried = {gpu.capability: gpu for gpu in BY_CAPABILITY}
+    for gpu in (H100, RTX_4090):
+        assert gpu.shared_bytes >= tried[gpu.capability].shared_bytes
 
 
 def named_alone(backend, source, metadata, *_):
