@@ -63,7 +63,7 @@ class FakeRank:
             self.store[pages, slots] = ids
             self.before[pages, slots] = earlier + prefix_hashes(np.asarray(ids), row.start)
             if self.states is not None:
-                self.states.slots[row.slot].compute(self.read(row, row.start + len(ids)), row)
+                self.states.compute(row, self.read(row, row.start + len(ids)))
 
     def read(self, row: Row, length: int) -> np.ndarray:
         """The first `length` token ids, read through the row's pages."""

@@ -2,7 +2,8 @@
 
 A slot has a boundary (the ids before its chunk), a ring of the rows behind it, and a ring of the
 convolution's inputs, as a rank's tensors have. Whatever is read must be the ids that the pages
-have; so a state that is a row late, of another prefix or of a rejected draft is seen at once.
+have, under the present weights; so a state that is a row late, of another prefix, of a rejected
+draft or of other weights is seen at once.
 """
 
 import numpy as np
@@ -14,6 +15,7 @@ from tpdet.kernels.order import CHUNK_TOKENS
 UNWRITTEN = -997
 BEFORE = -996  # stands for inputs before position 0
 TAPS = 3  # inputs before a row that its convolution reads
+WEIGHTS = 1 << 20  # an id is stored with the number of the weights, so many times
 
 
 class FakeSlot:
@@ -21,9 +23,9 @@ class FakeSlot:
 
     def __init__(self) -> None:
         ring = 2 * CHUNK_TOKENS
-        self.boundary = np.full(1, UNWRITTEN, "<i4")
-        self.rows = np.full(ring, UNWRITTEN, "<i4")
-        self.inputs = np.full(ring, UNWRITTEN, "<i4")
+        self.boundary = np.full(1, UNWRITTEN)
+        self.rows = np.full(ring, UNWRITTEN)
+        self.inputs = np.full(ring, UNWRITTEN)
 
     def copy(self, source: "FakeSlot", chunk: int, advances: bool) -> None:
         """Take the boundary of `source`, and the inputs before `chunk`."""
@@ -33,7 +35,7 @@ class FakeSlot:
 
     def clear(self) -> None:
         """Hold the state before position 0."""
-        self.boundary = np.empty(0, "<i4")
+        self.boundary = np.empty(0, int)
         self.inputs[:] = BEFORE
 
     def advanced(self, chunk: int) -> np.ndarray:
@@ -44,12 +46,16 @@ class FakeSlot:
         """The rows of positions from `start` on."""
         return self.rows[np.arange(start, start + count) % len(self.rows)]
 
-    def compute(self, ids: np.ndarray, row: Row) -> None:
-        """Compute a row, after which positions [0, end) have these ids; AssertionError if not."""
+    def compute(self, ids: np.ndarray, row: Row, weights: int, old_keys: bool) -> None:
+        """Compute a row, after which positions [0, end) have these ids; AssertionError if not.
+
+        old_keys: other weights may have computed some of them.
+        """
         start, end, ring = row.start, len(ids), len(self.rows)
-        window = np.arange(start - TAPS, start)
-        expected = np.where(window < 0, BEFORE, ids[np.maximum(window, 0)])
-        assert (self.inputs[window % ring] == expected).all(), "inputs of other rows"
+        window = np.arange(max(0, start - TAPS), start)
+        inputs = self.inputs[np.arange(start - TAPS, start) % ring]
+        assert (inputs[: TAPS - len(window)] == BEFORE).all(), "inputs before position 0"
+        _check(inputs[TAPS - len(window) :], ids[window], weights, old_keys)
         if start // CHUNK_TOKENS > row.standing:
             self.boundary = self.advanced(row.standing)
         first = start // CHUNK_TOKENS
@@ -58,19 +64,34 @@ class FakeSlot:
             if chunk > first and row.samples <= 1:
                 self.boundary = self.advanced(chunk - 1)
             places = np.arange(begin, stop) % ring
-            self.rows[places] = self.inputs[places] = ids[begin:stop]
-        seen = np.concatenate(
-            [self.boundary, self.of(len(self.boundary), end - len(self.boundary))]
-        )
-        assert np.array_equal(seen, ids), "states of other tokens"
+            self.rows[places] = self.inputs[places] = ids[begin:stop] + weights * WEIGHTS
+        behind = self.of(len(self.boundary), end - len(self.boundary))
+        _check(np.concatenate([self.boundary, behind]), ids, weights, old_keys)
+
+
+def _check(seen: np.ndarray, ids: np.ndarray, weights: int, old_keys: bool) -> None:
+    """AssertionError unless these are the ids, all stored under these weights."""
+    number = (seen + WEIGHTS // 2) // WEIGHTS
+    assert np.array_equal(seen - number * WEIGHTS, ids), "states of other tokens"
+    assert old_keys or (number == weights).all(), "states of other weights"
 
 
 class FakeStates:
-    """The slots of one rank, and its table of them."""
+    """The slots of one rank, and its table of them.
+
+    weights: the number of the present ones; old_keys: owners that keep states of others.
+    """
 
     def __init__(self, running: int, snapshots: int) -> None:
+        self.weights = 0
+        self.old_keys: set[int] = set()
         self.table = StateTable(running, snapshots)
         self.slots = [FakeSlot() for _ in range(running + snapshots)]
+
+    def compute(self, row: Row, ids: np.ndarray) -> None:
+        """Compute a row; ids: of all positions up to its end, as its pages have them."""
+        old_keys = row.version_id in self.old_keys
+        self.slots[row.slot].compute(ids, row, self.weights, old_keys)
 
     def apply(self, events: tuple[StateEvent, ...]) -> None:
         """Apply a plan's events."""
