@@ -102,8 +102,8 @@ class EngineConfig(BaseModel):
     weights: Literal["auto", "packed", "dense"] = Field(
         "auto",
         description="how quantised weights lie in memory; packed: as they are stored, a tile is "
-        "unpacked when it is used, on a CPU; dense: dequantised when they are loaded; auto: what "
-        "is faster, so far dense; no bit depends on it",
+        "unpacked when it is used, on CPUs and on Hopper; dense: dequantised when they are "
+        "loaded; auto: so far dense; no bit depends on it",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
     transport: Literal["auto", "gather", "peer", "mpi"] = Field(
@@ -249,8 +249,6 @@ class EngineConfig(BaseModel):
             raise ValueError("approximate answers need {row_layers} fold: leave {row_layers} out")
         if self.weights == "packed" and self.may_be_approximate:
             raise ValueError("{weights} packed has no approximate mode: leave {weights} out")
-        if self.weights == "packed" and self.load_format == "dummy":
-            raise ValueError("{load_format} dummy makes dense weights: leave {weights} out")
         return self
 
     @model_validator(mode="after")

@@ -14,6 +14,7 @@ from itertools import pairwise
 import torch
 
 from tpdet.kernels.inputs.gated import GROUP, interleaved
+from tpdet.kernels.inputs.ordered import OrderedWeight
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E8M0_BIAS = 127
@@ -57,6 +58,16 @@ class PackedMatrix:
     def __getitem__(self, rows: slice) -> torch.Tensor:
         """Neighbouring rows [n, K] in `dtype`."""
         return self.cut(rows, range(len(self.columns))).numbers().to(self.dtype)
+
+    def on(self, device: torch.device) -> "PackedMatrix":
+        """The same on a device."""
+        return replace(
+            self,
+            codes=self.codes.to(device),
+            scales=self.scales.to(device),
+            scale_rows=None if self.scale_rows is None else self.scale_rows.to(device),
+            zeros=None if self.zeros is None else self.zeros.to(device),
+        )
 
     def cut(self, rows: slice, columns: range) -> "PackedMatrix":
         """A part of it, by neighbouring rows and columns, without a copy."""
@@ -173,9 +184,12 @@ class PackedStack:
         return self.matrices[index]
 
 
-Weight = torch.Tensor | PackedMatrix
-WeightStack = torch.Tensor | PackedStack
-"""What a product reads on the CPU: numbers, or codes whose tiles become numbers."""
+Weight = torch.Tensor | PackedMatrix | OrderedWeight
+WeightStack = torch.Tensor | PackedStack | OrderedWeight
+"""What a product reads: numbers, or codes that become numbers when they are read. Those of a CPU
+lie as in the checkpoint, those of a GPU in the order of its kernels."""
+ExpertStack = torch.Tensor | PackedStack
+"""The same of experts, whose codes no kernel of a GPU reads."""
 
 
 def join_rows(parts: Sequence[PackedMatrix]) -> PackedMatrix:
@@ -203,6 +217,20 @@ def join_rows(parts: Sequence[PackedMatrix]) -> PackedMatrix:
     )
 
 
+def join_columns(parts: Sequence[PackedMatrix]) -> PackedMatrix:
+    """The columns of matrices of one form, side by side, each of which begins a group of its own.
+
+    All have the same rows, and no zero points; every part but the last fills its groups and bytes.
+    """
+    widths = sum(len(part.columns) for part in parts)
+    return replace(
+        parts[0],
+        codes=torch.cat([part.codes for part in parts], 1),
+        columns=range(widths),
+        scales=torch.cat([part.scales for part in parts], 1),
+    )
+
+
 def interleaved_rows(gate: PackedMatrix, up: PackedMatrix) -> PackedMatrix:
     """Gate and up [I, K] as one weight in turn (`kernels/inputs/gated.py`), zeros up to groups."""
     width = gate.shape[0]
@@ -222,7 +250,7 @@ def side_by_side(matrix: PackedMatrix, widths: Sequence[int]) -> PackedStack:
     )
 
 
-def numbers_of(memory: Weight | PackedStack | None) -> torch.Tensor | None:
+def numbers_of(memory: Weight | WeightStack | None) -> torch.Tensor | None:
     """Memory of numbers that a reload can write over; None for codes, which it replaces."""
     return memory if isinstance(memory, torch.Tensor) else None
 
@@ -245,7 +273,7 @@ def unpack_bytes(packed: torch.Tensor, bits: int) -> torch.Tensor:
 
 def _looked_up(codes: torch.Tensor, table: torch.Tensor, bits: int) -> torch.Tensor:
     """uint8 [N, bytes] -> fp32 [N, as many codes]."""
-    numbers = table.index_select(0, codes.flatten().int()).view(torch.float32)
+    numbers = table.to(codes.device).index_select(0, codes.flatten().int()).view(torch.float32)
     return numbers.view(len(codes), codes.shape[1] * 8 // bits)
 
 
@@ -271,4 +299,4 @@ def _scale_numbers(scales: torch.Tensor) -> torch.Tensor:
     """Scales in fp32; e8m0's are powers of two, of which 2^-127 is subnormal."""
     if scales.dtype != torch.uint8:
         return scales.float()
-    return torch.ldexp(torch.ones(scales.shape), scales.int() - _E8M0_BIAS)
+    return torch.ldexp(torch.ones(scales.shape, device=scales.device), scales.int() - _E8M0_BIAS)

@@ -12,10 +12,9 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.test_quantised import MADE, fp8_channel
 from tests.checkpoint.test_quantised_mixed import MIXED, mixed
 from tests.lib.bits import assert_same_bits
-from tests.lib.engine_harness import ask, run, small_config
+from tests.lib.engine_harness import ask, run
 from tests.tools.quantise.test_quantise import SOME_SLOW
 from tpdet.checkpoint.checkpoint import open_checkpoint
-from tpdet.checkpoint.checks import check_checkpoint, check_packed
 from tpdet.config import EngineConfig
 from tpdet.errors import ReloadError, UsageError, WeightUpdateError
 from tpdet.kernels.inputs.packed import PackedMatrix
@@ -230,16 +229,21 @@ def test_tensors_that_are_sent_are_refused(quantised):
     run(quantised("qwen3", "int4-g128"), [], change=refused, weights="packed")
 
 
+@pytest.mark.parametrize(
+    "format_name", ["int4-g128", pytest.param("mxfp4", marks=pytest.mark.slow)]
+)
+def test_random_weights_are_packed_ones(format_name, quantised):
+    """A leaf of the last product has 48 columns: its groups are cut."""
+    model = quantised("qwen3", format_name, heads=8, kv_heads=2)
+    whole = run(model, REQUESTS, load_format="dummy", weights="dense")
+    found = run(model, REQUESTS, load_format="dummy", weights="packed")
+    assert found.fingerprint == whole.fingerprint
+    for key, logits in whole.logits.items():
+        assert_same_bits(found.logits[key], logits, str(key))
+
+
 class TestRefusals:
     """Packed weights are refused by name where there are none, or nobody reads them."""
-
-    def test_on_a_gpu(self, quantised):
-        model = quantised("qwen3", "int4-g128")
-        config = small_config(model, weights="packed")
-        with pytest.raises(UsageError, match="no kernel reads packed weights on a GPU yet"):
-            check_packed(config, model, "cuda")
-        with pytest.raises(UsageError, match="no kernel reads packed weights on a GPU yet"):
-            check_checkpoint(small_config(model, weights="packed", device="cuda"), 1)
 
     def test_of_a_dense_model(self, tiny_model):
         with pytest.raises(UsageError, match="has no quantised weights in safetensors"):
@@ -248,7 +252,6 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"load_format": "dummy"}, "load_format dummy makes dense weights"),
             ({"approximate": True}, "weights packed has no approximate mode"),
             ({"on_slowdown": "approximate"}, "weights packed has no approximate mode"),
         ],

@@ -21,6 +21,7 @@ from tests.gpu.experts.bits import expert_checks
 from tests.gpu.gemm import column_bits, columns
 from tests.gpu.gemm.leaf_bits import leaf_checks
 from tests.gpu.gemm.norm_bits import norm_checks
+from tests.gpu.gemm.packed import packed_checks
 from tests.gpu.nn.invariant import invariant_checks
 from tests.gpu.nn.log_prob import log_prob_checks
 from tests.gpu.sampling.bits import sampler_checks
@@ -31,6 +32,7 @@ SUITES = {
     "prefill": lambda _: prefill_checks(),
     "decode": lambda _: decode_checks(),
     "gemm": lambda _: [*column_bits.column_checks(), *leaf_checks(), *norm_checks()],
+    "packed": lambda _: packed_checks(),
     "attention": lambda _: attention_checks(),
     "experts": lambda _: expert_checks(),
     "sampler": lambda _: sampler_checks(),

@@ -106,6 +106,13 @@ class Checkpoint:
         part: PackedMatrix = view.packed(*spans)
         return part.compact()
 
+    def first_packed(self, name: str) -> PackedMatrix:
+        """The first values of a quantised matrix as codes and scales, which show their form."""
+        view = self._tensors[name].open()
+        rows, columns = view.get_shape()
+        part: PackedMatrix = view.packed(range(min(rows, 1)), range(columns))
+        return part
+
     def _typed(self, name: str, shape: tuple[int, ...]) -> tuple[Any, torch.dtype]:
         """A view of a tensor, and its dtype. Raises CheckpointError for another shape or dtype."""
         file, view = self.check_shape(name, shape)

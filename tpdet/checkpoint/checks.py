@@ -23,20 +23,16 @@ def check_checkpoint(config: EngineConfig, ranks: int) -> tuple[ModelConfig, Mod
     leaves = check_ranks(model, ranks, config.leaves)
     place_experts(model, ranks, config.experts)
     check_experts(model, config.row_layers, config.may_be_approximate)
-    check_packed(config, directory, config.device)
+    check_packed(config, directory)
     if config.load_format != "dummy":
         find_weights(directory)
     return model, leaves
 
 
-def check_packed(config: EngineConfig, directory: Path, device: str) -> None:
-    """Refuse (UsageError) packed weights on a GPU, and of a model that has none."""
+def check_packed(config: EngineConfig, directory: Path) -> None:
+    """Refuse (UsageError) packed weights of a model that has none."""
     if config.weights != "packed":
         return
-    if device == "cuda":
-        raise UsageError(
-            "weights packed: no kernel reads packed weights on a GPU yet: use weights auto"
-        )
     if directory.is_file() or read_stored_form(directory).quantisation is None:
         raise UsageError(
             f"weights packed: {config.model} has no quantised weights in safetensors: use weights "

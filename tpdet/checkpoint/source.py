@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +14,10 @@ from tpdet.checkpoint.dummy import draw_piece
 from tpdet.checkpoint.finite import all_finite
 from tpdet.checkpoint.load_progress import LoadProgress
 from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.checkpoint.model_config.quantisation import Quantisation
+from tpdet.checkpoint.model_config.stored_form import read_stored_form
 from tpdet.checkpoint.next_layer import Begun, NextLayer, Part, in_jobs
+from tpdet.checkpoint.packing import Packing
 from tpdet.checkpoint.pieces import PieceRead, Pieces, TensorLeft, TensorRead
 from tpdet.checkpoint.place import memory_for
 from tpdet.checkpoint.staging import Staging
@@ -44,8 +46,6 @@ class WeightSource:
     """
 
     tick: Callable[[], None] | None = None
-    packed = False
-    """Whether quantised weights of the layers' products stay as they are stored."""
     from_files = True
     """Whether tensors of a checkpoint have to be read; else they are in memory."""
 
@@ -71,6 +71,7 @@ class WeightSource:
         self._seed = seed
         self._digests: Digests = {}
         self._read: dict[str, None] = {}
+        self.packing = Packing(checkpoint, dtype, self._device, seed)
         self.reads: list[WeightRead] = []
         self._threads: ThreadPoolExecutor | None = None
         self._next_layer: NextLayer | None = None
@@ -110,21 +111,13 @@ class WeightSource:
         """`Checkpoint.forms`; none of random weights."""
         return {} if self._checkpoint is None else self._checkpoint.forms
 
-    def packs(self, *names: str) -> bool:
-        """Whether matrices of these names can stay packed together: all are in one form."""
-        if not self.packed or self._checkpoint is None:
-            return False
-        forms = [self._checkpoint.forms.get(name) for name in names]
-        return forms[0] is not None and all(form == forms[0] for form in forms)
-
     def read_packed(self, read: TensorRead) -> PackedMatrix:
-        """This rank's pieces of a matrix that `packs` has, as codes and scales.
+        """This rank's pieces of a matrix that `packing.packs` has, on the device.
 
         They are checked and digested as numbers, which are gone afterwards. Raises as `read`.
         """
-        assert self._checkpoint is not None
         self.read(*read)
-        return replace(self._checkpoint.packed(read), dtype=self._dtype)
+        return self.packing.matrix(read)
 
     def read_for(self, take: Callable[..., object], *reads: TensorRead) -> None:
         """Read tensors as `read_all`, and call `take` with them: here at once.
@@ -230,6 +223,8 @@ class WeightSource:
                 return streamed.send(self._staging, piece_header(dtype, piece, ""), target)
         if self._checkpoint is not None:
             part = self._checkpoint.piece(name, shape, dim, first, last, bounds)
+        elif self.packing.draws(name):
+            part = self.packing.draw(piece).numbers()
         else:
             part = draw_piece(self._seed, name, number, piece.shape, self._device)
         if self._checkpoint is not None or part.device.type == "cpu":
@@ -292,10 +287,12 @@ def open_weights(
     device: torch.device | str = "cpu",
     threads: int = 1,
     packed: bool = False,
+    must_pack: bool = False,
 ) -> WeightSource:
     """The weights of a model directory for `device`; random ones for load_format "dummy".
 
-    threads: how many pieces of a tensor are read at a time. packed: `WeightSource.packed`.
+    threads: how many pieces of a tensor are read at a time. packed, must_pack: `Packing.enabled`
+    and `required`.
     """
     checkpoint = None if load_format == "dummy" else open_checkpoint(directory)
     if checkpoint is not None and checkpoint.rules and show_progress:
@@ -305,7 +302,7 @@ def open_weights(
         else:
             _log.info(
                 "quantised weights (%s) become %s: memory is that of a checkpoint in %s "
-                "(--weights packed, on a CPU, keeps them as they are stored, and is slower)",
+                "(--weights packed keeps them as they are stored)",
                 rules,
                 config.dtype,
                 config.dtype,
@@ -314,5 +311,14 @@ def open_weights(
             _log.info("the checkpoint wants quantised activations, too: they stay %s", config.dtype)
     dtype = getattr(torch, config.dtype)
     source = WeightSource(checkpoint, dtype, seed, show_progress, device, threads)
-    source.packed = packed
+    packing = source.packing
+    packing.enabled, packing.required = packed, must_pack
+    if checkpoint is None:
+        packing.drawn = _drawn_form(directory)
     return source
+
+
+def _drawn_form(directory: Path) -> Quantisation | None:
+    """The form in which random weights are drawn: the first that `config.json` says of them."""
+    stored = read_stored_form(directory).quantisation if directory.is_dir() else None
+    return None if stored is None else stored.forms[0]

@@ -168,7 +168,8 @@ class StockArithmetic:
         widths: tuple[int, ...] = (),
     ) -> PartialSums:
         """One product [1, M, N], rounded to the model's dtype before it is exchanged."""
-        return PartialSums(linear(x, _dense(weight_LNK[0]))[None], (0,))
+        assert isinstance(weight_LNK, torch.Tensor)
+        return PartialSums(linear(x, weight_LNK[0])[None], (0,))
 
     def attend(
         self,

@@ -24,7 +24,7 @@ from tpdet.kernels import ops
 from tpdet.kernels.inputs.experts import Lanes
 from tpdet.kernels.inputs.gated import halves
 from tpdet.kernels.inputs.norm import Finish
-from tpdet.kernels.inputs.packed import PackedStack, WeightStack, interleaved_rows, numbers_of
+from tpdet.kernels.inputs.packed import ExpertStack, PackedStack, interleaved_rows, numbers_of
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.order import fold_tree
 from tpdet.kernels.partial_sums import relative_roots
@@ -45,8 +45,8 @@ class ExpertMlp:
     router: torch.Tensor | None = None
     router_bias: torch.Tensor | None = None
     choice_bias: torch.Tensor | None = None
-    gate_up: WeightStack | None = None
-    down: WeightStack | None = None
+    gate_up: ExpertStack | None = None
+    down: ExpertStack | None = None
     biases: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
     routes: torch.Tensor | None = None
     """int16 [slots of pages, k]: where the ids of each row are kept, if they are."""
@@ -149,7 +149,7 @@ class ExpertMlp:
         gate, up, down = (
             self._of_expert(expert, f"{part}.weight") for part in self._mixture.projections
         )
-        return source.packs(gate, up) and source.packs(down)
+        return source.packing.packs_experts([gate, up]) and source.packing.packs_experts([down])
 
     def _read_packed(self, source: WeightSource, weights: list[TensorRead]) -> None:
         """Read gate, up and down of each expert as codes and scales."""

@@ -41,7 +41,9 @@ class GatheredLinear:
             partition.by_rank(each) for each in (cut, partition.cut.outputs)
         )
         packed = self._packed(source)
-        self.weight: Weight = source.read(*self._read) if packed is None else packed
+        self.weight: Weight = (
+            source.read(*self._read) if packed is None else source.packing.laid_out(packed, None)
+        )
         self._bias = RowBias(partition, name, outputs)
         self._bias.load(source)
         self._exchange, self._arithmetic = exchange, partition.arithmetic
@@ -52,12 +54,13 @@ class GatheredLinear:
         if packed is None:
             source.read_for(partial(place, numbers_of(self.weight)), TensorRead(*self._read))
         else:
-            self.weight = packed
+            self.weight = source.packing.laid_out(packed, self.weight)
         self._bias.load(source)
 
     def _packed(self, source: WeightSource) -> PackedMatrix | None:
         read = TensorRead(*self._read)
-        return source.read_packed(read) if source.packs(read.name) else None
+        packs = source.packing.packs([read.name], [read.shape[1]])
+        return source.read_packed(read) if packs else None
 
     def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, finish: Finish) -> Pending:
         """This rank's columns x [M, K'] -> what becomes of y: the stream and its norm.

@@ -95,7 +95,7 @@ def read_packed_parts(
 ) -> PackedMatrix | None:
     """The weights of several parts as codes and scales; None where they are to be numbers."""
     reads = [TensorRead(f"{part.name}.weight", (part.rows, inputs), part.pieces) for part in parts]
-    if not source.packs(*(read.name for read in reads)):
+    if not source.packing.packs([read.name for read in reads], [inputs]):
         return None
     return join_rows(
         [part.packed(source.read_packed(read)) for part, read in zip(parts, reads, strict=True)]
@@ -123,11 +123,12 @@ class ColumnLinear:
 
     def load(self, source: WeightSource) -> None:
         """Read the weights, in place if there are some already."""
-        weight: Weight | None = read_packed_parts(source, self._parts, self._in_features)
-        if weight is None:
+        packed = read_packed_parts(source, self._parts, self._in_features)
+        if packed is None:
             memory = numbers_of(self.weight)
-            weight = read_parts(source, self._parts, memory, "weight", self._in_features)
-        self.weight = weight
+            self.weight = read_parts(source, self._parts, memory, "weight", self._in_features)
+        else:
+            self.weight = source.packing.laid_out(packed, self.weight)
         if self._has_bias:
             self.bias = read_parts(source, self._parts, self.bias, "bias")
 
@@ -164,8 +165,9 @@ class GatedLinear:
         """Read the weights, in place if there are some already."""
         reads = [TensorRead(f"{name}.weight", self._shape, self._pieces) for name in self._names]
         self._width, inputs = reads[0].held
-        if source.packs(*(read.name for read in reads)):
-            self.weight = interleaved_rows(*map(source.read_packed, reads))
+        if source.packing.packs([read.name for read in reads], [inputs]):
+            packed = interleaved_rows(*map(source.read_packed, reads))
+            self.weight = source.packing.laid_out(packed, self.weight)
             return
         rows = 2 * (self._width + -self._width % GROUP)
         memory = self.weight = source.memory_for(numbers_of(self.weight), (rows, inputs))
@@ -207,8 +209,9 @@ class RowLinear:
     def load(self, source: WeightSource) -> None:
         """Read the weights, in place if there are some already."""
         read = TensorRead(*self._read)
-        if source.packs(read.name):
-            self.weight_LNK = side_by_side(source.read_packed(read), self._widths)
+        if source.packing.packs([read.name], self._widths):
+            packed = side_by_side(source.read_packed(read), self._widths)
+            self.weight_LNK = source.packing.laid_out_leaves(packed, self.weight_LNK)
         else:
             source.read_for(self._place, read)
         self._bias.load(source)

@@ -62,13 +62,15 @@ class SharedExpert:
         pieces = Pieces(1, self._cut.bounds, self._leaves)
         shape = self._hidden, self._cut.edges[-1]
         read = TensorRead(f"{self._name}.down_proj.weight", shape, pieces)
-        if not source.packs(read.name):
+        widths = self._cut.widths(self._leaves)
+        if not source.packing.packs([read.name], widths):
             source.read_for(self._place_down, read)
             return
         rows = slice(self._outputs.start, self._outputs.stop)
         packed = source.read_packed(read)
         own = packed.cut(rows, range(packed.shape[1])).compact()
-        self.down_LNK = side_by_side(own, self._cut.widths(self._leaves))
+        leaves = side_by_side(own, widths)
+        self.down_LNK = source.packing.laid_out_leaves(leaves, self.down_LNK)
 
     def _place_down(self, read: torch.Tensor) -> None:
         mine = read[self._outputs.start : self._outputs.stop]

@@ -16,7 +16,7 @@ import torch
 from tpdet.kernels.cpu.gemm.column import column_gemm
 from tpdet.kernels.cpu.pointwise.activation import activate_and_multiply
 from tpdet.kernels.inputs.experts import Lanes
-from tpdet.kernels.inputs.packed import WeightStack
+from tpdet.kernels.inputs.packed import ExpertStack
 from tpdet.kernels.order import evaluate
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -25,8 +25,8 @@ def expert_sums(
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: WeightStack,
-    down: WeightStack,
+    gate_up: ExpertStack,
+    down: ExpertStack,
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
     lanes: Lanes,
     shared: torch.Tensor | None = None,
@@ -47,7 +47,7 @@ def expert_sums(
 def expert_rows(
     x: torch.Tensor,
     ids: torch.Tensor,
-    gate_up: WeightStack,
+    gate_up: ExpertStack,
     bias: torch.Tensor | None,
     experts: range,
     total: int,
@@ -71,7 +71,7 @@ def sums_of_rows(
     mixed: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    down: WeightStack,
+    down: ExpertStack,
     bias: torch.Tensor | None,
     lanes: Lanes,
     shared: torch.Tensor | None = None,

@@ -16,6 +16,7 @@ sums fp32.
 import torch
 
 from tpdet.kernels.cpu import threads
+from tpdet.kernels.inputs.ordered import OrderedWeight
 from tpdet.kernels.inputs.packed import Weight
 
 ROWS = 16
@@ -52,7 +53,12 @@ def padded_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def chain(x: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """x [16 * R, K] fp32 contiguous, weight [N, K] -> [16 * R, N] fp32."""
+    """x [16 * R, K] fp32 contiguous, weight [N, K] -> [16 * R, N] fp32.
+
+    Raises TypeError for a weight in a GPU's order.
+    """
+    if isinstance(weight, OrderedWeight):
+        raise TypeError("codes in a GPU's order have no product on a CPU")
     height, width = weight.shape
     y = torch.empty(x.shape[0], height, dtype=torch.float32)
 

@@ -16,17 +16,19 @@ from tpdet.kernels.cuda.gemm.choice.library import library_fits, library_product
 from tpdet.kernels.cuda.gemm.choice.shape_table import Admitted, library_rows
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.operands import descriptor_sms, fitted, run_chain
+from tpdet.kernels.cuda.gemm.packed.product import in_scratch, packed_product, unpacks
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Operands
 from tpdet.kernels.cuda.launch.multiprocessors import all_free
 from tpdet.kernels.inputs.activations import activation_number
+from tpdet.kernels.inputs.ordered import OrderedWeight
 
 ByLibrary = Callable[[torch.Tensor, torch.Tensor, int, str], torch.Tensor]
 
 
 def column_gemm(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | OrderedWeight,
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     tile: Tile | None = None,
@@ -49,7 +51,7 @@ def column_gemm(
 def product_of_kind(
     kind: str,
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | OrderedWeight,
     bias: torch.Tensor | None,
     out_dtype: torch.dtype,
     tile: Tile | None,
@@ -61,6 +63,10 @@ def product_of_kind(
     As `column_gemm`; of a gated kind, weight and bias are interleaved and the result is [M, N / 2].
     by_library: (x [M, K], weight [N, K], rows, way) -> the result at `rows` >= M rows.
     """
+    if isinstance(weight, OrderedWeight):
+        if not unpacks(len(x)):
+            return packed_product(kind, x, weight, bias, out_dtype)
+        weight = in_scratch(weight)[0]
     x, w = fitted(x, weight.unsqueeze(0))
     (m, k), n, gated = x.shape, w.shape[1], activation_number(kind)
     choice = None

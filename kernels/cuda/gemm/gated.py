@@ -17,11 +17,12 @@ from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise.activation import activate_and_multiply
 from tpdet.kernels.inputs.activations import KIND_OF
 from tpdet.kernels.inputs.gated import GROUP
+from tpdet.kernels.inputs.ordered import OrderedWeight
 
 
 def gated_gemm(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | OrderedWeight,
     tile: Tile | None = None,
     admitted: Admitted | None = None,
     activation: str = "silu",
@@ -31,10 +32,9 @@ def gated_gemm(
     `tile` overrides what was admitted (its depth must divide K). Raises ValueError when K or 2 * I
     is not a multiple of 16 or the operands differ in dtype.
     """
-    if weight.shape[0] % (2 * GROUP):
-        raise ValueError(
-            f"{weight.shape[0]} interleaved rows: they are eights of gates and eights of ups"
-        )
+    rows = weight.shape[-2]
+    if rows % (2 * GROUP):
+        raise ValueError(f"{rows} interleaved rows: they are eights of gates and eights of ups")
     kind, library = KIND_OF[activation], partial(gated_library_product, activation=activation)
     return product_of_kind(kind, x, weight, None, x.dtype, tile, admitted, library)
 

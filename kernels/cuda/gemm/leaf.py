@@ -17,9 +17,11 @@ from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice, cut_roots
 from tpdet.kernels.cuda.gemm.choice.shape_table import Admitted
 from tpdet.kernels.cuda.gemm.choice.variants import FOLDS, variant_of
 from tpdet.kernels.cuda.gemm.operands import check_depth, descriptor_sms, fitted, run_chain
+from tpdet.kernels.cuda.gemm.packed.product import in_scratch, packed_sums, unpacks
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm, root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Operands
+from tpdet.kernels.inputs.ordered import OrderedWeight
 from tpdet.kernels.order import Expression
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -53,7 +55,7 @@ def unequal_leaf_gemm(
 
 def leaf_sums(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | OrderedWeight,
     roots: tuple[Expression, ...],
     choice: LeafChoice | None = None,
     admitted: Admitted | None = None,
@@ -65,6 +67,10 @@ def leaf_sums(
     widths: of leaves of unequal K, whose weight is [1, N, their sum]; they stay apart.
     Raises ValueError for operands that do not fit, and for a choice that the roots have no cut for.
     """
+    if isinstance(weight, OrderedWeight):
+        if not unpacks(len(x)):
+            return packed_sums(x, weight, roots)
+        weight = in_scratch(weight)
     if widths:
         return PartialSums(unequal_leaf_gemm(x, weight, widths), roots)
     x, w = fitted(x, weight)

@@ -24,6 +24,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.core import builtin
 
 copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # Triton 3.6
+_of_memory = gl.shared_memory_descriptor
+reinterpreted = getattr(_of_memory, "reinterpret", None) or _of_memory._reinterpret  # Triton 3.6
 
 CONSUMERS = gl.constexpr(2)
 CONSUMER_WARPS = gl.constexpr(4)  # a warpgroup; that of consumer 0 is the launch's num_warps

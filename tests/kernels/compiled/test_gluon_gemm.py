@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -12,8 +13,12 @@ from tests.kernels.compiled.test_columns import check_gates
 from tests.kernels.compiled.test_gemm import check
 from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tests.lib.some_slow import some_slow
+from tpdet.kernels.cuda.gemm.packed.chain import PackedForm, packed_chain, unpacked_weight
+from tpdet.kernels.cuda.gemm.packed.choice import CANDIDATES
+from tpdet.kernels.cuda.gemm.packed.launch import ONE_LEAF, PackedTile
 from tpdet.kernels.cuda.gemm.variants.root_form import (
     RootForm,
+    RootShape,
 )
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Operands, ProductShape
@@ -27,6 +32,7 @@ from tpdet.kernels.cuda.gemm.variants.warp_specialised_launch import (
 )
 from tpdet.kernels.cuda.gemm.variants.warp_specialised_parts import warp_specialised_parts
 from tpdet.kernels.cuda.hardware import H200, pretending
+from tpdet.kernels.inputs.ordered import E2M1, E4M3, INT4, INT4_OF_HALF
 
 FORMS = {  # GROUPS, PARTS, PAIR; additions a value, in the code
     "cut": (2, 1, 1, 1), "sequential": (8, 1, 1, 1), "pairs": (4, 1, 2, 2), "tree": (2, 2, 2, 5),
@@ -196,3 +202,73 @@ def test_a_gated_product_that_does_not_fit_is_refused(n, variant, out):
     y = torch.empty(1, 2, n // 2, dtype=out)
     with pretending(H200), pytest.raises(ValueError, match="take another tile"):
         run_gluon_column(Operands(x, w, None, y, gated=1), variant, 132)
+
+
+PACKED = {  # bits, group, rows of a scale, its type, instructions of a value and their number
+    E4M3: (8, 128, 8, "fp32", "cvt.rn.f16x2.e4m3x2", 1 / 2),
+    INT4: (4, 128, 1, "bf16", "mul.rn.bf16x2", 1 / 2),
+    INT4_OF_HALF: (4, 128, 1, "fp16", "fma.rn.bf16x2", 1 / 2),
+    E2M1: (4, 32, 1, "u8", "mul.rn.bf16x2", 1),
+}
+SOME_PACKED = [(E4M3, CANDIDATES[2], 1), (INT4, CANDIDATES[7], 0)]
+
+
+def packed_kernel(recipe, tile, gated, cut=1, k=4096):
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    bits, group, scale_rows, scales, *_ = PACKED[recipe]
+    lines = tile.depth * bits // 16
+    codes, x = NVMMASharedLayout(128, 32, 3), NVMMASharedLayout(128, 16, 2)
+    types = {
+        "code_tiles": f"tensordesc<i32[{tile.groups},{lines},32],{codes!r}>",
+        "x_tiles": f"tensordesc<bf16[{tile.rows},{tile.depth}],{x!r}>",
+        "scales": f"*{scales}",
+        "y": "*bf16" if gated else "*fp32",
+        "bias": "*bf16",
+    } | dict.fromkeys(("m", "n", "steps", "blocks"), "i32")
+    root = RootShape(1, 1, cut)
+    kept = 1 << (cut * k // group - 1).bit_length()
+    form = PackedForm(recipe, bits, *tile, group, scale_rows, kept, False, gated, root)
+    multiples = "scales", "y", "bias", "n"
+    options = {"num_warps": 4 * tile.groups}
+    return hopper_kernel(packed_chain, types, {"FORM": form}, multiples, options)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "tile", "gated"),
+    some_slow(
+        SOME_PACKED,
+        [*product(PACKED, CANDIDATES, (0, 1))],
+    ),
+    ids=str,
+)
+def test_a_weight_becomes_numbers_in_registers(recipe, tile, gated):
+    ptx, log, held = packed_kernel(recipe, tile, gated)
+    wanted = f"wgmma.mma_async.sync.aligned.m64n{tile.rows}k16.f32.bf16.bf16"
+    check(ptx, log, f"{recipe} {tile}", [wanted, "cp.async.bulk.tensor.3d", PACKED[recipe][4]])
+    assert "serialized" not in log and held <= H200.shared_bytes, held
+    # Four steps stand in the code: the first, two of the loop, the last. A is in registers.
+    assert len(re.findall(wanted.replace(".", r"\."), ptx)) == 4 * tile.depth // 16
+    values = 4 * 64 * tile.depth // 128  # of a thread
+    assert ptx.count(PACKED[recipe][4]) == values * PACKED[recipe][5]
+    in_loop = ptx[ptx.index(wanted) : ptx.rindex(wanted)]
+    assert "st.shared" not in in_loop and "shfl.sync.bfly" not in in_loop
+
+
+def test_two_leaves_are_folded_in_registers():
+    ptx, log, held = packed_kernel(INT4, PackedTile(128, 2, 64, 4), 0, cut=2, k=1536)
+    wanted = "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"
+    check(ptx, log, "two leaves", [wanted])
+    assert "serialized" not in log and held <= H200.shared_bytes, held
+    assert ptx.count(wanted) == 2 * 4 * 64 // 16
+
+
+@pytest.mark.parametrize("recipe", some_slow([INT4], list(PACKED)))
+def test_numbers_are_written_along_k(recipe):
+    bits, group, scale_rows, scales, *_ = PACKED[recipe]
+    form = PackedForm(recipe, bits, 16, 1, 128, 1, group, scale_rows, 1, False, 0, ONE_LEAF)
+    types = {"codes": "*i32", "scales": f"*{scales}", "out": "*bf16"}
+    types |= dict.fromkeys(("n", "k", "blocks"), "i32")
+    multiples = "codes", "scales", "out", "n", "k"
+    done = hopper_kernel(unpacked_weight, types, {"FORM": form}, multiples, {"num_warps": 4})
+    assert "st.global.v4.b32" in done.ptx and "0 bytes spill stores" in done.log

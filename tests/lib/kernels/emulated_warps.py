@@ -20,6 +20,7 @@ from triton.runtime import interpreter
 from tpdet.kernels import order
 
 WAIT_SECONDS = 20
+_UNWRITTEN = 0x5A5A5A5A  # integers in shared memory
 
 
 def grouped_product(a, b, total):
@@ -55,6 +56,7 @@ class Shared:
 
     def __init__(self, tensor):
         self.tensor, self.dtype, self.shape = tensor, tensor.dtype, tensor.shape
+        self.layout = None
 
     def index(self, slot):
         return Shared(self.tensor[slot])
@@ -139,10 +141,10 @@ class Machine:
     def copy(self, descriptor, at, barrier, slot):
         def land():
             time.sleep(0.001)
-            (first, left), (height, width) = at, slot.shape
-            inside = descriptor.tensor[first : first + height, left : left + width]
-            block = torch.zeros(height, width, dtype=inside.dtype)
-            block[: inside.shape[0], : inside.shape[1]] = inside
+            cut = [slice(first, first + size) for first, size in zip(at, slot.shape, strict=True)]
+            inside = descriptor.tensor[tuple(cut)]
+            block = torch.zeros(slot.shape, dtype=inside.dtype)
+            block[tuple(slice(0, size) for size in inside.shape)] = inside
             slot.store(block)
             barrier.arrive(0, landed=block.numel() * block.element_size())
 
@@ -204,7 +206,8 @@ def language(machine, program, programs):
     def allocate(dtype, shape, layout, value=None):
         if dtype == torch.int64:
             return Barriers(shape[0])
-        return Shared(torch.full(shape, torch.nan, dtype=dtype) if value is None else value)
+        unwritten = torch.nan if dtype.is_floating_point else _UNWRITTEN
+        return Shared(torch.full(shape, unwritten, dtype=dtype) if value is None else value)
 
     through_numpy = lambda f: lambda *xs: torch.from_numpy(f(*(x.numpy() for x in xs)))
     return SimpleNamespace(
@@ -219,7 +222,7 @@ def language(machine, program, programs):
         DotOperandLayout=anything,
         BlockedLayout=anything,
         convert_layout=lambda x, _, **__: x,
-        program_id=lambda _: program,
+        program_id=lambda axis: program[axis] if isinstance(program, tuple) else program,
         num_programs=lambda _: programs,
         where=where,
         load=load,
@@ -237,6 +240,11 @@ def language(machine, program, programs):
         div_rn=lambda a, b: a / b,
         fma=fused,
         broadcast_to=lambda x, shape: x.expand(shape),
+        broadcast=lambda *xs: torch.broadcast_tensors(*xs),
+        expand_dims=lambda x, axis: x.unsqueeze(axis),
+        join=lambda a, b: torch.stack([a, b], -1),
+        DistributedLinearLayout=anything,
+        SwizzledSharedLayout=anything,
         allocate_shared_memory=allocate,
     )
 
@@ -261,6 +269,7 @@ def run_program(kernel, shared_arithmetic, program, arguments, programs=1, other
         "run_warps": machine.run_warps,
         "copy_tile": machine.copy,
         "send_tile": machine.send,
+        "reinterpreted": lambda x, _, shape, __: Shared(x.tensor.view(shape)),
         "tma": SimpleNamespace(store_wait=machine.store_wait),
         "fence_async_shared": lambda: None,
         "warpgroup_mma": machine.warpgroup_mma,

@@ -76,7 +76,7 @@ def load_model(config: EngineConfig, world: World, times: StartTimes) -> WarmedM
         times.doing = TRYING
         if limits is not None:
             tuning = tune_command(config, world.size)
-            admit_products(partition, device, limits, tuning, loading.wait)
+            admit_products(partition, device, limits, tuning, loading.wait, loading.ordered)
             times.mark("admission")
         loaded = LoadedModel(
             config=config,

@@ -7,7 +7,7 @@ overwritten, and what is read the second time must have the digests of the first
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
@@ -49,6 +49,8 @@ from tpdet.errors import (
     TpdetError,
     UsageError,
 )
+from tpdet.kernels.cuda.hardware import gpu_of
+from tpdet.kernels.inputs.ordered import OrderedForm
 from tpdet.launch.ranks.pinned import threads_per_rank
 from tpdet.layers.partition import Partition
 from tpdet.models.decoder import Decoder
@@ -103,7 +105,8 @@ class Loader:
         if self._world.size > 1:
             agree(self._world, sample_checkpoint(directory, source.files))
         self._tokenizer = self._served_tokenizer(directory)
-        if not beside:
+        if not beside or (self.packed and self._device.type == "cuda"):
+            # kernels of packed weights are known by the weights alone
             return Loading(Decoder(source, partition, positions), source, self._agree)
         unread = UnreadWeights(getattr(torch, self._model.dtype), self._device)
         loading = Loading(Decoder(unread, partition, positions), source, self._agree)
@@ -273,8 +276,11 @@ class Loader:
             device,
             threads,
             self.packed,
+            self._config.weights == "packed",
         )
         source.tick = tick
+        if self.packed and device.type == "cuda" and not gpu_of(device).wgmma:
+            raise UsageError("weights packed need Hopper on a GPU: use weights auto")
         return source
 
     def _finish(self, source: WeightSource) -> Digests:
@@ -333,6 +339,11 @@ class Loading:
         self._source, self._agree = source, agree
         self._thread: Future[None] | None = None
         self._given_up = False
+
+    @property
+    def ordered(self) -> Iterable[OrderedForm]:
+        """Forms of packed weights that a GPU has; they are read when the model is made."""
+        return self._source.packing.forms
 
     def begin(self, device: torch.device) -> None:
         """Read the weights in a thread, into the memory of the decoder's. Not collective."""
@@ -427,7 +438,7 @@ def read_model(config: EngineConfig, device: str) -> tuple[Path, ModelConfig, in
     if pooling is not None:
         check_pooling(pooling, config.may_be_approximate)
     check_experts(model, config.row_layers, config.may_be_approximate)
-    check_packed(config, directory, device)
+    check_packed(config, directory)
     check_widths(model, device)
     if config.enable_return_routed_experts and not model.experts:
         raise UsageError(

@@ -9,12 +9,14 @@ import torch
 
 from tpdet.cache.kv import page_bytes
 from tpdet.cache.routes import route_bytes
+from tpdet.checkpoint.model_config.stored_form import read_stored_form
+from tpdet.checkpoint.resolve import resolve_model
 from tpdet.comm.device import GpuMemory, free_gpu_bytes, gpu_memory
 from tpdet.config import EngineConfig
 from tpdet.errors import ResourceError
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.layers.partition import Partition
-from tpdet.models.footprint import weight_bytes
+from tpdet.models.footprint import PACKED_BYTES, weight_bytes
 
 _CACHE_SHARE = 0.25  # of the memory that is free after loading, for the KV cache on the CPU
 
@@ -36,7 +38,17 @@ def least_bytes(config: EngineConfig, partition: Partition) -> Least:
     The cache is a page; where `kv_pages` says how many, these and the one where pad rows write.
     """
     pages = 1 if config.kv_pages is None else 1 + config.kv_pages
-    return Least(weight_bytes(partition), pages * _page_bytes(partition))
+    return Least(weight_bytes(partition, packed_kind(config)), pages * _page_bytes(partition))
+
+
+def packed_kind(config: EngineConfig) -> str | None:
+    """The kind in which weights stay packed, as `weight_bytes` has it; None for numbers."""
+    if config.weights != "packed":
+        return None
+    directory = resolve_model(config.model, config.revision)
+    stored = read_stored_form(directory).quantisation
+    kinds = {} if stored is None else {form.kind: form for form in stored.forms}
+    return next((kind for kind in kinds if len(kinds) == 1 and kind in PACKED_BYTES), None)
 
 
 def check_room(config: EngineConfig, partition: Partition, device: torch.device) -> None:

@@ -8,6 +8,9 @@ from tpdet.checkpoint.model_config.known_shapes import SHAPES
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS
 from tpdet.tools.plan.hardware import HARDWARE
 
+PACKED = ("fp8-block", "int4-g128", "mxfp4")
+"""What `tpdet quantise` writes."""
+
 _FLAGS = (
     flag("--model", f"a directory, a cached hub name, or one of {', '.join(SHAPES)}",
          metavar="DIR_OR_NAME"),
@@ -24,6 +27,8 @@ _FLAGS = (
     count("--budget", "tokens in a step (default 8192)"),
     count("--leaves", "as of tpdet serve (default 8)"),
     flag("--fold-order", f"default {DEFAULT_FOLD_ORDER}", choices=FOLD_ORDERS),
+    flag("--packed", "the weights of layers stay packed as `tpdet quantise` writes them: their "
+         "memory; times are those of bfloat16", choices=PACKED),
     figure("--gpu-memory-utilization", "default 0.9", dest="utilization"),
     figure("--max-step-ms", "what a reader may wait for a token (default 50)", dest="most_ms"),
     figure("--network-gbps", "gigabits a second of each GPU's adapter (default 360)", dest="gbps"),

@@ -21,7 +21,7 @@ from tpdet.tools.worlds.shapes import find_model
 
 _OF_FLAGS = (
     "nodes", "gpus", "tp", "context", "batch", "budget", "leaves", "fold_order", "utilization",
-    "most_ms",
+    "most_ms", "packed",
 )  # fmt: skip
 """Fields of a `PlanRequest` that flags set."""
 _NO_ROOM = 71  # the exit code when memory is short

@@ -13,7 +13,7 @@ from tpdet.comm.exchange.peer_carrier import gather_bytes
 from tpdet.comm.exchange.slot_layout import SlotLayout
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.models.footprint import row_bytes, weight_bytes
+from tpdet.models.footprint import row_bytes, scratch_bytes, weight_bytes
 from tpdet.models.products import head_product
 from tpdet.tools.plan.step import PlanWorld
 
@@ -22,7 +22,7 @@ from tpdet.tools.plan.step import PlanWorld
 class Memory:
     """Bytes of a rank's GPU. `usable` is the share the engine may use (gpu_memory_utilization).
 
-    `draft`: what a draft model takes, on rank 0.
+    `draft`: what a draft model takes, on rank 0. `scratch`: where packed weights become numbers.
     """
 
     usable: int
@@ -33,12 +33,13 @@ class Memory:
     reserved: int
     page: int
     draft: int = 0
+    scratch: int = 0
 
     @property
     def fixed(self) -> int:
         """Bytes of everything except KV pages."""
         tensors = self.weights + self.tables + self.slots + self.workspaces
-        return tensors + self.reserved + self.draft
+        return tensors + self.reserved + self.draft + self.scratch
 
     @property
     def pages(self) -> int:
@@ -55,19 +56,28 @@ class Memory:
         return self.pages // -(-context // PAGE_TOKENS)
 
 
-def rank_memory(world: PlanWorld, positions: int, utilization: float) -> Memory:
-    """The memory of a rank. positions: the longest sequence; utilization: the share to use."""
+_KINDS = {"fp8-block": "fp8 block", "int4-g128": "packed int", "mxfp4": "mxfp4"}
+
+
+def rank_memory(
+    world: PlanWorld, positions: int, utilization: float, packed: str | None = None
+) -> Memory:
+    """The memory of a rank. positions: the longest sequence; utilization: the share to use.
+
+    packed: the format of `tpdet quantise` in which weights of layers stay.
+    """
     config = world.config
     dtype: torch.dtype = getattr(torch, config.dtype)
     keys = len(world.partition.key_heads)
     return Memory(
         usable=int(utilization * world.hardware.memory),
-        weights=weight_bytes(world.partition),
+        weights=weight_bytes(world.partition, None if packed is None else _KINDS[packed]),
         tables=4 * positions * config.head_dim * len(config.rotaries),
         slots=_slot_bytes(world, dtype),
         workspaces=_workspace_bytes(world),
         reserved=world.hardware.reserved,
         page=page_bytes(config.num_layers, keys, config.head_dim, dtype),
+        scratch=0 if packed is None else scratch_bytes(world.partition),
     )
 
 

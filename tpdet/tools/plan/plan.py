@@ -25,7 +25,8 @@ class PlanRequest:
     """The question of a plan. context: tokens of each sequence; batch: sequences of one world.
 
     leaves: as --leaves; tp: None for the recommended size; most_ms: the longest time between two
-    tokens; nodes: hosts, of `gpus` GPUs each; draft: the draft model, on rank 0 of each world.
+    tokens; nodes: hosts, of `gpus` GPUs each; draft: the draft model, on rank 0 of each world;
+    packed: the format of `tpdet quantise` in which weights of layers stay.
     """
 
     model: str
@@ -43,6 +44,7 @@ class PlanRequest:
     most_ms: float = 50.0
     network: Network = field(default_factory=Network)
     draft: DraftRequest | None = None
+    packed: str | None = None
 
     @property
     def hardware(self) -> Hardware:
@@ -96,7 +98,7 @@ def plan_size(request: PlanRequest, tp: int) -> Plan:
     """The plan of one size. Raises UsageError where it does not fit the model or the nodes."""
     hardware, world = request.hardware, plan_world(request, tp)
     worlds = request.nodes * hardware.gpus // tp
-    memory = rank_memory(world, request.context, request.utilization)
+    memory = rank_memory(world, request.context, request.utilization, request.packed)
     draft = None
     if request.draft is not None:
         sizes = request.batch, request.context, request.utilization
@@ -131,6 +133,7 @@ def plan_size(request: PlanRequest, tp: int) -> Plan:
         prefill_limit=limit_of(prefill),
         notes=(
             *_notes(world),
+            *_packed_notes(request),
             *_expert_notes(world, request.batch),
             *_draft_notes(request, draft, sequences),
         ),
@@ -214,6 +217,7 @@ def _memory_fields(memory: Memory) -> dict[str, int]:
         "workspaces": memory.workspaces,
         "reserved": memory.reserved,
         **({"draft model": memory.draft} if memory.draft else {}),
+        **({"unpacked weights": memory.scratch} if memory.scratch else {}),
         "left for KV": max(0, memory.usable - memory.fixed),
     }
 
@@ -241,6 +245,14 @@ def _notes(world: PlanWorld) -> tuple[str, ...]:
     if len(world.partition.key_heads) * world.ranks > world.config.num_kv_heads:
         notes.append("ranks share key heads: the KV cache of a rank shrinks no further")
     return tuple(notes)
+
+
+def _packed_notes(request: PlanRequest) -> tuple[str, ...]:
+    """What is planned of packed weights."""
+    if request.packed is None:
+        return ()
+    experts = "; experts stay numbers" if request.config.experts else ""
+    return (f"weights stay packed as {request.packed}: times are those of bfloat16{experts}",)
 
 
 def _expert_notes(world: PlanWorld, batch: int) -> tuple[str, ...]:

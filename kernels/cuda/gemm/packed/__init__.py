@@ -1,0 +1,1 @@
+"""Products whose weight is codes and scales: they become numbers in registers (Hopper)."""

@@ -1,0 +1,251 @@
+"""Products by packed weights on a GPU: bits of every form and tile, and times beside dense ones.
+
+    python -m tests.gpu.gemm.packed [int4] [fp8] ...      times of those forms: of Qwen3-8B's shapes
+
+Weights of a time take turns on more than 230 MB, so that no cache holds them. A row has the
+microseconds of the dense product, of reading the packed bytes once, and of each tile.
+"""
+
+import sys
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+
+from tests.gpu.lib.checks import Differences, gives, same
+from tests.gpu.lib.graph_times import interleaved_medians
+from tests.gpu.lib.suite import Check, run_parts
+from tpdet.kernels.cuda.gemm import trial_data
+from tpdet.kernels.cuda.gemm.admission import REFERENCE, by_tile
+from tpdet.kernels.cuda.gemm.choice import shape_table
+from tpdet.kernels.cuda.gemm.choice.shape_table import Admitted
+from tpdet.kernels.cuda.gemm.column import column_gemm
+from tpdet.kernels.cuda.gemm.gated import gated_gemm
+from tpdet.kernels.cuda.gemm.leaf import leaf_gemm, leaf_sums
+from tpdet.kernels.cuda.gemm.leaf_trials import folded
+from tpdet.kernels.cuda.gemm.packed.admission import drawn_weight, failing_tiles
+from tpdet.kernels.cuda.gemm.packed.choice import CANDIDATES, fits, tile_of
+from tpdet.kernels.cuda.gemm.packed.launch import PackedTile, run_packed
+from tpdet.kernels.cuda.gemm.packed.product import in_scratch, packed_product, packed_sums
+from tpdet.kernels.inputs.ordered import (
+    E2M1,
+    E4M3,
+    INT4,
+    INT4_OF_HALF,
+    OrderedForm,
+    OrderedWeight,
+    ordered_codes,
+)
+from tpdet.kernels.inputs.packed import PackedMatrix
+from tpdet.kernels.inputs.product import Product
+from tpdet.kernels.order import fold_plan
+from tpdet.kernels.partial_sums import PartialSums
+
+FORMS = {
+    "fp8": (E4M3, 8, 128, 8, "bfloat16"),
+    "fp8 of fp32": (E4M3, 8, 128, 8, "float32"),
+    "int4": (INT4, 4, 128, 1, "bfloat16"),
+    "int4 of fp16": (INT4_OF_HALF, 4, 128, 1, "float16"),
+    "mxfp4": (E2M1, 4, 32, 1, "uint8"),
+}
+SHAPES = {
+    "gate_up": ("gated", (1, 24576, 4096)), "down": ("row", (8, 4096, 1536)),
+    "qkv": ("column", (1, 6144, 4096)), "o": ("row", (8, 4096, 512)),
+}  # fmt: skip
+ROOTS = fold_plan("tree", 8, 1).roots[0]
+ROWS = (1, 8, 16, 64, 256, 512)
+_TURNS = 230_000_000  # bytes
+_FINITE = 2.0**117  # scales under it keep all numbers in bf16
+
+
+def form_of(name, shape):
+    return OrderedForm(*FORMS[name], shape)
+
+
+def products_are_the_dense_ones(name, shape_name):
+    """Every candidate tile, at row counts that do not fill tiles."""
+    found = Differences()
+    for kind, (leaves, _, k) in [SHAPES[shape_name]]:
+        weight, numbers = drawn_weight(form_of(name, (leaves, 528, k)), torch.device("cuda"))
+        found.keep(same, in_scratch(weight), numbers, f"numbers {k}")
+        for rows in (1, 7, 16, 33, 64, 100, 256, 300):
+            for data in trial_data.KINDS:
+                x = trial_data.trial_rows(data, rows, leaves * k, numbers.device)
+                if kind == "row":
+                    leaf_sum = leaf_gemm(x, numbers, REFERENCE.at(k))
+                    wanted = folded(PartialSums(leaf_sum, ROOTS))
+                else:
+                    wanted = by_tile(kind, x, numbers[0], REFERENCE.at(k))
+                for tile in CANDIDATES:
+                    if fits(tile, weight) and tile.rows < 4 * rows + 8:
+                        for cut in (1, 2) if kind == "row" else (1,):
+                            run = product_by(kind, x, tile, cut)
+                            what = f"{kind} {rows} rows {data} {tile} cut {cut}"
+                            found.keep(gives, partial(_whole, run, weight), wanted, what)
+    return found.finish()
+
+
+def _whole(run, weight):
+    found = run(weight)
+    return folded(found) if isinstance(found, PartialSums) else found
+
+
+def every_number_is_the_rule_s(name):
+    """All codes by all 16-bit scales that stay finite (of fp32: 32,768 drawn); y = 1 w."""
+    recipe, bits, group, scale_rows, dtype = FORMS[name]
+    k, scales = 256, every_scale(dtype)
+    n = len(scales) * scale_rows
+    codes = torch.arange(256, device="cuda").to(torch.uint8).expand(n, 256).clone()
+    codes = torch.where(codes & 127 == 127, 0, codes) if bits == 8 else codes & 15
+    packed = codes if bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4
+    of_row = scales.repeat_interleave(scale_rows)[:, None].expand(-1, k // group)
+    kind = {E4M3: "e4m3", E2M1: "e2m1"}.get(recipe, "int")
+    matrix = PackedMatrix(kind, bits, packed, range(k), of_row, group, zero=8 * (kind == "int"))
+    wanted = matrix.numbers().bfloat16() + 0.0  # a chain begins at +0: -0 is gone
+    across = scales[:, None].expand(-1, k // group).T.contiguous()[None]
+    weight = OrderedWeight(
+        recipe, bits, ordered_codes(codes, bits), across, group, scale_rows, (1, n, k)
+    )
+    one = torch.eye(k, device="cuda", dtype=torch.bfloat16)
+    y = torch.empty(1, k, n, dtype=torch.bfloat16, device="cuda")
+    run_packed(one, weight, None, y, PackedTile(64, 1, 64, 4))
+    same(y[0].T, wanted, f"{n} rows by {len(scales)} scales")
+    same(in_scratch(weight)[0] + 0.0, wanted, "unpacked")
+    return f"{len(scales)} scales"
+
+
+def every_scale(dtype):
+    if dtype == "uint8":
+        return torch.arange(192, dtype=torch.uint8, device="cuda")
+    if dtype == "float32":
+        drawn = torch.randint(-(2**31), 2**31 - 1, (1 << 15,), device="cuda")
+        scales = drawn.int().view(torch.float32)
+    else:
+        scales = torch.arange(-(2**15), 2**15, device="cuda").short().view(getattr(torch, dtype))
+    scales = scales[scales.float().isfinite() & (scales.float().abs() < _FINITE) & (scales != 0)]
+    return scales[: len(scales) // 64 * 64]
+
+
+def a_flipped_code_or_scale_is_found():
+    """The start-up check's comparison sees one nibble, and one scale."""
+    weight, numbers = drawn_weight(form_of("int4", (1, 528, 4096)), torch.device("cuda"))
+    x = trial_data.trial_rows("random", 16, 4096, numbers.device)
+    wanted = packed_product("column", x, weight, None, torch.bfloat16)
+    for change in (weight.codes.view(-1)[5:6], weight.scales.view(-1)[300:301]):
+        kept = change.clone()
+        change.copy_(kept * 2 if change.is_floating_point() else kept ^ 8)
+        found = packed_product("column", x, weight, None, torch.bfloat16)
+        if torch.equal(found.view(torch.int16), wanted.view(torch.int16)):
+            raise AssertionError("a change reached no bit")
+        change.copy_(kept)
+    same(packed_product("column", x, weight, None, torch.bfloat16), wanted, "put back")
+
+
+def a_start_admits_them():
+    forms = [form_of(name, shape) for name in FORMS for _, shape in SHAPES.values()]
+    products = [Product(kind, n, k, leaves) for kind, (leaves, n, k) in SHAPES.values()]
+    tried, failed = failing_tiles(forms, products, 512, torch.device("cuda"))
+    if failed:
+        raise AssertionError("; ".join(failed[:4]))
+    return f"{tried} admitted"
+
+
+def folded_leaves_are_the_dense_ones():
+    for name in ("int4", "fp8"):
+        weight, numbers = drawn_weight(form_of(name, SHAPES["o"][1]), torch.device("cuda"))
+        for rows in (1, 64, 600):
+            x = trial_data.trial_rows("random", rows, 4096, numbers.device)
+            wanted = folded(leaf_sums(x, numbers, ROOTS))
+            same(folded(leaf_sums(x, weight, ROOTS)), wanted, f"{name} {rows} rows")
+
+
+def packed_checks():
+    """The suite's checks of packed weights."""
+    return [
+        *(
+            Check(f"{shape} of {name}", products_are_the_dense_ones, (name, shape))
+            for name in FORMS
+            for shape in SHAPES
+        ),
+        *(Check(f"numbers of {name}", every_number_is_the_rule_s, (name,)) for name in FORMS),
+        Check("a flipped code or scale", a_flipped_code_or_scale_is_found),
+        Check("admission of packed weights", a_start_admits_them),
+        Check("folded leaves", folded_leaves_are_the_dense_ones),
+    ]
+
+
+@triton.jit
+def read_once(x, out, count, BLOCK: tl.constexpr):
+    found = tl.zeros((BLOCK,), tl.int32)
+    for at in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        found ^= tl.load(x + at + tl.arange(0, BLOCK))
+    tl.store(out + tl.arange(0, BLOCK), found, mask=found == 0x12345678)
+
+
+def wide_weight(name, shape):
+    """A weight of a shape, whose blocks of rows are alike."""
+    leaves, n, _ = shape
+    small, _ = drawn_weight(form_of(name, shape), torch.device("cuda"))
+    first = small.codes.view(leaves, -1, *small.codes.shape[1:])[:, :1]
+    codes = first.expand(-1, n // 64, -1, -1).flatten(0, 1).contiguous()
+    scales = small.scales[:, :, :1].expand(-1, -1, n // small.scale_rows).contiguous()
+    return OrderedWeight(**vars(small) | {"codes": codes, "scales": scales, "shape": shape})
+
+
+def copies_of(weight):
+    """Copies of a weight that no cache holds together."""
+    count = max(2, -(-_TURNS // weight.nbytes))
+    if isinstance(weight, torch.Tensor):
+        return [weight.clone() for _ in range(count)]
+    parts = [{"codes": weight.codes.clone(), "scales": weight.scales.clone()} for _ in range(count)]
+    return [OrderedWeight(**vars(weight) | part) for part in parts]
+
+
+def dense_product(kind, x, admitted):
+    """The product of numbers, as a function of them."""
+    if kind == "row":
+        return lambda w: leaf_sums(x, w, ROOTS, None, admitted)
+    if kind == "gated":
+        return lambda w: gated_gemm(x, w[0], None, admitted)
+    return lambda w: column_gemm(x, w[0], None, None, None, admitted)
+
+
+def product_by(kind, x, tile, cut=None):
+    """The product of packed weights by a tile, as a function of them."""
+    if kind == "row":
+        return lambda w: packed_sums(x, w, ROOTS, tile, 1 if tile.rows > 128 else cut)
+    return lambda w: packed_product(kind, x, w, None, x.dtype, tile)
+
+
+def times_of(name, shape_name):
+    kind, shape = SHAPES[shape_name]
+    whole = wide_weight(name, shape)
+    copies, dense = copies_of(whole), copies_of(in_scratch(whole))
+    table = shape_table.load_table(torch.cuda.get_device_name())
+    admitted = None if table is None else Admitted(table.products)
+    out = torch.zeros(4096, dtype=torch.int32, device="cuda")
+    for rows in ROWS:
+        x = trial_data.trial_rows("random", rows, shape[0] * shape[2], out.device)
+        tiles = [tile for tile in CANDIDATES if fits(tile, whole) and tile.rows < 4 * rows + 8]
+        tiles = [tile for tile in tiles if tile.rows >= min(rows, 64)]
+        marks = ["*" * (tile == tile_of(rows, whole)) for tile in tiles]
+        names = ["read", *(f"{m}{tuple(t)}" for m, t in zip(marks, tiles, strict=True))]
+        runs = [partial(read_bytes, out), *(product_by(kind, x, tile) for tile in tiles)]
+        [taken] = interleaved_medians([dense_product(kind, x, admitted)], dense, 7)
+        each = interleaved_medians(runs, copies, 7)
+        said = "  ".join(f"{n} {us:.2f}" for n, us in zip(names, each, strict=True))
+        print(f"{name:12} {shape_name:8} {rows:4} rows: dense {taken:.2f}  {said}", flush=True)
+
+
+def read_bytes(out, weight):
+    read_once[(528,)](weight.codes, out, weight.codes.numel(), BLOCK=4096)
+
+
+def main(arguments):
+    parts = {name: lambda name=name: [times_of(name, shape) for shape in SHAPES] for name in FORMS}
+    return run_parts("gemm.packed", parts, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,131 @@
+"""Decode steps, prompts and memory of packed weights beside dense ones, by `LLM.generate`.
+
+    python -m tests.gpu.speed.packed_weights [--shape qwen3-8b] [--formats int4-g128,fp8-block]
+
+Random weights of a quantised config, the same ones packed and dense. A row is one way of one
+format: milliseconds of a token at 1, 16, 64 and 256 sequences and of prompts of 512, 2,048 and
+16,384 tokens, bytes of the GPU, and the digest of all ids, which both ways have in common. Fails
+where they differ.
+"""
+
+import argparse
+import hashlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from tpdet import LLM, SamplingParams
+from tpdet.checkpoint.model_config.known_shapes import write_shape
+from tpdet.tools.bench.load import prompt
+from tpdet.tools.quantise.encodings import ENCODINGS
+
+BATCHES, INPUT, TOKENS, TURNS = (1, 16, 64, 256), 128, 65, 5
+PROMPTS = ((1, 512), (1, 2048), (8, 2048))  # prompts and tokens of each
+
+
+def quantised_shape(folder: Path, shape: str, format_name: str) -> Path:
+    """The directory of a shape whose config says that it is quantised."""
+    directory = write_shape(folder / format_name, shape)
+    encoding = ENCODINGS[format_name]
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    group = {"format": encoding.format, "targets": ["Linear"], "weights": dict(encoding.weights)}
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": encoding.format,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+    path.write_text(json.dumps(config))
+    return directory
+
+
+def one_way(model: str, weights: str) -> dict[str, object]:
+    """Start, and measure."""
+    begin = time.perf_counter()
+    llm = LLM(
+        model=model,
+        load_format="dummy",
+        weights=weights,
+        skip_tokenizer_init=True,
+        max_num_seqs=max(BATCHES),
+        max_model_len=4096,
+        drafts="off",
+    )
+    row: dict[str, object] = {"start s": round(time.perf_counter() - begin, 1)}
+    vocabulary, digest = llm.engine.model_config.vocab_size, hashlib.blake2b(digest_size=8)
+
+    def seconds(prompts: list[list[int]], tokens: int) -> float:
+        params = SamplingParams(
+            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
+        )
+        before = time.perf_counter()
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        taken = time.perf_counter() - before
+        digest.update(repr([list(each.outputs[0].token_ids) for each in outputs]).encode())
+        return taken
+
+    turn = 0
+    for batch in BATCHES:
+        steps = []
+        for _ in range(TURNS):
+            turn += 1
+            prompts = [list(prompt(INPUT, vocabulary, f"{turn}-{i}")) for i in range(batch)]
+            first = seconds(prompts, 1)
+            steps.append((seconds(prompts, TOKENS) - first) / (TOKENS - 1))
+        row[f"ms at {batch}"] = round(1e3 * statistics.median(steps), 3)
+    for count, length in PROMPTS:
+        taken = []
+        for _ in range(TURNS):
+            turn += 1
+            prompts = [list(prompt(length, vocabulary, f"{turn}-{i}")) for i in range(count)]
+            taken.append(seconds(prompts, 1))
+        row[f"ms of {count} x {length}"] = round(1e3 * statistics.median(taken), 2)
+    row["ids"] = digest.hexdigest()
+    row["KV pages"] = llm.engine.runner.num_pages
+    llm.close()
+    return row
+
+
+def main(arguments: list[str]) -> int:
+    """Every format, dense and packed; 1 where ids differ."""
+    if arguments[:1] == ["--one"]:
+        row = one_way(arguments[1], arguments[2])
+        Path(arguments[3]).write_text(json.dumps(row))
+        return 0
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.gpu.speed.packed_weights", allow_abbrev=False
+    )
+    parser.add_argument("--shape", default="qwen3-8b")
+    parser.add_argument("--formats", default="int4-g128,fp8-block")
+    options = parser.parse_args(arguments)
+    print(torch.cuda.get_device_name(), torch.__version__, flush=True)
+    failed = False
+    with tempfile.TemporaryDirectory(prefix="tpdet-packed-") as name:
+        folder = Path(name)
+        for format_name in options.formats.split(","):
+            model, ids = str(quantised_shape(folder, options.shape, format_name)), set()
+            for weights in ("dense", "packed"):
+                out = folder / "row.json"
+                out.unlink(missing_ok=True)
+                command = [sys.executable, "-m", "tests.gpu.speed.packed_weights", "--one"]
+                subprocess.run([*command, model, weights, str(out)], check=False)
+                if not out.exists():
+                    print(json.dumps({"format": format_name, "weights": weights, "failed": True}))
+                    failed = True
+                    continue
+                row = json.loads(out.read_text())
+                ids.add(row["ids"])
+                print(json.dumps({"format": format_name, "weights": weights} | row), flush=True)
+            failed |= len(ids) != 1
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,127 @@
+"""Which quantised weights stay codes and scales, and where a GPU has them."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from tpdet.checkpoint.checkpoint import Checkpoint
+from tpdet.checkpoint.dummy import draw_packed, is_quantised
+from tpdet.checkpoint.model_config.quantisation import Quantisation
+from tpdet.checkpoint.pieces import PieceRead, TensorRead
+from tpdet.errors import UsageError
+from tpdet.kernels.inputs.ordered import OrderedForm, OrderedWeight
+from tpdet.kernels.inputs.ordering import ordered_weight, refusal
+from tpdet.kernels.inputs.packed import (
+    PackedMatrix,
+    PackedStack,
+    Weight,
+    WeightStack,
+    join_columns,
+    join_rows,
+)
+
+_log = logging.getLogger("tpdet.engine")
+
+
+@dataclass
+class Packing:
+    """The packed weights of one source.
+
+    enabled: whether quantised weights of the layers' products stay as they are stored. required:
+    whether one that no kernel of this device reads is refused; else it becomes numbers. drawn: the
+    form of random weights of a quantised model. forms: of the weights that a GPU has.
+    """
+
+    checkpoint: Checkpoint | None
+    dtype: torch.dtype
+    device: torch.device
+    seed: int
+    enabled: bool = False
+    required: bool = False
+    drawn: Quantisation | None = None
+    forms: dict[OrderedForm, None] = field(default_factory=dict)
+    _said: dict[str, None] = field(default_factory=dict)
+
+    def packs(self, names: Sequence[str], widths: Sequence[int]) -> bool:
+        """Whether matrices can stay packed together: all are in one form, which a kernel reads.
+
+        widths: columns of their chains. Raises UsageError where `required` holds and none does.
+        Random pieces begin groups of their own, so chains that do not fill groups are numbers.
+        """
+        if not self._alike(names):
+            return False
+        if self.drawn is not None and any(width % (self.drawn.group or 1) for width in widths):
+            return False
+        if self.device.type == "cpu":
+            return True
+        why = refusal(self._sample(names[0]), widths)
+        return not why or self._unread(names[0], why)
+
+    def packs_experts(self, names: Sequence[str]) -> bool:
+        """The same of an expert's matrices, which no kernel of a GPU reads yet."""
+        if not self._alike(names):
+            return False
+        return self.device.type == "cpu" or self._unread(names[0], "experts")
+
+    def _alike(self, names: Sequence[str]) -> bool:
+        """Whether they are to stay packed if they can, and are in one form."""
+        if not self.enabled:
+            return False
+        if self.checkpoint is None:
+            return self.drawn is not None and all(map(is_quantised, names))
+        forms = [self.checkpoint.forms.get(name) for name in names]
+        return forms[0] is not None and all(form == forms[0] for form in forms)
+
+    def _unread(self, name: str, why: str) -> bool:
+        """False, and a line in the log, once for each reason; or the refusal."""
+        if self.required:
+            raise UsageError(
+                f"weights packed: no kernel of a GPU reads {why} (tensor {name}): use weights auto"
+            )
+        if why not in self._said:
+            self._said[why] = None
+            _log.warning("weights of %s become numbers: no kernel reads %s packed", name, why)
+        return False
+
+    def _sample(self, name: str) -> PackedMatrix:
+        """The first values of a matrix that is packed, for its form."""
+        if self.checkpoint is not None:
+            return replace(self.checkpoint.first_packed(name), dtype=self.dtype)
+        assert self.drawn is not None
+        matrix = draw_packed(self.seed, name, 0, (1, self.drawn.group or 1), self.drawn)
+        return replace(matrix, dtype=self.dtype)
+
+    def matrix(self, read: TensorRead) -> PackedMatrix:
+        """This rank's pieces of a matrix that `packs` has, unchecked, on the device."""
+        if self.checkpoint is not None:
+            matrix = self.checkpoint.packed(read)
+        else:
+            join = join_rows if read.pieces.dim == 0 else join_columns
+            matrix = join([self.draw(piece) for piece in read.each()])
+        return replace(matrix, dtype=self.dtype).on(self.device)
+
+    def draws(self, name: str) -> bool:
+        """Whether random weights of a name are codes and scales."""
+        return self.drawn is not None and is_quantised(name)
+
+    def draw(self, piece: PieceRead) -> PackedMatrix:
+        """A random piece of a quantised matrix."""
+        assert self.drawn is not None
+        rows, columns = piece.shape
+        shape, name = (rows, columns), piece.tensor.name
+        return draw_packed(self.seed, name, piece.number, shape, self.drawn, self.device)
+
+    def laid_out(self, matrix: PackedMatrix, old: Weight | None) -> Weight:
+        """A packed matrix as the device's kernels read it: in the memory of the old one, if any."""
+        return matrix if self.device.type == "cpu" else self._ordered([matrix], old)
+
+    def laid_out_leaves(self, leaves: PackedStack, old: WeightStack | None) -> WeightStack:
+        """The same of a row product's leaves."""
+        return leaves if self.device.type == "cpu" else self._ordered(leaves.matrices, old)
+
+    def _ordered(self, matrices: Sequence[PackedMatrix], old: object) -> OrderedWeight:
+        weight = ordered_weight(matrices)
+        self.forms[weight.form] = None
+        return old.copy_(weight) if isinstance(old, OrderedWeight) else weight
