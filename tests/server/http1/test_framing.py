@@ -139,6 +139,29 @@ def test_a_half_closed_connection_gets_its_answers(server, streamed):
 
 
 @pytest.mark.parametrize("streamed", [False, True])
+def test_an_older_client_gets_no_chunks(server, streamed):
+    """HTTP/1.0: what has no length ends with the connection."""
+    body = json.dumps(json.loads(BODY) | {"stream": streamed}).encode()
+    answers = []
+    for version in ("1.0", "1.1"):
+        lines = ("Host: x", KIND, "Connection: keep-alive", f"Content-Length: {len(body)}")
+        if version == "1.1":
+            lines = (*lines[:2], "Connection: close", lines[3])
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(head(*lines, first=f"POST {PATH} HTTP/{version}") + body)
+            answers.append(read_all(connection))
+    older, newer = (answer.partition(b"\r\n\r\n") for answer in answers)
+    assert b"transfer-encoding" not in older[0].lower()
+    if not streamed:
+        assert b"content-length" in older[0].lower() and statuses(answers[0]) == [200]
+        return
+    assert b"connection: close" in older[0].lower() and b"transfer-encoding" in newer[0].lower()
+    assert older[2].startswith(b"data: {") and older[2].endswith(b"data: [DONE]\n\n")
+    events = older[2].count(b"data: ")
+    assert events == newer[2].count(b"data: ") and b"\r\n" not in older[2]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
 def test_a_client_that_leaves_is_told_from_one_that_half_closes(server, streamed):
     """Also where nothing is written for long: the request waits for ever."""
     fields = {"model": MODEL, "prompt": "x", "stream": streamed, "cache_salt": "hang"}

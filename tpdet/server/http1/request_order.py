@@ -7,6 +7,7 @@ offered upgrade changes nothing. Each request has an account of the bytes it hol
 from typing import Any
 
 import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tpdet.server.http1.half_close import ReaderWatch
@@ -119,7 +120,31 @@ class OrderedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         cycle.scope["tpdet_writer"] = PartWriter(cycle)  # type: ignore[typeddict-unknown-key]
-        super()._start_asgi_task(cycle, app)
+        without_chunks = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(
+            cycle, self._until_it_closes(cycle, app) if without_chunks else app
+        )
+
+    @staticmethod
+    def _until_it_closes(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
+        """An application whose answers of no stated length end with the connection.
+
+        HTTP/1.0 has no chunks, which uvicorn would send; it closes such connections.
+        """
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_bare(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    names = {name.lower() for name, _ in message.get("headers", ())}
+                    if b"content-length" not in names:
+                        cycle.chunked_encoding = False
+                elif not cycle.expected_content_length:
+                    cycle.expected_content_length = len(message.get("body", b""))
+                await send(message)
+
+            await app(scope, receive, send_bare)
+
+        return answer
 
     def on_response_complete(self) -> None:
         """Start the next request, or end the connection as the last one left it."""
