@@ -15,6 +15,7 @@ from tpdet.audit.replay import (
     LEFT_OUT,
     SHAPING,
     WHERE_SET,
+    DigestOrigin,
     answer_digests,
     replay_digest,
     request_digest,
@@ -50,14 +51,14 @@ SEED = 2**63 - 1
 
 
 def digest(request=REQUEST, choices=CHOICES, seed=SEED, contract=CONTRACT, model=MODEL, version=2):
-    return replay_digest([request], [choices], seed, contract, model, version)
+    return replay_digest([request], [choices], DigestOrigin(seed, contract, model, version))
 
 
 def name_of(request=REQUEST, seed=SEED, contract=CONTRACT, model=MODEL, mode="raw_logprobs"):
     """The request digest, which is also the one beside the replay digest."""
-    alone = request_digest([request], seed, contract, model, mode)
+    alone = request_digest([request], DigestOrigin(seed, contract, model, logprobs_mode=mode))
     for version in (1, 2):
-        of = [request], [CHOICES], seed, contract, model, version, mode
+        of = [request], [CHOICES], DigestOrigin(seed, contract, model, version, mode)
         assert answer_digests(*of) == (alone, replay_digest(*of))
     return alone
 
@@ -73,7 +74,7 @@ def test_the_vectors_on_the_page_are_what_the_code_gives():
     assert digest(changed(temperature=0.0)) == greedy
     assert name_of() == named
     assert name_of(changed(temperature=0.0)) == named_greedy
-    of = [CHOICES, CHOICES], SEED, CONTRACT, MODEL
+    of = [CHOICES, CHOICES], DigestOrigin(SEED, CONTRACT, MODEL)
     pair = msgspec.structs.replace(REQUEST, prompt_token_ids=(4,))
     assert replay_digest([REQUEST, with_seed(pair, 5)], *of) == two
     assert replay_digest([REQUEST, pair], *of) != two
@@ -120,8 +121,8 @@ def test_a_seed_counts_where_noise_is_drawn(fields, counts):
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_mode_of_log_probabilities_that_is_not_raw_is_named(version):
     """By the page alone: one more key of the canonical request, so equal bits have two digests."""
-    of = [REQUEST], [CHOICES], SEED, CONTRACT, MODEL, version
-    assert replay_digest(*of, "raw_logprobs") == INDENTED[version]
+    origin = DigestOrigin(SEED, CONTRACT, MODEL, version)
+    assert replay_digest([REQUEST], [CHOICES], origin) == INDENTED[version]
     request = (
         INDENTED[0].replace('"params":', '"logprobs_mode":"processed_logprobs","params":').encode()
     )
@@ -130,7 +131,8 @@ def test_a_mode_of_log_probabilities_that_is_not_raw_is_named(version):
     data += struct.pack("<QQ", SEED, len(request)) + request
     data += bytes.fromhex("02000000 04000000 05000000 000000bf 00000080")
     data += bytes.fromhex("01000000 02000000 0000a0bf")
-    assert replay_digest(*of, "processed_logprobs") == blake3.blake3(data).hexdigest()
+    other = origin._replace(logprobs_mode="processed_logprobs")
+    assert replay_digest([REQUEST], [CHOICES], other) == blake3.blake3(data).hexdigest()
     assert "| `logprobs_mode` | `processed_logprobs`, only where" in PAGE
 
 
@@ -165,7 +167,9 @@ def test_a_seed_of_a_prompts_own_is_a_function_of_what_its_tokens_depend_on():
 def test_seeds_of_prompts_count_where_noise_is_drawn():
     def name(*seeds, **fields):
         one = changed(**fields) if fields else REQUEST
-        return request_digest([with_seed(one, seed) for seed in seeds], seeds[0], CONTRACT, MODEL)
+        return request_digest(
+            [with_seed(one, seed) for seed in seeds], DigestOrigin(seeds[0], CONTRACT, MODEL)
+        )
 
     sampled = [name(5, 5), name(5, 6), name(5, 7), name(6, 5), name(5, 6, 6), name(5, 6, 5)]
     assert len({*sampled}) == len(sampled)

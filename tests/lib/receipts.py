@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tpdet.audit.receipts.keys import TrustedKey, TrustedKeys, generate_key
 from tpdet.audit.receipts.statement import EndedAnswer, EndedChoice
-from tpdet.audit.replay import replay_digest
+from tpdet.audit.replay import DigestOrigin, replay_digest
 from tpdet.control.row_messages import SampledToken
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.request import Request, SamplingParams
@@ -54,7 +54,7 @@ def ended_answer(number: int = 0, prompts: int = 1, **changes) -> EndedAnswer:
         "spans": (),
         "approximate": False,
         "replay_version": 2,
-        "replay_digest": replay_digest(requests, tokens, *names),
+        "replay_digest": replay_digest(requests, tokens, DigestOrigin(*names)),
         "began": BEGAN,
         "ended": BEGAN + number,
     }

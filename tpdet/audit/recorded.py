@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tpdet.audit.replay import VERSIONS, replay_digest
+from tpdet.audit.replay import VERSIONS, DigestOrigin, replay_digest
 from tpdet.control.row_messages import SampledToken
 from tpdet.errors import DisagreementError, RequestError
 from tpdet.requests.engine_facts import RAW_LOGPROBS, LogprobsMode
@@ -139,15 +139,9 @@ def digest_of(answer: RecordedAnswer, eos_token_ids: tuple[int, ...]) -> str:
         params=answer.params,
         eos_token_ids=eos_token_ids,
     )
-    return replay_digest(
-        [request],
-        [map(tokens_of, answer.outputs)],
-        answer.seed,
-        answer.contract,
-        answer.weights,
-        answer.replay_version,
-        answer.logprobs_mode,
-    )
+    version, mode = answer.replay_version, answer.logprobs_mode
+    origin = DigestOrigin(answer.seed, answer.contract, answer.weights, version, mode)
+    return replay_digest([request], [map(tokens_of, answer.outputs)], origin)
 
 
 def tokens_of(choice: RecordedChoice) -> list[SampledToken]:

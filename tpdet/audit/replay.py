@@ -97,38 +97,47 @@ class AnswerDigests(NamedTuple):
     replay: str
 
 
-def request_digest(
-    requests: Sequence[Request],
-    seed: int,
-    contract: str,
-    model_digest: str,
-    logprobs_mode: LogprobsMode = RAW_LOGPROBS,
-) -> str:
+class DigestOrigin(NamedTuple):
+    """What a digest covers beside a call and its answer.
+
+    seed: the first prompt's, also where its request left it open: the call's, unless its prompts
+    bring others. `contract` and `model_digest` are 64 hex digits each. version: of the replay
+    digest. `logprobs_mode`: what the log-probabilities are of.
+    """
+
+    seed: int
+    contract: str
+    model_digest: str
+    version: int = VERSION
+    logprobs_mode: LogprobsMode = RAW_LOGPROBS
+
+
+class NamedCall(NamedTuple):
+    """A call of some origin: its canonical request, and its digest."""
+
+    origin: DigestOrigin
+    canonical: bytes
+    digest: str
+
+
+def request_digest(requests: Sequence[Request], origin: DigestOrigin) -> str:
     """BLAKE3 (hex) over a call, known before its answer is: arguments as of `answer_digests`."""
-    request = b"".join(_canonical_pieces(requests, logprobs_mode))
-    seed = seed if draws_noise(requests[0].params) else 0
-    return _begun(_REQUEST_1, contract, model_digest, seed, request).hexdigest()
+    *_, named = named_call_steps(requests, origin)
+    assert named is not None
+    return named.digest
 
 
 def answer_digests(
     requests: Sequence[Request],
     answers: Iterable[Iterable[Sequence[SampledToken]]],
-    seed: int,
-    contract: str,
-    model_digest: str,
-    version: int = VERSION,
-    logprobs_mode: LogprobsMode = RAW_LOGPROBS,
+    origin: DigestOrigin,
 ) -> AnswerDigests:
     """The digests of a call, and of it with its answer.
 
     requests: one a prompt, with the same parameters but for the seed; answers: each prompt's
-    choices, each choice's tokens, in order; seed: the first prompt's, also where its request left
-    it open: the call's, unless its prompts bring others. `contract` and `model_digest` are 64 hex
-    digits each. version: of the replay digest. `logprobs_mode`: what the log-probabilities are of.
-    Raises UsageError for an unknown version.
+    choices, each choice's tokens, in order. Raises UsageError for an unknown version.
     """
-    names = contract, model_digest, version, logprobs_mode
-    *_, digests = answer_digest_steps(requests, answers, seed, *names)
+    *_, digests = answer_digest_steps(requests, answers, origin)
     assert digests is not None
     return digests
 
@@ -136,42 +145,49 @@ def answer_digests(
 def replay_digest(
     requests: Sequence[Request],
     answers: Iterable[Iterable[Sequence[SampledToken]]],
-    seed: int,
-    contract: str,
-    model_digest: str,
-    version: int = VERSION,
-    logprobs_mode: LogprobsMode = RAW_LOGPROBS,
+    origin: DigestOrigin,
 ) -> str:
     """The replay digest alone of `answer_digests`."""
-    names = contract, model_digest, version, logprobs_mode
-    return answer_digests(requests, answers, seed, *names).replay
+    return answer_digests(requests, answers, origin).replay
+
+
+def named_call_steps(
+    requests: Sequence[Request], origin: DigestOrigin
+) -> Iterator[NamedCall | None]:
+    """A call and its request digest, in steps as of `answer_digest_steps`."""
+    pieces: list[bytes] = []
+    for piece in _canonical_pieces(requests, origin.logprobs_mode):
+        pieces.append(piece)
+        yield None
+    request = b"".join(pieces)
+    seed = origin.seed if draws_noise(requests[0].params) else 0
+    yield NamedCall(origin, request, _begun(_REQUEST_1, origin, seed, request).hexdigest())
 
 
 def answer_digest_steps(
     requests: Sequence[Request],
     answers: Iterable[Iterable[Sequence[SampledToken]]],
-    seed: int,
-    contract: str,
-    model_digest: str,
-    version: int = VERSION,
-    logprobs_mode: LogprobsMode = RAW_LOGPROBS,
+    origin: DigestOrigin,
+    named: NamedCall | None = None,
 ) -> Iterator[AnswerDigests | None]:
-    """`answer_digests` in steps of a few milliseconds: None until the last, which has them."""
+    """`answer_digests` in steps of a few milliseconds: None until the last, which has them.
+
+    named: the call, where it was named before.
+    """
+    version = origin.version
     if version not in VERSIONS:
         raise UsageError(
             f"replay_version {version} is none of {', '.join(map(str, VERSIONS))}: a newer tpdet "
             "computes it"
         )
-    counted = seed if draws_noise(requests[0].params) else 0
-    pieces: list[bytes] = []
-    for piece in _canonical_pieces(requests, logprobs_mode):
-        pieces.append(piece)
-        yield None
-    request = b"".join(pieces)
-    named = _begun(_REQUEST_1, contract, model_digest, counted, request).hexdigest()
-    yield None
-    counted = seed if version == 1 else counted
-    digest = _begun(f"tpdet-replay-{version}", contract, model_digest, counted, request)
+    if named is None or named.origin != origin:
+        for step in named_call_steps(requests, origin):
+            named = step
+            yield None
+    assert named is not None
+    noise = draws_noise(requests[0].params) or version == 1
+    seed = origin.seed if noise else 0
+    digest = _begun(f"tpdet-replay-{version}", origin, seed, named.canonical)
     for choices in answers:
         for tokens in choices:
             ids = [token.token_id for token in tokens]
@@ -179,15 +195,16 @@ def answer_digest_steps(
             count = len(tokens)
             digest.update(struct.pack(f"<I{count}I{count}f", count, *ids, *logprobs))
             yield None
-    yield AnswerDigests(named, digest.hexdigest())
+    yield AnswerDigests(named.digest, digest.hexdigest())
 
 
-def _begun(
-    domain: str, contract: str, model_digest: str, seed: int, request: bytes
-) -> blake3.blake3:
-    """The hash with all that stands before the answer in it; request: canonical."""
+def _begun(domain: str, origin: DigestOrigin, seed: int, request: bytes) -> blake3.blake3:
+    """The hash with all that stands before the answer in it; request: canonical.
+
+    seed: as it counts.
+    """
     digest = blake3.blake3(f"{domain}\n".encode())
-    digest.update(bytes.fromhex(contract) + bytes.fromhex(model_digest))
+    digest.update(bytes.fromhex(origin.contract) + bytes.fromhex(origin.model_digest))
     digest.update(struct.pack("<QQ", seed, len(request)) + request)
     return digest
 

@@ -7,7 +7,7 @@ from itertools import count, repeat
 from typing import TYPE_CHECKING, Any
 
 from tpdet.audit.pooled import PooledAssembler, numbers_of, pooled_digest
-from tpdet.audit.replay import VERSION, answer_digests
+from tpdet.audit.replay import VERSION, DigestOrigin, answer_digests
 from tpdet.checkpoint.model_config.expert_load import route_shape
 from tpdet.control.row_messages import SampledToken
 from tpdet.errors import IntegrityError, NumericalError, RequestError, TpdetError
@@ -170,7 +170,8 @@ class ResultWriter:
         if ended and not aborted and not answer.approximate and len(weights) == 1:
             tokens = [[choice.logprobs for choice in answer.choices]]
             names = self._runner.contracts.strict, weights[0]
-            digests = answer_digests([request], tokens, seed, *names, logprobs_mode=self._mode)
+            origin = DigestOrigin(seed, *names, logprobs_mode=self._mode)
+            digests = answer_digests([request], tokens, origin)
         return RequestOutput(
             request_id=request_id,
             prompt=prompt,

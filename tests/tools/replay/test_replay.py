@@ -16,7 +16,7 @@ from tpdet.audit.receipts.bundle import make_bundle
 from tpdet.audit.receipts.directory import AuditDirectory
 from tpdet.audit.receipts.statement import EndedAnswer, EndedChoice, SignedSpan
 from tpdet.audit.recorded import tokens_of
-from tpdet.audit.replay import replay_digest
+from tpdet.audit.replay import DigestOrigin, replay_digest
 from tpdet.audit.replayed import read_replay
 from tpdet.errors import ResourceError
 from tpdet.kernels.cpu.pointwise import norm as cpu_norm
@@ -85,7 +85,9 @@ def answer_of(llm, number, prompts, params):
         spans=(),
         approximate=False,
         replay_version=2,
-        replay_digest=replay_digest(requests, tokens, seed, facts.contract, facts.model_digest),
+        replay_digest=replay_digest(
+            requests, tokens, DigestOrigin(seed, facts.contract, facts.model_digest)
+        ),
         began=BEGAN,
         ended=BEGAN + number,
     )
@@ -96,7 +98,7 @@ def said(answer, number, choices, **changes):
     tokens = [[choice.tokens for choice in one] for one in choices]
     facts = changes.get("facts", answer.facts)
     names = answer.seed, facts.contract, facts.model_digest
-    digest = replay_digest(answer.requests, tokens, *names)
+    digest = replay_digest(answer.requests, tokens, DigestOrigin(*names))
     fields = {"id": f"{number:032x}", "choices": choices, "replay_digest": digest}
     return replace(answer, **(fields | changes))
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from tpdet.audit.recorded import RecordedAnswer, RecordedChoice, tokens_of
-from tpdet.audit.replay import AnswerDigests, answer_digests, request_digest
+from tpdet.audit.replay import AnswerDigests, DigestOrigin, answer_digests, request_digest
 from tpdet.control.row_messages import SampledToken
 from tpdet.errors import AuditError, UsageError
 from tpdet.requests.engine_facts import EngineFacts, LogprobsMode
@@ -204,7 +204,9 @@ class EndedAnswer:
 def content_of(answer: EndedAnswer) -> Content:
     """What is kept of an answer beside its receipt, with a salt of its own."""
     facts, alone = answer.facts, len(answer.requests) == 1
-    names = answer.seed, facts.contract, facts.model_digest, facts.logprobs_mode
+    origin = DigestOrigin(
+        answer.seed, facts.contract, facts.model_digest, logprobs_mode=facts.logprobs_mode
+    )
     records = tuple(
         RecordedAnswer(
             contract=facts.contract,
@@ -221,7 +223,7 @@ def content_of(answer: EndedAnswer) -> Content:
     )
     return Content(
         salt=secrets.token_hex(SALT_BYTES),
-        request_digest=request_digest(answer.requests, *names),
+        request_digest=request_digest(answer.requests, origin),
         replay_digest=answer.replay_digest,
         replay_version=answer.replay_version,
         eos_token_ids=answer.requests[0].eos_token_ids,
@@ -349,7 +351,7 @@ def _digests(content: Content) -> AnswerDigests:
     first = content.answers[0]
     choices = [map(tokens_of, answer.outputs) for answer in content.answers]
     names = first.seed, first.contract, first.weights, content.replay_version, first.logprobs_mode
-    return answer_digests(content.requests, choices, *names)
+    return answer_digests(content.requests, choices, DigestOrigin(*names))
 
 
 def salted(salt: bytes, digest: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tpdet.audit.replay import VERSION, AnswerDigests, draws_noise, request_digest
+from tpdet.audit.replay import VERSION, AnswerDigests, DigestOrigin, draws_noise, request_digest
 from tpdet.requests.answer.whole_answer import WholeAnswer
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.engine_facts import EngineFacts
@@ -73,8 +73,9 @@ class AnswerCache:
         if not _has_all(call):
             return None
         first, *_ = call.requests
-        of = call.requests, first.params.seed or 0, facts.contract, facts.model_digest
-        digest = request_digest(*of, facts.logprobs_mode)
+        names, mode = (facts.contract, facts.model_digest), facts.logprobs_mode
+        origin = DigestOrigin(first.params.seed or 0, *names, logprobs_mode=mode)
+        digest = request_digest(call.requests, origin)
         name = AnswerName(digest, first.cache_salt, owner)
         entry = await self.read(name)
         if entry is None:

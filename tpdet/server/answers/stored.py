@@ -11,7 +11,14 @@ from itertools import zip_longest
 import msgspec
 
 from tpdet.audit.recorded import RecordedAnswer, RecordedChoice, tokens_of
-from tpdet.audit.replay import LEFT_OUT, VERSION, AnswerDigests, draws_noise, replay_digest
+from tpdet.audit.replay import (
+    LEFT_OUT,
+    VERSION,
+    AnswerDigests,
+    DigestOrigin,
+    draws_noise,
+    replay_digest,
+)
 from tpdet.control.row_messages import SampledToken
 from tpdet.requests.answer.whole_answer import WholeAnswer
 from tpdet.requests.body.prepare import Call
@@ -70,7 +77,7 @@ class StoredAnswer(msgspec.Struct, frozen=True, kw_only=True):
                     prompt_token_ids=request.prompt_token_ids,
                     params=_covered(params),
                     outputs=tuple(_ended(assembler, index) for index in range(params.n)),
-                    replay_digest=replay_digest([request], [tokens], used, *names),
+                    replay_digest=replay_digest([request], [tokens], DigestOrigin(used, *names)),
                     replay_version=VERSION,
                     logprobs_mode=facts.logprobs_mode,
                 )

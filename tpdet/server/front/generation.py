@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tpdet.audit.receipts.statement import Outcome
-from tpdet.audit.replay import answer_digest_steps
+from tpdet.audit.replay import DigestOrigin, NamedCall, answer_digest_steps, named_call_steps
 from tpdet.requests.answer.calls import parts_of
 from tpdet.requests.answer.choices import Json, envelope, usage
 from tpdet.requests.answer.json_pieces import json_pieces
@@ -91,6 +91,7 @@ class GenerationResponse(Response):
         self._seen_tokens = 0
         self._approximate = self._aborted = False
         self._seed: int | None = None
+        self._named: NamedCall | None = None
         self._whole_answer = WholeAnswer(call, tokenizer, reasoning, calls)
         self._assemblers = self._whole_answer.assemblers
         self._writers, self._prompts = self._whole_answer.writers, self._whole_answer.prompts
@@ -151,13 +152,15 @@ class GenerationResponse(Response):
 
     async def _show_ids(self, seed: int) -> None:
         """Have the answer show ids that are functions of the request."""
-        facts, requests = self._weights.facts, self._call.requests
+        self._named = await self._pace.last(named_call_steps(self._call.requests, self._of(seed)))
+        assert self._named is not None
+        self._whole_answer.show_ids(self._named.digest)
+
+    def _of(self, seed: int) -> DigestOrigin:
+        """What the answer's digests cover beside the call and the answer."""
+        facts = self._weights.facts
         names = facts.contract, facts.model_digest
-        mode = facts.logprobs_mode
-        steps = answer_digest_steps(requests, (), seed, *names, logprobs_mode=mode)
-        digests = await self._pace.last(steps)
-        assert digests is not None
-        self._whole_answer.show_ids(digests.request)
+        return DigestOrigin(seed, *names, self._call.replay_version, facts.logprobs_mode)
 
     async def _whole(self, handle: ResponseHandle, seed: int, scope: Scope, send: Send) -> str:
         """Send the answer, in one part if it is small or for HTTP/1.0; the outcome."""
@@ -422,15 +425,8 @@ class GenerationResponse(Response):
                 why["reproducible"] = False
             none = dict.fromkeys(DIGESTS)
             return {**call.seeds(seed), **none, **why, "logprobs_mode": mode}
-        steps = answer_digest_steps(
-            call.requests,
-            self._whole_answer.tokens(),
-            seed,
-            facts.contract,
-            facts.model_digest,
-            call.replay_version,
-            mode,
-        )
+        tokens = self._whole_answer.tokens()
+        steps = answer_digest_steps(call.requests, tokens, self._of(seed), self._named)
         digests = await self._pace.last(steps)
         assert digests is not None
         if self._cached is not None:

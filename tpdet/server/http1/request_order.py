@@ -7,7 +7,7 @@ offered upgrade changes nothing. Each request has an account of the bytes it hol
 from typing import Any
 
 import httptools
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tpdet.server.http1.half_close import ReaderWatch
@@ -126,7 +126,7 @@ class OrderedProtocol(HttpToolsProtocol):
         )
 
     @staticmethod
-    def _until_it_closes(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
+    def _until_it_closes(cycle: RequestResponseCycle, app: Any) -> Any:
         """An application whose answers of no stated length end with the connection.
 
         HTTP/1.0 has no chunks, which uvicorn would send; it closes such connections.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tpdet.audit.pooled import PooledAssembler, pooled_digest
-from tpdet.audit.replay import replay_digest
+from tpdet.audit.replay import DigestOrigin, replay_digest
 from tpdet.errors import CheckpointError
 from tpdet.requests.request import PooledOutput, Request, RequestFailed, SamplingParams
 from tpdet.text.outputs import RequestAssembler
@@ -178,14 +178,9 @@ class Canary:
             names = runner.contracts.strict, runner.model_digest, pooler.digest
             return pooled_digest(found.request, found.output.values, *names)
         choices = [[choice.logprobs for choice in found.answer().choices]]
-        return replay_digest(
-            [found.request],
-            choices,
-            SEED,
-            runner.contracts.strict,
-            runner.model_digest,
-            logprobs_mode=self._engine.config.logprobs_mode,
-        )
+        mode, contract = self._engine.config.logprobs_mode, runner.contracts.strict
+        origin = DigestOrigin(SEED, contract, runner.model_digest, logprobs_mode=mode)
+        return replay_digest([found.request], choices, origin)
 
 
 def canary_request(name: str, vocab_size: int, max_model_len: int) -> Request:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tpdet.audit.recorded import RecordedAnswer, RecordedChoice, check_recorded, digest_of
-from tpdet.audit.replay import answer_digests
+from tpdet.audit.replay import DigestOrigin, answer_digests
 from tpdet.client.engine_settings import engine_config, ranks_asked
 from tpdet.errors import CheckpointError, DisagreementError, RequestError, UsageError
 from tpdet.grammar import trial
@@ -340,7 +340,7 @@ class ModelCheck:
         seed = call.requests[0].params.seed
         assert seed is not None
         names, how = (facts.contract, facts.model_digest), (version, facts.logprobs_mode)
-        digests = answer_digests(call.requests, whole.tokens(), seed, *names, *how)
+        digests = answer_digests(call.requests, whole.tokens(), DigestOrigin(seed, *names, *how))
         whole.show_ids(digests.request)
         named = origin(call, *names) if call.token_ids else {}
         shown = receipt(named, call.seeds(seed), digests, *how)
