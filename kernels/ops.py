@@ -21,6 +21,9 @@ from tpdet.kernels.cpu.experts import sums as cpu_sums
 from tpdet.kernels.cpu.gemm import column as cpu_column
 from tpdet.kernels.cpu.gemm import gated as cpu_gated
 from tpdet.kernels.cpu.gemm import leaf as cpu_leaf
+from tpdet.kernels.cpu.linear import convolution as cpu_convolution
+from tpdet.kernels.cpu.linear import delta_rule as cpu_delta_rule
+from tpdet.kernels.cpu.linear import gated_norm as cpu_gated_norm
 from tpdet.kernels.cpu.pointwise import activation as cpu_activation
 from tpdet.kernels.cpu.pointwise import embedding as cpu_embedding
 from tpdet.kernels.cpu.pointwise import finish as cpu_finish
@@ -34,6 +37,7 @@ from tpdet.kernels.cpu.sampling import ranks as cpu_ranks
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.exact import thresholds
 from tpdet.kernels.inputs.experts import Routing
+from tpdet.kernels.inputs.linear_state import LinearState, StateMove
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.partial_sums import PartialSums
@@ -105,6 +109,9 @@ paged_attention = _by_device(cpu_attention.paged_attention)
 expert_sums = _by_device(cpu_sums.expert_sums)
 expert_rows = _by_device(cpu_sums.expert_rows)
 sums_of_rows = _by_device(cpu_sums.sums_of_rows)
+short_convolution = _by_device(cpu_convolution.short_convolution)
+gated_delta = _by_device(cpu_delta_rule.gated_delta)
+gated_norm = _by_device(cpu_gated_norm.gated_norm)
 embed = _by_device(cpu_embedding.embed)
 resolve_sampled = _by_device(cpu_embedding.resolve_sampled)
 sample_rows = _by_device(cpu_sampling.sample_rows)
@@ -142,6 +149,11 @@ def choose_experts(
         logits, bias, batch.rows, routing, held
     )
     return found
+
+
+def advance_states(state: LinearState, moves: tuple[StateMove, ...]) -> None:
+    """Write boundary[target] of each move: the state of its source behind all rows of the chunk."""
+    _on(state.boundary, "linear.delta_rule").advance_states(state, moves)
 
 
 def log_probabilities(

@@ -14,14 +14,16 @@ class LinearState(NamedTuple):
     """The state of one gated delta-net layer (Yang et al. 2024, arXiv 2412.06464), all slots.
 
     boundary: fp32 [N, Hv, Dk, Dv], the state at the start of a chunk, which a row's `standing`
-    names. keys [N, R, Hk, Dk], raw, in the model's dtype; updates fp32 [N, R, Hv, Dv], with the
-    keys' norms in them; decays int64 [N, R, Hv]: rings of two chunks or more. inputs [.., R', C]:
+    names. keys [N, R, Hk, Dk], raw, in the model's dtype; updates fp32 [N, R, Hv, Dv], right-hand
+    sides with the keys' norms in them; inverses fp32 [N, R, Hv, 16], by which those of a block of
+    16 rows are solved; decays int64 [N, R, Hv]: rings of two chunks or more. inputs [N, R', C]:
     rows before the short convolution, whose ring holds a run of drafts and three rows more.
     """
 
     boundary: torch.Tensor
     keys: torch.Tensor
     updates: torch.Tensor
+    inverses: torch.Tensor
     decays: torch.Tensor
     inputs: torch.Tensor
 
@@ -39,3 +41,18 @@ class StateMove(NamedTuple):
     source: int
     target: int
     chunk: int
+
+
+TAPS = 4
+"""Rows that the short convolution reads, its own among them."""
+BLOCK_ROWS = 16
+"""Rows of a chunk that are solved together; those of earlier blocks enter by products."""
+TWO_TERMS = (torch.bfloat16,)
+"""The model dtypes of which fp32 operands of products have two terms; else they are fp32."""
+LENGTH_EPS = 1e-6
+"""Added to a key's or query's sum of squares, as every model of the family has it."""
+
+
+def terms_of(dtype: torch.dtype) -> int:
+    """Terms of an fp32 operand beside rows of a model's dtype."""
+    return 2 if dtype in TWO_TERMS else 1

@@ -16,13 +16,18 @@ class PagedSequence:
     """One sequence's rows in a step.
 
     Its `count` rows begin at row `first_row` and stand at positions `start`, `start + 1`, ...;
-    `pages[i]` holds positions 256 * i to 256 * i + 255.
+    `pages[i]` holds positions 256 * i to 256 * i + 255. slot: where its linear layers' states lie;
+    standing: the chunk that they stand for, the first row's or the one before; drafts: whether rows
+    may be taken back, so that the states must not go past the first row's chunk.
     """
 
     first_row: int
     count: int
     start: int
     pages: tuple[int, ...]
+    slot: int = 0
+    standing: int = 0
+    drafts: bool = False
 
     def __post_init__(self) -> None:
         if len(self.pages) * PAGE_TOKENS < self.start + self.count:

@@ -12,7 +12,7 @@ import torch
 
 from tpdet.checkpoint.model_config.model import CONVOLUTION_WIDTH
 from tpdet.errors import ResourceError
-from tpdet.kernels.inputs.linear_state import LinearState
+from tpdet.kernels.inputs.linear_state import BLOCK_ROWS, LinearState
 from tpdet.kernels.order import CHUNK_TOKENS
 
 RING_ROWS = 2 * CHUNK_TOKENS
@@ -44,10 +44,11 @@ class StateShape:
         return self.value_heads, self.key_size, self.value_size
 
     def rings(self, dtype: torch.dtype) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
-        """Shape and dtype of a slot's keys, updates, decays and inputs."""
+        """Shape and dtype of a slot's keys, updates, inverses, decays and inputs."""
         return (
             ((RING_ROWS, self.key_heads, self.key_size), dtype),
             ((RING_ROWS, self.value_heads, self.value_size), torch.float32),
+            ((RING_ROWS, self.value_heads, BLOCK_ROWS), torch.float32),
             ((RING_ROWS, self.value_heads), torch.int64),
             ((INPUT_ROWS, self.channels), dtype),
         )

@@ -82,3 +82,9 @@ def _root_of(total: torch.Tensor, largest: torch.Tensor, count: int, eps: float)
     mean = total.double() * power_of_two(2 * exponent_of(largest) - MASS_BITS) / count
     root = (1.0 / torch.sqrt(mean + eps)).float()
     return torch.where(torch.isfinite(largest), root, torch.nan)
+
+
+def reciprocal_length(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """1 / sqrt(sum of squares + eps), fp32 [...] of x [..., N] in fp32; as a norm's r without n."""
+    largest = x.abs().amax(-1, keepdim=True)
+    return _root_of(_mass(x, largest), largest, 1, eps)[..., 0]
