@@ -29,6 +29,8 @@ ROW_LAYERS = ("fold", "gather")
 
 # SHA-256 of the vectors in kernels/known/golden.py; a change of either is a new contract.
 GOLDEN_SHA256 = "0c237a1a421fbdc1913ddf32b16163fc0121e97198876a2c5c64c5908d5681d0"
+# And of those in kernels/known/linear_golden.py, named by models with linear attention alone.
+LINEAR_GOLDEN_SHA256 = "1e52e9fd4b217c3a3aac7d7266f81c1483cb53b3d3ef7a0da71f13c093fd0244"
 
 Value = TypeVar("Value")
 Operand = TypeVar("Operand")
@@ -118,7 +120,8 @@ class Contract:
     device: "cpu" or "cuda"; dtype: of weights and activations, such as "bfloat16"; row_layers: one
     of ROW_LAYERS. Without a fold neither leaves nor fold order reach a bit: they are not named.
     edges: of each row product's leaves, by its name; named where not all of them are equal.
-    experts: of a layer, whose groups are the lanes; named where there are any.
+    experts: of a layer, whose groups are the lanes; named where there are any. linear: whether a
+    layer has linear attention, whose chunks and golden vectors are named then.
     """
 
     device: str
@@ -129,6 +132,7 @@ class Contract:
     row_layers: str = "fold"
     edges: tuple[tuple[str, tuple[int, ...]], ...] = ()
     experts: int = 0
+    linear: bool = False
 
     @property
     def identifier(self) -> str:
@@ -147,6 +151,9 @@ class Contract:
             del fields["edges"]  # the ids of equal leaves are older than this field
         if not self.experts:
             del fields["experts"]  # and those of dense models
+        if self.linear:
+            constants["linear"] = [CHUNK_TOKENS, LINEAR_GOLDEN_SHA256]
+        del fields["linear"]
         if self.row_layers == "fold":
             constants["fold"] = describe(fold_tree(self.fold_order, self.leaves))
             del fields["row_layers"]  # the ids of folded contracts are older than this field

@@ -22,6 +22,7 @@ from tests.gpu.gemm import column_bits, columns
 from tests.gpu.gemm.leaf_bits import leaf_checks
 from tests.gpu.gemm.norm_bits import norm_checks
 from tests.gpu.gemm.packed import packed_checks
+from tests.gpu.linear.bits import linear_checks
 from tests.gpu.nn.invariant import invariant_checks
 from tests.gpu.nn.log_prob import log_prob_checks
 from tests.gpu.sampling.bits import sampler_checks
@@ -35,6 +36,7 @@ SUITES = {
     "packed": lambda _: packed_checks(),
     "attention": lambda _: attention_checks(),
     "experts": lambda _: expert_checks(),
+    "linear": lambda _: linear_checks(),
     "sampler": lambda _: sampler_checks(),
     "weights": lambda _: weight_checks(),
     "invariant": lambda _: invariant_checks(),

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 import torch
 
 from tpdet.kernels.cpu.gemm.column import COLUMNS, ROWS, TALL_ROWS
-from tpdet.kernels.order import K_GROUP, PAGE_TOKENS, TILE_TOKENS
+from tpdet.kernels.inputs.linear_state import BLOCK_ROWS
+from tpdet.kernels.order import CHUNK_TOKENS, K_GROUP, PAGE_TOKENS, TILE_TOKENS
 
 _SEED = 20_240_607
 _FIRST_COLUMNS = (0, 1, 16, 40, 99, 128, 200, 255, 256)  # where blocks begin
@@ -73,6 +74,37 @@ def _check_attention(head_dim: int, generator: torch.Generator) -> None:
                         f"this BLAS gives other bits for {rows} rows of {k}x{n} than for 256: "
                         "the CPU path cannot keep its promise on this machine"
                     )
+
+
+def check_linear_products(key_size: int, value_size: int) -> None:
+    """Raise RuntimeError when a batched product of linear layers depends on the batch.
+
+    Their rows stand in blocks of 16 and 32, whatever a step has (`cpu/linear/delta_rule.py`).
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+    both = 2 * BLOCK_ROWS
+    for rows, k, n in (
+        (both, key_size, CHUNK_TOKENS),
+        (both, key_size, value_size),
+        (both, CHUNK_TOKENS, value_size),
+        (BLOCK_ROWS, BLOCK_ROWS, value_size),
+        (key_size, CHUNK_TOKENS, value_size),
+    ):
+        x = torch.randn(5, rows, k, generator=generator)
+        y = torch.randn(5, k, n, generator=generator)
+        whole = torch.bmm(x, y)
+        for first, last in ((0, 1), (4, 5), (1, 4)):
+            if not torch.equal(torch.bmm(x[first:last], y[first:last]), whole[first:last]):
+                raise RuntimeError(
+                    f"this BLAS gives other bits for {last - first} products of {rows}x{k}x{n} "
+                    "than for 5: the CPU path cannot keep its promise on this machine"
+                )
+        alone = torch.zeros(1, rows, k)
+        alone[0, 3] = x[0, 3]
+        if not torch.equal(torch.bmm(alone, y[:1])[0, 3], whole[0, 3]):
+            raise RuntimeError(
+                f"this BLAS lets a row's neighbours change its bits in {rows}x{k}x{n}"
+            )
 
 
 def _check_exp(generator: torch.Generator) -> None:

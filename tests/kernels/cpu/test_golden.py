@@ -5,7 +5,7 @@ import torch
 
 from tpdet.kernels import order
 from tpdet.kernels.inputs.norm import Norm
-from tpdet.kernels.known import expert_golden, golden
+from tpdet.kernels.known import expert_golden, golden, linear_golden
 
 
 def test_the_golden_vectors_have_the_digest_of_the_contract():
@@ -37,6 +37,19 @@ def test_the_golden_vectors_of_experts_have_their_digest_and_one_order(monkeypat
     monkeypatch.setattr(expert_golden, "choose_experts", last_of_equal)
     assert expert_golden.expert_golden_digest(cpu) != expert_golden.EXPERT_GOLDEN_SHA256
     assert ids[0][2].tolist() == [28, 29, 30, 31]
+
+
+def test_the_golden_vectors_of_linear_layers_have_their_digest(monkeypatch):
+    """And another one where the decays are a running product of rounded ones."""
+    assert linear_golden.linear_golden_digest() == order.LINEAR_GOLDEN_SHA256
+    real = linear_golden.decay_of
+
+    def running(sums):
+        steps = sums.diff(dim=0, prepend=torch.zeros_like(sums[:1]))
+        return real(steps).cumprod(0)
+
+    monkeypatch.setattr(linear_golden, "decay_of", running)
+    assert linear_golden.linear_golden_digest() != order.LINEAR_GOLDEN_SHA256
 
 
 def test_one_changed_bit_of_a_table_changes_the_digest(monkeypatch):

@@ -158,6 +158,17 @@ def test_equal_leaves_keep_their_contract_id_and_unequal_ones_have_their_own():
     assert named(9, row_layers="gather") == named(8, row_layers="gather")
 
 
+def test_only_models_with_linear_layers_name_them(monkeypatch):
+    base = {"device": "cpu", "dtype": "float32", "leaves": 8, "fold_order": "tree"}
+    dense = "8cb72b5b54055d05a6f9078ae132e062342f1bd41d7f5be0598c15dc1edd203f"
+    assert order.Contract(**base).identifier == dense, "ids of other families stay"
+    linear = order.Contract(**base, linear=True).identifier
+    assert linear != dense
+    monkeypatch.setattr(order, "LINEAR_GOLDEN_SHA256", "0" * 64)
+    assert order.Contract(**base, linear=True).identifier != linear
+    assert order.Contract(**base).identifier == dense
+
+
 def test_the_contract_id_changes_with_every_part_of_the_contract():
     base = {"device": "cpu", "dtype": "float32", "leaves": 8, "fold_order": "pairs"}
     changed = [{"dtype": "bfloat16"}, {"leaves": 4}, {"fold_order": "tree"}, {"device": "cuda"}]

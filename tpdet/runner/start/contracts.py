@@ -41,6 +41,7 @@ def name_contracts(config: EngineConfig, partition: Partition, device: str) -> C
         row_layers=config.row_layers,
         edges=partition.cut.edges,
         experts=partition.config.experts,
+        linear=partition.config.linear is not None,
     ).identifier
     return Contracts(strict, _approximate(strict, partition.world.size))
 

@@ -11,12 +11,13 @@ from tpdet.comm.agreement import agree, collect_facts
 from tpdet.config import EngineConfig
 from tpdet.errors import DisagreementError, TpdetError
 from tpdet.kernels.cpu import threads
-from tpdet.kernels.cpu.gemm.admission import check_bit_classes
+from tpdet.kernels.cpu.gemm.admission import check_bit_classes, check_linear_products
 from tpdet.kernels.inputs.ordered import OrderedForm
 from tpdet.kernels.known.answers import known_answers
 from tpdet.kernels.known.expert_golden import EXPERT_GOLDEN_SHA256, expert_golden_digest
 from tpdet.kernels.known.golden import golden_digest
-from tpdet.kernels.order import GOLDEN_SHA256
+from tpdet.kernels.known.linear_golden import linear_golden_digest
+from tpdet.kernels.order import GOLDEN_SHA256, LINEAR_GOLDEN_SHA256
 from tpdet.launch.ranks.pinned import threads_per_rank
 from tpdet.layers.partition import Partition
 from tpdet.models.fingerprint import architecture
@@ -42,6 +43,8 @@ def check_kernels(partition: Partition, device: str) -> None:
     goldens = {"": (golden_digest(), GOLDEN_SHA256)}
     if model.experts:
         goldens[" of experts"] = expert_golden_digest(torch.device("cpu")), EXPERT_GOLDEN_SHA256
+    if model.linear is not None:
+        goldens[" of linear layers"] = linear_golden_digest(), LINEAR_GOLDEN_SHA256
     for name, (digest, golden) in goldens.items():
         if digest != golden:
             raise DisagreementError(
@@ -51,12 +54,22 @@ def check_kernels(partition: Partition, device: str) -> None:
     reduced = [k for product in rank_products(partition) for k in product.chains]
     if device == "cpu":
         check_chains(reduced, model.head_dim)
+        if model.linear is not None:
+            check_linear_chains(model.linear.key_size, model.linear.value_size)
 
 
 def check_chains(reduced: Iterable[int], head_dim: int) -> None:
     """`check_bit_classes` of a CPU, whose failure is a TpdetError."""
     try:
         check_bit_classes(reduced, head_dim)
+    except RuntimeError as error:
+        raise TpdetError(str(error)) from error
+
+
+def check_linear_chains(key_size: int, value_size: int) -> None:
+    """`check_linear_products` of a CPU, whose failure is a TpdetError."""
+    try:
+        check_linear_products(key_size, value_size)
     except RuntimeError as error:
         raise TpdetError(str(error)) from error
 

@@ -103,6 +103,7 @@ def _check_model(settings: Settings, ranks: int) -> tuple[ModelConfig, str]:
         row_layers=engine.row_layers,
         edges=cut.edges,
         experts=model.experts,
+        linear=model.linear is not None,
     )
     return model, contract.identifier
 

@@ -1,0 +1,119 @@
+"""The short convolution of linear attention on a GPU: four taps of each channel, then SiLU.
+
+    y[p, c] = round(silu(((w0 * x[p-3] + w1 * x[p-2]) + w2 * x[p-1]) + w3 * x[p]))      fp32, no fma
+
+SiLU is that of `pointwise/activation.py`. Rows before the step's are read from the ring of inputs;
+the rows go there in a launch of its own, when all have been read.
+
+Shapes: M rows, C channels. x, y [M, C]; weight [C, 4]; inputs [N, R, C].
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv
+from tpdet.kernels.cuda.linear.tables import CHUNK, make_tables, rows_of_piece
+from tpdet.kernels.cuda.pointwise.activation import activate
+from tpdet.kernels.inputs.activations import ACTIVATIONS
+from tpdet.kernels.inputs.linear_state import TAPS, LinearState
+from tpdet.kernels.inputs.paged_batch import PagedBatch
+from tpdet.kernels.order import CHUNK_TOKENS
+
+_TAPS = tl.constexpr(TAPS)
+_SILU = tl.constexpr(ACTIVATIONS["silu"])
+_CHANNELS = 128
+_ROWS = 16
+
+
+@triton.jit
+def convolve_rows(
+    x,
+    weight,
+    y,
+    inputs,
+    tables,
+    stride,
+    channels,
+    ring,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Grid: pieces and parts of ROWS rows of their chunk x parts of the channels."""
+    await_earlier(DEPENDENT)
+    parts: tl.constexpr = CHUNK // ROWS
+    piece, part = tl.program_id(0) // parts, tl.program_id(0) % parts
+    first_row, slot, chunk, low, high = rows_of_piece(tables, piece)
+    row = part * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    new = (row >= low) & (row < high)
+    mask = new[:, None] & (column < channels)
+    start = tl.load(tables.sequences + tl.load(tables.pieces + piece * 2) * 6 + 2)
+    total = tl.zeros((ROWS, CHANNELS), tl.float32)
+    for tap in tl.static_range(_TAPS):
+        position = chunk * CHUNK + row + (tap + 1 - _TAPS)
+        fresh = position >= start
+        number = (first_row + row + (tap + 1 - _TAPS)).to(tl.int64)
+        value = tl.load(x + number[:, None] * stride + column, mask=mask & fresh[:, None], other=0)
+        stored = slot * ring + (position + ring) % ring
+        older = inputs + stored[:, None] * channels + column
+        older = tl.load(older, mask=mask & (fresh == 0)[:, None], other=0)
+        value = tl.where(fresh[:, None], value, older).to(tl.float32)
+        factor = tl.load(weight + column * _TAPS + tap, mask=column < channels, other=0.0)
+        term = factor.to(tl.float32) * value
+        total = term if tap == 0 else total + term
+    target = y + (first_row + row).to(tl.int64)[:, None] * channels + column
+    tl.store(target, activate(total, _SILU).to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def keep_inputs(
+    x,
+    inputs,
+    tables,
+    stride,
+    channels,
+    ring,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """The last `ring` rows of each run go to the ring; the grid is that of convolve_rows."""
+    await_earlier(DEPENDENT)
+    parts: tl.constexpr = CHUNK // ROWS
+    piece, part = tl.program_id(0) // parts, tl.program_id(0) % parts
+    first_row, slot, chunk, low, high = rows_of_piece(tables, piece)
+    row = part * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    fields = tables.sequences + tl.load(tables.pieces + piece * 2) * 6
+    end = tl.load(fields + 1) + tl.load(fields + 2)
+    position = chunk * CHUNK + row
+    mask = ((row >= low) & (row < high) & (position >= end - ring))[:, None] & (column < channels)
+    number = (first_row + row).to(tl.int64)
+    value = tl.load(x + number[:, None] * stride + column, mask=mask, other=0)
+    stored = slot * ring + position % ring
+    tl.store(inputs + stored[:, None] * channels + column, value, mask=mask)
+
+
+def short_convolution(
+    x: torch.Tensor, weight: torch.Tensor, state: LinearState, batch: PagedBatch
+) -> torch.Tensor:
+    """x [M, C], weight [C, 4] -> [M, C] in x's dtype; stores x in the state's ring of inputs.
+
+    Of a run longer than the ring its last rows are stored. Rows that no sequence names are zeros.
+    """
+    x = x if x.stride(1) == 1 else x.contiguous()
+    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    tables = make_tables(batch, x.device)
+    channels, ring = x.shape[1], state.inputs.shape[1]
+    if not len(tables.pieces):
+        return y
+    grid = len(tables.pieces) * (CHUNK_TOKENS // _ROWS), cdiv(channels, _CHANNELS)
+    forms = {"ROWS": _ROWS, "CHANNELS": _CHANNELS}
+    options = {"num_warps": 4, "enable_fp_fusion": False, **dependent_launch(x.device)}
+    sizes = x.stride(0), channels, ring
+    convolve_rows[grid](x, weight.contiguous(), y, state.inputs, tables, *sizes, **forms, **options)
+    keep_inputs[grid](x, state.inputs, tables, *sizes, **forms, **options)
+    return y

@@ -1,0 +1,110 @@
+"""The gated delta rule on a GPU: the rows of `kernels/cpu/linear/delta_rule.py`, in three launches.
+
+Factors of rows (`gates.py`), what rows of a chunk have to do with each other (`chunk_factors.py`),
+and the pass over chunks (`pass_chunks.py`). Prefill, decode and drafts are the same kernels.
+"""
+
+import torch
+
+from tpdet.kernels.cpu.linear.delta_rule import check_states, late_moves
+from tpdet.kernels.cuda.launch.dependent import dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
+from tpdet.kernels.cuda.linear.chunk_factors import chunk_factors
+from tpdet.kernels.cuda.linear.gates import DeltaStep, factors_of
+from tpdet.kernels.cuda.linear.pass_chunks import advance_chunks, pass_chunks
+from tpdet.kernels.cuda.linear.tables import ChunkScratch, LinearShape, make_tables
+from tpdet.kernels.inputs.linear_state import (
+    BLOCK_ROWS,
+    DeltaGates,
+    LinearState,
+    StateMove,
+    terms_of,
+)
+from tpdet.kernels.inputs.paged_batch import PagedBatch
+from tpdet.kernels.order import CHUNK_TOKENS
+
+_COLUMNS = 32
+
+
+def gated_delta(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    gates: DeltaGates,
+    state: LinearState,
+    batch: PagedBatch,
+) -> torch.Tensor:
+    """q, k [M, Hk, Dk], v [M, Hv, Dv] behind the convolution, a, b [M, Hv] -> o [M, Hv, Dv].
+
+    As the CPU's. Rows that no sequence names are zeros.
+    """
+    check_states(batch)
+    out = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
+    tables = make_tables(batch, v.device)
+    pieces = len(tables.pieces)
+    if not pieces:
+        return out
+    shape = _shape(state)
+    advance_states(state, late_moves(batch))
+    q, k, v = (_with_dense_rows(x) for x in (q, k, v))
+    a, b = a.contiguous(), b.contiguous()
+    step = DeltaStep(q, k, v, a, b, q.stride(0), k.stride(0), v.stride(0))
+    factors = factors_of(step, gates)
+    heads = shape.KEY_HEADS * shape.GROUP
+
+    def fp32(*sizes: int) -> torch.Tensor:
+        return torch.empty(pieces, *sizes, dtype=torch.float32, device=v.device)
+
+    keys = (pieces, shape.KEY_HEADS, CHUNK_TOKENS, shape.KEY_SIZE)
+    scratch = ChunkScratch(
+        torch.empty(keys, dtype=k.dtype, device=k.device),
+        fp32(heads, 2, CHUNK_TOKENS, CHUNK_TOKENS),
+        fp32(heads, CHUNK_TOKENS, BLOCK_ROWS),
+        fp32(heads, CHUNK_TOKENS),
+        fp32(heads, CHUNK_TOKENS),
+    )
+    options = {"num_warps": 4, "enable_fp_fusion": False, **dependent_launch(v.device)}
+    chunk_factors[(pieces, heads)](step, factors, state, scratch, tables, SHAPE=shape, **options)
+    grid = len(tables.sequences), heads, cdiv(shape.VALUE_SIZE, shape.COLUMNS)
+    pass_chunks[grid](step, factors, state, scratch, tables, out, SHAPE=shape, **options)
+    return out
+
+
+def advance_states(state: LinearState, moves: tuple[StateMove, ...]) -> None:
+    """Write boundary[target] of each move: the state of its source behind all rows of the chunk."""
+    if not moves:
+        return
+    shape, device = _shape(state), state.boundary.device
+    table = torch.tensor(moves, dtype=torch.int32, device=device)
+    heads = shape.KEY_HEADS * shape.GROUP
+    advance_chunks[(len(moves), heads, cdiv(shape.VALUE_SIZE, shape.COLUMNS))](
+        state,
+        table,
+        SHAPE=shape,
+        num_warps=4,
+        enable_fp_fusion=False,
+        **dependent_launch(device),
+    )
+
+
+def _shape(state: LinearState) -> LinearShape:
+    _, heads, key_size, value_size = state.boundary.shape
+    key_heads = state.keys.shape[2]
+    return LinearShape(
+        key_heads,
+        heads // key_heads,
+        key_size,
+        max(16, next_power_of_2(key_size)),
+        value_size,
+        min(_COLUMNS, max(16, next_power_of_2(value_size))),
+        state.keys.shape[1],
+        terms_of(state.keys.dtype) == 2,
+    )
+
+
+def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """x [M, H, D] whose rows may lie apart, each dense."""
+    dense = x.stride(2) == 1 and x.stride(1) == x.shape[2]
+    return x if dense else x.contiguous()

@@ -1,0 +1,210 @@
+"""The gated delta rule's pass over chunks: one program a sequence, value head and COLUMNS columns.
+
+All of a sequence's rows of this step, chunk by chunk, blocks of 16 in turn; a decode row is a chunk
+with one new row. `kernels/cpu/linear/delta_rule.py` has the expressions. States that move end in
+`boundary`; of a run with drafts they stay in registers.
+"""
+
+import triton
+import triton.language as tl
+
+from tpdet.kernels.cuda.launch.dependent import await_earlier
+from tpdet.kernels.cuda.linear.gates import decay_of
+from tpdet.kernels.cuda.linear.products import (
+    add_exact,
+    add_split,
+    below,
+    high_and_low,
+    sum_of_exact,
+    sum_of_split,
+)
+from tpdet.kernels.cuda.linear.tables import CHUNK, SEQUENCE_FIELDS
+
+BLOCK = tl.constexpr(16)
+BLOCKS = tl.constexpr(4)
+
+
+@triton.jit
+def exact_rows(rows, TWO: tl.constexpr):
+    """Keys or queries as the matrix unit takes them."""
+    return rows if TWO else rows.to(tl.float32)
+
+
+@triton.jit
+def move_on(total, keys, w, left, totals, TWO: tl.constexpr):
+    """The chains of sum_j k_j (d_Cj * w_j)' go on by a block's rows."""
+    high, low = high_and_low(left[:, None] * w, TWO)
+    return add_exact(tl.trans(keys), high, low, totals, TWO)
+
+
+@triton.jit
+def state_pointers(state, slot, head, part, SHAPE: tl.constexpr):
+    """Pointers to COLUMNS columns of a head's state [Dk, COLUMNS], and which of them are there."""
+    HEADS: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
+    lane = tl.arange(0, SHAPE.KEY_LANES)[:, None]
+    column = part * SHAPE.COLUMNS + tl.arange(0, SHAPE.COLUMNS)[None, :]
+    inside = (lane < SHAPE.KEY_SIZE) & (column < SHAPE.VALUE_SIZE)
+    base = (slot * HEADS + head) * SHAPE.KEY_SIZE
+    return state.boundary + (base + lane) * SHAPE.VALUE_SIZE + column, inside
+
+
+@triton.jit
+def keep_rows(step, factors, state, scratch, piece, spans, SHAPE: tl.constexpr):
+    """A chunk's new keys, decays and inverses go to the rings: by the programs of first columns."""
+    HEADS: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
+    KEY_SIZE: tl.constexpr = SHAPE.KEY_SIZE
+    number, ring, low, high = spans
+    head = tl.program_id(1)
+    key_head = head // SHAPE.GROUP
+    row = tl.arange(0, CHUNK)
+    new = (row >= low) & (row < high)
+    number, ring = number + row, ring + row
+    lane, column = tl.arange(0, SHAPE.KEY_LANES)[None, :], tl.arange(0, BLOCK)[None, :]
+    mask = new[:, None] & (lane < KEY_SIZE)
+    source = scratch.keys + ((piece * SHAPE.KEY_HEADS + key_head) * CHUNK + row[:, None]) * KEY_SIZE
+    target = state.keys + (ring[:, None] * SHAPE.KEY_HEADS + key_head) * KEY_SIZE
+    if head % SHAPE.GROUP == 0:
+        tl.store(target + lane, tl.load(source + lane, mask=mask, other=0.0), mask=mask)
+    decay = tl.load(factors.decay + number * HEADS + head, mask=new, other=0)
+    tl.store(state.decays + ring * HEADS + head, decay, mask=new)
+    source = scratch.inverses + ((piece * HEADS + head) * CHUNK + row[:, None]) * BLOCK
+    target = state.inverses + (ring[:, None] * HEADS + head) * BLOCK
+    tl.store(target + column, tl.load(source + column), mask=new[:, None])
+
+
+@triton.jit
+def pass_chunks(
+    step, factors, state, scratch, tables, out, SHAPE: tl.constexpr, DEPENDENT: tl.constexpr
+):
+    """Grid: sequences x value heads x parts of the columns; out [M, Hv, Dv]."""
+    await_earlier(DEPENDENT)
+    HEADS: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
+    TWO: tl.constexpr = SHAPE.TWO
+    COLUMNS: tl.constexpr = SHAPE.COLUMNS
+    KEY_SIZE: tl.constexpr = SHAPE.KEY_SIZE
+    head, part = tl.program_id(1), tl.program_id(2)
+    key_head = head // SHAPE.GROUP
+    fields = tables.sequences + tl.program_id(0) * SEQUENCE_FIELDS
+    start, end = tl.load(fields + 2), tl.load(fields + 2) + tl.load(fields + 1)
+    slot, piece = tl.load(fields + 3).to(tl.int64), tl.load(fields + 5).to(tl.int64)
+    small, lane = tl.arange(0, BLOCK), tl.arange(0, SHAPE.KEY_LANES)[None, :]
+    column = part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    there = column < SHAPE.VALUE_SIZE
+    boundary, inside = state_pointers(state, slot, head, part, SHAPE)
+    total = tl.load(boundary, mask=inside, other=0.0)
+    none = tl.zeros((BLOCK, COLUMNS), tl.float32)
+    KEY_LANES: tl.constexpr = SHAPE.KEY_LANES
+    nothing = tl.zeros((KEY_LANES, COLUMNS), tl.float32)
+    first_chunk, last_chunk = start // CHUNK, (end - 1) // CHUNK
+    for chunk in range(first_chunk, last_chunk + 1):
+        low, high = tl.maximum(start - chunk * CHUNK, 0), tl.minimum(end - chunk * CHUNK, CHUNK)
+        number = (tl.load(fields) + chunk * CHUNK - start).to(tl.int64)
+        ring = slot * SHAPE.RING + chunk * CHUNK % SHAPE.RING
+        of_head = piece * HEADS + head
+        state_high, state_low = high_and_low(total, TWO)
+        moved = (nothing, nothing)
+        first = high_and_low(none, TWO)
+        second, third = first, first
+        for block in tl.static_range(BLOCKS):
+            if block * BLOCK < high:
+                # 1. the block's rows
+                row = block * BLOCK + small
+                new, old = (row >= low) & (row < high), row < low
+                rows = number + row
+                source = (piece * SHAPE.KEY_HEADS + key_head) * CHUNK + row[:, None]
+                mask = lane < KEY_SIZE
+                k = tl.load(scratch.keys + source * KEY_SIZE + lane, mask=mask, other=0.0)
+                q_row = step.q + rows[:, None] * step.q_stride + key_head * KEY_SIZE + lane
+                q = tl.load(q_row, mask=mask & new[:, None], other=0.0)
+                k, q = exact_rows(k, TWO), exact_rows(q, TWO)
+                begun = tl.load(scratch.begun + of_head * CHUNK + row)[:, None]
+                # 2. what the state and earlier blocks give
+                of_keys, of_queries = (none, none, none), (none, none, none)
+                product = scratch.products + of_head * (2 * CHUNK * CHUNK)
+                product += row[:, None] * CHUNK + small[None, :]
+                for j in tl.static_range(block):
+                    w_high, w_low = first if j == 0 else second if j == 1 else third
+                    p = tl.load(product + j * BLOCK)
+                    of_keys = add_split(p, w_high, w_low, of_keys, TWO)
+                    p = tl.load(product + j * BLOCK + CHUNK * CHUNK)
+                    of_queries = add_split(p, w_high, w_low, of_queries, TWO)
+                by_keys = sum_of_exact(add_exact(k, state_high, state_low, (none, none), TWO), TWO)
+                by_keys = begun * by_keys + sum_of_split(of_keys, TWO)
+                seen = sum_of_exact(add_exact(q, state_high, state_low, (none, none), TWO), TWO)
+                seen = begun * seen + sum_of_split(of_queries, TWO)
+                # 3. right-hand sides: new ones made, older ones read
+                value = step.v + rows[:, None] * step.v_stride + head * SHAPE.VALUE_SIZE + column
+                value = tl.load(value, mask=there & new[:, None], other=0.0).to(tl.float32)
+                strength = tl.load(factors.strength + rows * HEADS + head, mask=new, other=0.0)
+                of_key = rows * SHAPE.KEY_HEADS + key_head
+                key_factor = tl.load(factors.key + of_key, mask=new, other=0.0)[:, None]
+                rest = strength[:, None] * (value - key_factor * by_keys)
+                stored = ((ring + row[:, None]) * HEADS + head) * SHAPE.VALUE_SIZE + column
+                older = tl.load(state.updates + stored, mask=there & old[:, None], other=0.0)
+                rest = tl.where(new[:, None], rest, older)
+                if chunk >= last_chunk - 1:
+                    tl.store(state.updates + stored, rest, mask=there & new[:, None])
+                # 4. solved, and seen by the queries
+                inverse = scratch.inverses + (of_head * CHUNK + row[:, None]) * BLOCK
+                w = below(tl.load(inverse + small[None, :]), rest, TWO)
+                own = tl.load(product + block * BLOCK + CHUNK * CHUNK)
+                seen = seen + below(own, w, TWO)
+                query_factor = tl.load(factors.query + of_key, mask=new, other=0.0)[:, None]
+                target = (rows[:, None] * HEADS + head) * SHAPE.VALUE_SIZE + column
+                result = (query_factor * seen).to(out.dtype.element_ty)
+                tl.store(out + target, result, mask=there & new[:, None])
+                if block == 0:
+                    first = high_and_low(w, TWO)
+                elif block == 1:
+                    second = high_and_low(w, TWO)
+                elif block == 2:
+                    third = high_and_low(w, TWO)
+                if chunk < last_chunk:
+                    left = tl.load(scratch.left + of_head * CHUNK + row)
+                    moved = move_on(total, k, w, left, moved, TWO)
+        if (chunk >= last_chunk - 1) & (part == 0):
+            keep_rows(step, factors, state, scratch, piece, (number, ring, low, high), SHAPE)
+        if chunk < last_chunk:
+            whole = tl.load(scratch.begun + of_head * CHUNK + (CHUNK - 1))
+            total = whole * total + sum_of_exact(moved, TWO)
+        piece += 1
+    if (last_chunk > first_chunk) & (tl.load(fields + 4) == 0):
+        tl.store(boundary, total, mask=inside)
+
+
+@triton.jit
+def advance_chunks(state, moves, SHAPE: tl.constexpr, DEPENDENT: tl.constexpr):
+    """Grid: moves [N, 3] int32 (source, target, chunk) x value heads x parts of the columns."""
+    await_earlier(DEPENDENT)
+    HEADS: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
+    TWO: tl.constexpr = SHAPE.TWO
+    KEY_SIZE: tl.constexpr = SHAPE.KEY_SIZE
+    head, part = tl.program_id(1), tl.program_id(2)
+    fields = moves + tl.program_id(0) * 3
+    source, target = tl.load(fields).to(tl.int64), tl.load(fields + 1).to(tl.int64)
+    ring = source * SHAPE.RING + tl.load(fields + 2) * CHUNK % SHAPE.RING
+    row, small = tl.arange(0, CHUNK), tl.arange(0, BLOCK)
+    lane = tl.arange(0, SHAPE.KEY_LANES)[None, :]
+    column = part * SHAPE.COLUMNS + tl.arange(0, SHAPE.COLUMNS)[None, :]
+    boundary, inside = state_pointers(state, source, head, part, SHAPE)
+    total = tl.load(boundary, mask=inside, other=0.0)
+    KEY_LANES: tl.constexpr = SHAPE.KEY_LANES
+    COLUMNS: tl.constexpr = SHAPE.COLUMNS
+    nothing = tl.zeros((KEY_LANES, COLUMNS), tl.float32)
+    whole = tl.sum(tl.load(state.decays + (ring + row) * HEADS + head), axis=0)
+    moved, known = (nothing, nothing), whole * 0
+    for block in tl.static_range(BLOCKS):
+        rows = ring + block * BLOCK + small
+        logs = tl.load(state.decays + rows * HEADS + head)
+        left = decay_of(whole - (known + tl.cumsum(logs, axis=0)))
+        known += tl.sum(logs, axis=0)
+        k = state.keys + (rows[:, None] * SHAPE.KEY_HEADS + head // SHAPE.GROUP) * KEY_SIZE + lane
+        k = exact_rows(tl.load(k, mask=lane < KEY_SIZE, other=0.0), TWO)
+        of_head = rows[:, None] * HEADS + head
+        rest = state.updates + of_head * SHAPE.VALUE_SIZE + column
+        rest = tl.load(rest, mask=column < SHAPE.VALUE_SIZE, other=0.0)
+        w = below(tl.load(state.inverses + of_head * BLOCK + small[None, :]), rest, TWO)
+        moved = move_on(total, k, w, left, moved, TWO)
+    total = decay_of(whole) * total + sum_of_exact(moved, TWO)
+    boundary, inside = state_pointers(state, target, head, part, SHAPE)
+    tl.store(boundary, total, mask=inside)

@@ -1,0 +1,1 @@
+"""Kernels of linear attention, compiled for Hopper without a GPU."""

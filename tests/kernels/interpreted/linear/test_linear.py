@@ -1,0 +1,146 @@
+"""Linear attention's kernels in Triton's interpreter, against the CPU path byte by byte.
+
+Products of the CPU path are summed here as the interpreter's are: groups of 16, in turn.
+"""
+
+import pytest
+import torch
+
+from tests.lib.bits import assert_same_bits, same_bits
+from tests.lib.kernels.linear_rows import (
+    INPUTS,
+    linear_rows,
+    linear_sequence,
+    poisoned_state,
+)
+from tests.lib.pairwise import pairwise
+from tests.lib.some_slow import some_slow
+from tpdet.kernels.cpu.linear import convolution as cpu_convolution
+from tpdet.kernels.cpu.linear import delta_rule as cpu_rule
+from tpdet.kernels.cpu.linear import gated_norm as cpu_norm
+from tpdet.kernels.cuda.linear import convolution, delta_rule, gated_norm
+from tpdet.kernels.inputs.linear_state import StateMove
+from tpdet.kernels.inputs.paged_batch import make_batch
+from tpdet.kernels.order import K_GROUP
+
+
+@pytest.fixture(autouse=True)
+def _grouped_products(monkeypatch):
+    def chain(left, right):
+        sums = torch.zeros(len(left), left.shape[1], right.shape[2])
+        left, right = left.double(), right.double()
+        for k in range(0, left.shape[2], K_GROUP):
+            group = left[:, :, k : k + K_GROUP] @ right[:, k : k + K_GROUP]
+            sums = (sums.double() + group).float()
+        return sums
+
+    monkeypatch.setattr(cpu_rule, "chain", chain)
+
+
+def steps_of(rule, rows, state, steps):
+    """o of (count, slot's start, drafts) steps of one sequence, one after the other."""
+    parts = []
+    for count, start, drafts, standing in steps:
+        sequence = linear_sequence(0, count, start, 0, drafts, standing)
+        part = rows.at(start, start + count)
+        parts.append(rule.gated_delta(*part, state, make_batch((sequence,))))
+    return torch.cat(parts)
+
+
+PROMPT = ((70, 0, False, None),)
+CHUNKS = (30, 0, False, None), (100, 30, False, None), (1, 130, False, None)
+DRAFTS = (63, 0, False, None), (6, 63, True, 0), (1, 64, False, 0), (9, 65, True, 1)
+CASES = [
+    (torch.bfloat16, PROMPT, (1, 1, 32, 16)),
+    (torch.float32, DRAFTS, (1, 2, 16, 32)),
+    (torch.bfloat16, CHUNKS, (1, 3, 32, 48)),
+    (torch.bfloat16, DRAFTS, (2, 1, 32, 48)),
+    (torch.float16, CHUNKS, (1, 2, 48, 16)),
+]
+
+
+@pytest.mark.parametrize(("dtype", "steps", "heads"), some_slow(CASES[:2], CASES))
+def test_prompts_decode_rows_and_drafts_have_the_bits_of_the_cpu(dtype, steps, heads):
+    """Rows and states: the ring holds what a later step may read, the boundary all of it."""
+    last = max(start + count for count, start, _, _ in steps)
+    rows = linear_rows(last, *heads, dtype=dtype)
+    states = poisoned_state(rows), poisoned_state(rows)
+    wanted, got = (
+        steps_of(rule, rows, state, steps)
+        for rule, state in zip((cpu_rule, delta_rule), states, strict=True)
+    )
+    assert_same_bits(got, wanted, f"{dtype} {steps}")
+    assert_same_bits(states[1].boundary, states[0].boundary, "boundary")
+    chunk = torch.arange((last - 1) // 64 * 64, last) % 128
+    for name in ("keys", "updates", "inverses", "decays"):
+        left, right = (getattr(state, name)[:, chunk] for state in states)
+        assert_same_bits(right, left, name)
+
+
+@pytest.mark.parametrize("wrong", some_slow([torch.inf], [torch.inf, torch.nan]))
+def test_a_row_that_is_not_finite_reaches_no_earlier_one(wrong):
+    """As a prompt's row or a draft's; keys and values apart."""
+    rows = linear_rows(34, 1, 2, 16, 16)
+    wanted = steps_of(delta_rule, rows, poisoned_state(rows), ((34, 0, False, None),))
+    for name in "kv":
+        bad = rows._replace(**{name: getattr(rows, name).clone()})
+        getattr(bad, name)[21, :, 3] = wrong
+        got = steps_of(delta_rule, bad, poisoned_state(rows), ((34, 0, False, None),))
+        assert_same_bits(got[:21], wanted[:21], f"rows before a bad {name}")
+        on_cpu = steps_of(cpu_rule, bad, poisoned_state(rows), ((34, 0, False, None),))
+        assert_same_bits(got.isnan(), on_cpu.isnan(), f"where a bad {name} shows")
+        if same_bits(got[21:], wanted[21:]):
+            raise AssertionError("the bad row reached no bit: this test shows nothing")
+
+
+def test_several_sequences_and_states_moved_out_of_place_have_the_bits_of_the_cpu():
+    rows = linear_rows(64 + 5 + 20, 1, 2, 16, 16, dtype=torch.bfloat16)
+    states = poisoned_state(rows, 4), poisoned_state(rows, 4)
+    outputs = []
+    for rule, state in zip((cpu_rule, delta_rule), states, strict=True):
+        first = make_batch((linear_sequence(0, 64, 0, 2), linear_sequence(64, 5, 0, 1)))
+        rule.gated_delta(*rows.at(0, 69), state, first)
+        rule.advance_states(state, (StateMove(2, 3, 0),))
+        late = linear_sequence(0, 1, 64, 2), linear_sequence(1, 19, 5, 1)
+        outputs.append(rule.gated_delta(*rows.at(69, 89), state, make_batch(late)))
+    assert_same_bits(outputs[1], outputs[0], "late rows")
+    assert_same_bits(states[1].boundary, states[0].boundary, "boundaries")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_convolution_has_the_bits_of_one_run_and_is_near_the_cpu(dtype):
+    """Exponentials are those of the device, so only they differ from the CPU's."""
+    rows = linear_rows(200, 1, 1, 16, 16, dtype=dtype)
+    channels = 48
+    x = torch.randn(200, channels, generator=torch.Generator().manual_seed(1)).to(dtype)
+    weight = torch.randn(channels, 4, generator=torch.Generator().manual_seed(2)).to(dtype)
+    state, outputs = poisoned_state(rows), []
+    whole = make_batch((linear_sequence(0, 200, 0),))
+    wanted = convolution.short_convolution(x, weight, state, whole)
+    on_cpu = poisoned_state(rows)
+    near = cpu_convolution.short_convolution(x, weight, on_cpu, whole)
+    bound = 2.0**-7 if dtype == torch.bfloat16 else 1e-6
+    assert ((wanted - near).abs() <= bound * near.abs() + 1e-7).all()
+    assert_same_bits(state.inputs, on_cpu.inputs, "ring")
+    assert state.inputs.shape[1] == INPUTS
+    state, first = poisoned_state(rows), 0
+    for count in (1, 2, 1, 70, 126):
+        batch = make_batch((linear_sequence(0, count, first),))
+        part = x[first : first + count]
+        outputs.append(convolution.short_convolution(part, weight, state, batch))
+        first += count
+    assert_same_bits(torch.cat(outputs), wanted, "steps")
+    assert_same_bits(state.inputs, on_cpu.inputs, "ring of steps")
+
+
+def test_the_gated_norm_is_near_the_cpu_and_a_row_has_its_own_bits():
+    for dtype, size in pairwise((torch.float32, torch.bfloat16), (32, 48)):
+        generator = torch.Generator().manual_seed(size)
+        o, wide = (torch.randn(9, 3, n, generator=generator).to(dtype) for n in (size, 2 * size))
+        z, weight = wide[..., :size], torch.randn(size, generator=generator)
+        got = gated_norm.gated_norm(o, z, weight, 1e-6)
+        near = cpu_norm.gated_norm(o, z, weight, 1e-6)
+        bound = 2.0**-7 if dtype == torch.bfloat16 else 2e-6
+        assert ((got - near).abs() <= bound * near.abs() + 1e-7).all()
+        alone = gated_norm.gated_norm(o[4:5, 1:2], z[4:5, 1:2], weight, 1e-6)
+        assert_same_bits(alone, got[4:5, 1:2], "a head alone")
