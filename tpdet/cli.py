@@ -175,8 +175,12 @@ def _add_make_model(commands: argparse._SubParsersAction) -> None:
 
 
 def _family_name(text: str) -> str:
-    """A family's name, whose words a hyphen may join: gpt-oss."""
-    return text.replace("-", "_")
+    """A family's name, whose words a hyphen or a dot may join: gpt-oss, qwen3.5.
+
+    The text part of a family that also reads images may be named as the whole.
+    """
+    name = text.replace("-", "_").replace(".", "_")
+    return f"{name}_text" if f"{name}_text" in FAMILY_NAMES else name
 
 
 def _make_model(options: argparse.Namespace) -> int:

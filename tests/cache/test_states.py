@@ -40,11 +40,11 @@ def test_a_slot_is_cleared_alone_and_to_positive_zeros():
 def test_a_restored_slot_has_the_boundary_and_the_three_rows_before_the_position():
     pool, position = filled(), 256
     pool.keep_tail(0, snapshot=1, position=position)
-    rows = [state.inputs[0, [(position - i) % 192 for i in (3, 2, 1)]] for state in pool.layers]
+    rows = [state.inputs[0, [(position - i) % 128 for i in (3, 2, 1)]] for state in pool.layers]
     kept = [state.boundary[5].clone() for state in pool.layers]
     pool.restore(snapshot=1, slot=2, position=position)
     for state, row, boundary in zip(pool.layers, rows, kept, strict=True):
-        assert torch.equal(state.inputs[2, [61, 62, 63]], row)
+        assert torch.equal(state.inputs[2, [125, 126, 127]], row)
         assert torch.equal(state.boundary[2], boundary)
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.engine_harness import ask, run
 from tpdet.checkpoint.model_config import load_model_config
-from tpdet.checkpoint.model_config.fit import check_experts, check_ranks, model_leaves
+from tpdet.checkpoint.model_config.fit import check_modes, check_ranks, model_leaves
 from tpdet.errors import CheckpointError, UsageError
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.experts import Lanes, Routing
@@ -147,9 +147,9 @@ def test_leaves_fall_until_they_divide_the_experts(tiny_model):
     with pytest.raises(UsageError, match=r"leaves 8 do not divide 60 experts: use one of 1, 2, 4$"):
         model_leaves(of(60), 8)
     with pytest.raises(UsageError, match="--row-layers fold"):
-        check_experts(config, "gather", approximate=False)
+        check_modes(config, "gather", approximate=False)
     with pytest.raises(UsageError, match="no approximate mode"):
-        check_experts(config, "fold", approximate=True)
+        check_modes(config, "fold", approximate=True)
 
 
 def test_real_mixtures_have_eight_leaves():

@@ -1,10 +1,14 @@
 """The tensors of the KV cache: for each layer, pages of 256 tokens of keys and values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
+from tpdet.cache.states import StatePool
 from tpdet.errors import ResourceError
+from tpdet.kernels.inputs.linear_state import LinearState
 from tpdet.kernels.order import PAGE_TOKENS
 
 
@@ -16,11 +20,35 @@ class LayerPages:
     values: torch.Tensor
 
 
+LayerCache: TypeAlias = LayerPages | LinearState
+"""What one layer keeps of sequences: pages, or states of a linear layer."""
+
+
 @dataclass(frozen=True)
 class KeyValuePages:
-    """The pages of every layer. The content of a page is undefined until it is written."""
+    """The pages of every layer. The content of a page is undefined until it is written.
 
-    layers: tuple[LayerPages, ...]
+    layers: linear ones have states in place of pages; states: all of these, None if there are none.
+    """
+
+    layers: tuple[LayerCache, ...]
+    states: StatePool | None = None
+
+    @property
+    def attention(self) -> tuple[LayerPages, ...]:
+        """The pages of the layers that have some."""
+        return tuple(layer for layer in self.layers if isinstance(layer, LayerPages))
+
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return self.attention[0].keys.device
+
+    def beside(self, states: StatePool, linear: Sequence[bool]) -> "KeyValuePages":
+        """The pages of these layers and the states of linear ones; linear: which are, in order."""
+        pages, own = iter(self.layers), iter(states.layers)
+        layers = tuple(next(own) if is_linear else next(pages) for is_linear in linear)
+        return KeyValuePages(layers, states)
 
 
 def allocate_pages(

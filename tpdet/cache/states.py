@@ -6,6 +6,7 @@ rows before it that the convolution reads. A ring holds a row at its position mo
 """
 
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 
 import torch
@@ -17,8 +18,8 @@ from tpdet.kernels.order import CHUNK_TOKENS
 
 RING_ROWS = 2 * CHUNK_TOKENS
 """Rows kept of the open chunk, and of the next one: a run of drafts may cross one chunk end."""
-INPUT_ROWS = 3 * CHUNK_TOKENS
-"""Rows kept before the convolution: those of such a run, and the three before it."""
+INPUT_ROWS = 2 * CHUNK_TOKENS
+"""Rows kept before the convolution: a run of drafts has three fewer, for those before it."""
 TAIL_ROWS = CONVOLUTION_WIDTH - 1
 """Rows before a row that its convolution reads."""
 
@@ -88,12 +89,23 @@ class StatePool:
             state.boundary[slot].zero_()
             state.inputs[slot].zero_()
 
+    def fill(self, value: float) -> None:
+        """Write a value everywhere; integers become the largest ones."""
+        for part in chain(*self.layers, self.tails):
+            part.fill_(value if part.is_floating_point() else torch.iinfo(part.dtype).max)
+
     def restore(self, snapshot: int, slot: int, position: int) -> None:
         """Have a sequence go on at a snapshot's position, a chunk's start."""
         places = _tail_places(position)
         for state, tail in zip(self.layers, self.tails, strict=True):
             state.boundary[slot].copy_(state.boundary[self.boundary_of(snapshot)])
             state.inputs[slot, places] = tail[snapshot]
+
+    def keep(self, slot: int, snapshot: int, position: int) -> None:
+        """Copy a sequence's states at a chunk's start to a snapshot, as `keep_tail` its rows."""
+        self.keep_tail(slot, snapshot, position)
+        for state in self.layers:
+            state.boundary[self.boundary_of(snapshot)].copy_(state.boundary[slot])
 
     def keep_tail(self, slot: int, snapshot: int, position: int) -> None:
         """Copy the rows before a position, from which on none is stored, to a snapshot."""

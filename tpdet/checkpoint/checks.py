@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tpdet.checkpoint.model_config import ModelConfig
-from tpdet.checkpoint.model_config.fit import ModelLeaves, check_experts, check_ranks, place_experts
+from tpdet.checkpoint.model_config.fit import ModelLeaves, check_modes, check_ranks, place_experts
 from tpdet.checkpoint.model_config.pooling import load_for_task
 from tpdet.checkpoint.model_config.stored_form import read_stored_form
 from tpdet.checkpoint.resolve import resolve_model
@@ -22,7 +22,7 @@ def check_checkpoint(config: EngineConfig, ranks: int) -> tuple[ModelConfig, Mod
     model, _ = load_for_task(directory, config.dtype, config.task)
     leaves = check_ranks(model, ranks, config.leaves)
     place_experts(model, ranks, config.experts)
-    check_experts(model, config.row_layers, config.may_be_approximate)
+    check_modes(model, config.row_layers, config.may_be_approximate)
     check_packed(config, directory)
     if config.load_format != "dummy":
         find_weights(directory)

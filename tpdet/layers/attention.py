@@ -2,7 +2,7 @@
 
 import torch
 
-from tpdet.cache.kv import LayerPages
+from tpdet.cache.kv import LayerCache, LayerPages
 from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.checkpoint.pieces import Pieces, TensorRead
 from tpdet.checkpoint.place import place
@@ -28,16 +28,14 @@ class Attention:
     _key_norm: torch.Tensor | None = None
     _sinks: torch.Tensor | None = None
 
-    def __init__(
-        self, source: WeightSource, partition: Partition, name: str, window: int | None
-    ) -> None:
+    def __init__(self, source: WeightSource, partition: Partition, name: str, index: int) -> None:
         config = partition.config
         self._head = config.head_dim
         self._queries, self._query_heads = partition.query_heads, len(partition.query_heads)
         self._padding = before, after = partition.padded_heads
         self._key_heads = len(partition.key_heads)
         self._eps = config.rms_norm_eps
-        self._window, self._cap = window, config.attention_cap
+        self._window, self._cap = config.windows[index], config.attention_cap
         query, key = config.num_heads * self._head, config.num_kv_heads * self._head
         heads, keys = partition.by_leaf(partition.cut.attention, dim=0), partition.by_key_head()
         padding = before * self._head, after * self._head
@@ -47,6 +45,9 @@ class Attention:
             ColumnPart(f"{name}.k_proj", key, keys, head_order=order),
             ColumnPart(f"{name}.v_proj", key, keys),
         ]
+        self._gated = config.attention_gate
+        if self._gated:
+            parts.append(ColumnPart(f"{name}.gate_proj", query, heads, *padding))
         self._arithmetic = partition.arithmetic
         self._qkv = ColumnLinear(
             source, self._arithmetic, parts, config.hidden_size, config.attention_bias
@@ -65,11 +66,11 @@ class Attention:
         self._load_sinks(source)
 
     @staticmethod
-    def products(partition: Partition) -> tuple[LayerProduct, ...]:
+    def products(partition: Partition, index: int) -> tuple[LayerProduct, ...]:
         """Its products, as this rank holds them."""
         config = partition.config
         queries = len(partition.query_heads) + sum(partition.padded_heads)
-        heads = queries + 2 * len(partition.key_heads)
+        heads = (1 + config.attention_gate) * queries + 2 * len(partition.key_heads)
         qkv = Product("column", heads * config.head_dim, config.hidden_size)
         written = 2 * qkv.n if config.qk_norm_over == "row" else qkv.n
         return (
@@ -132,20 +133,23 @@ class Attention:
         self._sinks = place(self._sinks, torch.nn.functional.pad(mine, self._padding))
 
     def project(
-        self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: LayerPages
+        self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: LayerCache
     ) -> torch.Tensor:
         """The rows' x -> their rotated queries [M, Hq, D]; their k and v are stored.
 
-        rotary: tables of cos and sin [positions, D / 2].
+        Gates, where heads have them, stand behind the queries: [M, 2 * Hq, D]. rotary: tables of
+        cos and sin [positions, D / 2].
         """
+        assert isinstance(pages, LayerPages)
         count, queries = rows.x_MH.shape[0], self._query_heads + sum(self._padding)
         widths = [queries * self._head] + 2 * [self._key_heads * self._head]
+        widths += [queries * self._head] * self._gated
         # Views: the kernels read rows that lie apart.
-        q_MN, k_MN, v_MN = self._qkv(rows.x_MH).split(widths, dim=1)
+        q_MN, k_MN, v_MN, *gates = self._qkv(rows.x_MH).split(widths, dim=1)
         if self._row_norm is not None:
             q_MN, k_MN = self._row_norm(q_MN, k_MN)
         q, k, v = (part.view(count, -1, self._head) for part in (q_MN, k_MN, v_MN))
-        return ops.rotate_and_store(
+        rotated = ops.rotate_and_store(
             q,
             k,
             v,
@@ -155,17 +159,23 @@ class Attention:
             (pages.keys, pages.values),
             rows.batch,
         )
+        behind = [gate.view(count, -1, self._head) for gate in gates]
+        return torch.cat([rotated, *behind], dim=1) if behind else rotated
 
     def attend(
-        self, q_MQD: torch.Tensor, rows: MicroBatch, finish: Finish, pages: LayerPages
+        self, q_MQD: torch.Tensor, rows: MicroBatch, finish: Finish, pages: LayerCache
     ) -> Pending:
         """Queries of `project` -> what becomes of the block's result: the stream and its norm.
 
         The rows may be some of those that were projected. Their x is not read.
         """
+        assert isinstance(pages, LayerPages)
         before, after = self._padding
         seen = self._window, self._cap, self._sinks
-        mixed = self._arithmetic.attend(q_MQD, pages, rows.batch, *seen)
+        queries = self._query_heads + before + after
+        mixed = self._arithmetic.attend(q_MQD[:, :queries], pages, rows.batch, *seen)
+        if self._gated:
+            mixed = ops.gate_heads(mixed, q_MQD[:, queries:])
         if before or after:
             mixed = mixed[:, before : before + self._query_heads]
         return self._output(mixed.flatten(1), rows, finish)

@@ -132,10 +132,10 @@ class ColumnLinear:
         if self._has_bias:
             self.bias = read_parts(source, self._parts, self.bias, "bias")
 
-    def __call__(self, x_MK: torch.Tensor) -> torch.Tensor:
-        """x [M, K] -> this rank's columns [M, N], rounded to x's dtype."""
+    def __call__(self, x_MK: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """x [M, K] -> this rank's columns [M, N], rounded to a dtype, by default x's."""
         assert self.weight is not None
-        return self._arithmetic.column(x_MK, self.weight, self.bias)
+        return self._arithmetic.column(x_MK, self.weight, self.bias, dtype)
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Multiply by this from now on."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from tpdet.cache.states import StateShape
 from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.checkpoint.model_config.fit import ModelLeaves, check_ranks, place_experts
 from tpdet.checkpoint.pieces import Pieces
@@ -104,6 +105,16 @@ class Partition:
         width = self.config.head_dim
         bounds = tuple((i * width, (i + 1) * width) for i in range(self.config.num_kv_heads))
         return Pieces(0, bounds, self.key_heads)
+
+    @property
+    def states(self) -> StateShape | None:
+        """This rank's share of the states of linear layers; None for a model without any."""
+        linear = self.config.linear
+        if linear is None:
+            return None
+        keys = linear.key_heads // self.world.size
+        values = keys * linear.values_of_a_key
+        return StateShape(sum(linear.layers), keys, values, linear.key_size, linear.value_size)
 
     @property
     def vocabulary_share(self) -> int:

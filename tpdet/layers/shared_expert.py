@@ -17,11 +17,13 @@ from tpdet.layers.products import LayerProduct
 class SharedExpert:
     """The leaf sums of down(act(gate(x)) * up(x)), unfolded: leaf g is added to lane g last.
 
+    With a gate, a row's leaf sums are multiplied by its sigmoid, which every rank computes alike.
     A rank has the leaves of its lanes. Where experts are cut over their outputs, it has all leaves,
     of its outputs: its gates and ups are then those of every rank, which spares a gather.
     """
 
     down_LNK: WeightStack | None = None
+    gate: torch.Tensor | None = None
 
     def __init__(self, source: WeightSource, partition: Partition, name: str) -> None:
         config, self._cut = partition.config, partition.cut.shared
@@ -34,6 +36,9 @@ class SharedExpert:
         self._gate_up = GatedLinear(
             source, partition.arithmetic, names, shape, pieces, config.activation
         )
+        self._gate_name = ""
+        if config.mixture is not None and config.mixture.shared_gate:
+            self._gate_name = f"{name.rpartition('.')[0]}.{config.mixture.shared_gate}.weight"
         self._load_down(source)
 
     @staticmethod
@@ -48,7 +53,9 @@ class SharedExpert:
         roots = write_roots(tuple(range(len(widths))))
         unequal, outputs = () if cut.alike else widths, len(held_columns(partition))
         down = Product("row", outputs, max(widths), len(widths), roots, unequal)
+        gated = config.mixture is not None and bool(config.mixture.shared_gate)
         return (
+            *([LayerProduct("shared_gate", Product("head", 1, config.hidden_size))] * gated),
             LayerProduct("shared_gate_up", Product(kind, 2 * inputs, config.hidden_size)),
             LayerProduct("shared_down", down),
         )
@@ -58,7 +65,13 @@ class SharedExpert:
         self._gate_up.load(source)
         self._load_down(source)
 
+    def _place_gate(self, read: torch.Tensor) -> None:
+        self.gate = place(self.gate, read)
+
     def _load_down(self, source: WeightSource) -> None:
+        if self._gate_name:
+            gate = TensorRead(self._gate_name, (1, self._hidden), Pieces.whole())
+            source.read_for(self._place_gate, gate)
         pieces = Pieces(1, self._cut.bounds, self._leaves)
         shape = self._hidden, self._cut.edges[-1]
         read = TensorRead(f"{self._name}.down_proj.weight", shape, pieces)
@@ -86,6 +99,9 @@ class SharedExpert:
         mixed, roots = self._gate_up(x_MH), tuple(range(len(held)))
         sums = self._arithmetic.row(mixed, self.down_LNK, roots, widths)
         values = sums.values if sums.folded else ops.fold_roots(sums, len(held))
+        if self.gate is not None:
+            gate_M1 = self._arithmetic.column(x_MH, self.gate, None, torch.float32)
+            values = ops.gate_lanes(values, gate_M1)
         if len(held) == len(self._leaves):
             return values
         whole = values.new_zeros(len(self._leaves), *values.shape[1:])

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tpdet.cache.kv import LayerPages
+from tpdet.cache.kv import LayerCache
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.layers.micro_batch import MicroBatch
@@ -37,7 +37,7 @@ class LayerCall(NamedTuple):
     layer: DecoderLayer
     following: Norm | None
     rotary: tuple[torch.Tensor, torch.Tensor]
-    pages: LayerPages
+    pages: LayerCache
 
 
 Run = Callable[[LayerCall], None]

@@ -47,9 +47,7 @@ class Decoder:
         config = partition.config
         self._keeps_routes, self.gives_logits = False, config.head == "tokens"
         self._arithmetic, self._alone = partition.arithmetic, partition.world.size == 1
-        self._kinds = [
-            (str(window), config.has_experts(i)) for i, window in enumerate(config.windows)
-        ]
+        self._kinds = [config.kind_of(i) for i in range(config.num_layers)]
         # Others exchange in the midst of attention, or between the products of experts.
         self._overlaps = config.qk_norm_over == "head" and partition.experts is None
         self.embedding = VocabularyTable(source, partition, "model.embed_tokens")
@@ -189,7 +187,7 @@ class Decoder:
         kept routes change. With several ranks, each exchange has its turn, which is the host's to
         count.
         """
-        if not self._alone or not ops.can_tape(pages.layers[0].keys.device):
+        if not self._alone or not ops.can_tape(pages.device):
             return None
         calls = self._calls(pages)
         return AlikeLayers(calls[:-1] if but_last else calls)

@@ -6,7 +6,12 @@ The planner predicts memory by it, and a start chooses how many tokens a step ma
 import torch
 
 from tpdet.layers.partition import Partition
-from tpdet.models.products import head_product, layer_products, norm_values
+from tpdet.models.products import (
+    head_product,
+    layer_products,
+    norm_values,
+    one_of_each_kind,
+)
 
 PACKED_BYTES = {"fp8 block": 1 + 2 / 1024, "packed int": 1 / 2 + 2 / 128, "mxfp4": 1 / 2 + 1 / 32}
 """Bytes of a value and its share of a scale on a GPU, by `Quantisation.kind`: int of 4 bits in
@@ -51,7 +56,9 @@ def row_bytes(partition: Partition, slots: int) -> int:
     """
     hidden, size = partition.config.hidden_size, _itemsize(partition)
     copies = 3 if partition.config.row_bias else 2
-    columns = [p for p in layer_products(partition) if p.kind == "column" or p.product.gated]
+    layers = one_of_each_kind(partition.config)
+    every = [product for index in layers for product in layer_products(partition, index)]
+    columns = [p for p in every if p.kind == "column" or p.product.gated]
     wide = max((p.product.outputs + p.written) * (p.chosen or 1) for p in columns)
     return copies * hidden * (4 + size) + wide * size + 4 * slots * hidden
 

@@ -5,21 +5,28 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from tpdet.cache.kv import LayerPages
+from tpdet.cache.kv import LayerCache
 from tpdet.checkpoint.model_config import FAMILIES, ModelConfig
 from tpdet.checkpoint.source import WeightSource
 from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.attention import Attention
 from tpdet.layers.experts import ExpertMlp
+from tpdet.layers.linear_attention import DeltaNet
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.mlp import GatedMlp, PlainMlp
 from tpdet.layers.norm import NormLayer
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 
+Mixer: TypeAlias = type[Attention] | type[DeltaNet]
 FeedForward: TypeAlias = type[GatedMlp] | type[PlainMlp] | type[ExpertMlp]
 _WITHOUT_GATES = {family.name for family in FAMILIES.values() if not family.gated}
+
+
+def mixer(config: ModelConfig, index: int) -> tuple[str, Mixer]:
+    """The name in the checkpoint, and the kind, of what mixes the tokens in layer `index`."""
+    return ("linear_attn", DeltaNet) if config.is_linear(index) else ("self_attn", Attention)
 
 
 def feed_forward(config: ModelConfig, index: int) -> tuple[str, FeedForward]:
@@ -54,7 +61,8 @@ class DecoderLayer:
         ]
         self._read_norms = [norm for norm in read if norm is not None]
         self.norms = BlockNorms(*(None if norm is None else norm.norm for norm in read))
-        self._attention = Attention(source, partition, f"{name}.self_attn", config.windows[index])
+        block, mixing = mixer(config, index)
+        self._attention = mixing(source, partition, f"{name}.{block}", index)
         block, kind = feed_forward(config, index)
         self._mlp = kind(source, partition, f"{name}.{block}")
         self.index = index
@@ -64,7 +72,7 @@ class DecoderLayer:
         parts: Sequence[MicroBatch],
         following: Norm | None,
         rotary: tuple[torch.Tensor, torch.Tensor],
-        pages: LayerPages,
+        pages: LayerCache,
     ) -> None:
         """h = h + attention(norm(h)), then h = h + mlp(norm(h)), over parts of a step's rows.
 
@@ -79,12 +87,15 @@ class DecoderLayer:
             self.feed(rows, following)
 
     def project(
-        self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: LayerPages
+        self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: LayerCache
     ) -> torch.Tensor:
-        """The rows' x -> their queries [M, Hq, D]; keys and values are stored."""
+        """The rows' x -> what `attend` reads: queries [M, Hq, D]; keys and values are stored.
+
+        Of a linear layer: its rows [M, Hv, Dv]; the states have moved.
+        """
         return self._attention.project(rows, rotary, pages)
 
-    def attend(self, q_MQD: torch.Tensor, rows: MicroBatch, pages: LayerPages) -> None:
+    def attend(self, q_MQD: torch.Tensor, rows: MicroBatch, pages: LayerCache) -> None:
         """Begin to add attention to the stream of rows, which may be some of those projected."""
         finish = Finish(rows.hidden_MH, self.norms.before_mlp, self.norms.behind_attention)
         rows.pending = self._attention.attend(q_MQD, rows, finish, pages)
@@ -98,20 +109,23 @@ class DecoderLayer:
     def products(partition: Partition, index: int) -> tuple[LayerProduct, ...]:
         """The products of layer `index`, as this rank holds them."""
         _, kind = feed_forward(partition.config, index)
-        return (*Attention.products(partition), *kind.products(partition))
+        _, mixing = mixer(partition.config, index)
+        return (*mixing.products(partition, index), *kind.products(partition))
 
     @staticmethod
     def sized_tensors(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
         """The checkpoint's shapes of tensors of layer `index` in which its sizes occur."""
         name, (block, kind) = f"model.layers.{index}", feed_forward(config, index)
-        attention = Attention.sized_tensors(config, f"{name}.self_attn")
+        mixed, mixing = mixer(config, index)
+        attention = mixing.sized_tensors(config, f"{name}.{mixed}")
         return attention | kind.sized_tensors(config, f"{name}.{block}")
 
     @staticmethod
     def norm_values(config: ModelConfig, index: int) -> int:
         """Values of the norms of layer `index`; every rank holds all of them."""
         _, kind = feed_forward(config, index)
-        inside = Attention.norm_values(config) + kind.norm_values(config)
+        _, mixing = mixer(config, index)
+        inside = mixing.norm_values(config) + kind.norm_values(config)
         return sum(map(bool, config.layer_norms)) * config.norm_values + inside
 
     def keep_routes(self, routes: torch.Tensor | None) -> None:

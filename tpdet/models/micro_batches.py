@@ -1,8 +1,11 @@
 """Cuts a step of many rows into two micro-batches: the exchange of one overlaps the other."""
 
+from dataclasses import replace
+
 import torch
 
 from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedBatch, PagedSequence, make_batch
+from tpdet.kernels.order import CHUNK_TOKENS
 
 MICRO_BATCH_ROWS = 2048
 """A step of this many rows or more runs as two micro-batches."""
@@ -39,16 +42,15 @@ def cut_in_two(sequences: tuple[PagedSequence, ...]) -> list[tuple[PagedSequence
     for sequence in sequences:
         early = min(sequence.count, max(0, middle - sequence.first_row))
         if early:
-            parts[0].append(
-                PagedSequence(sequence.first_row, early, sequence.start, sequence.pages)
-            )
+            parts[0].append(replace(sequence, count=early))
         if early < sequence.count:
-            parts[1].append(
-                PagedSequence(
-                    sequence.first_row + early - middle,
-                    sequence.count - early,
-                    sequence.start + early,
-                    sequence.pages,
-                )
+            later = replace(
+                sequence,
+                first_row=sequence.first_row + early - middle,
+                count=sequence.count - early,
+                start=sequence.start + early,
             )
+            if early:
+                later = replace(later, standing=(later.start - 1) // CHUNK_TOKENS)
+            parts[1].append(later)
     return [tuple(part) for part in parts if part]

@@ -61,9 +61,14 @@ def expert_layer(partition: Partition) -> ExpertLayer | None:
 
 def _all_layer_products(partition: Partition) -> list[LayerProduct]:
     """Those of one layer of each kind."""
-    config = partition.config
-    kinds = {config.has_experts(index): index for index in range(config.num_layers)}
-    return [each for index in kinds.values() for each in layer_products(partition, index)]
+    layers = one_of_each_kind(partition.config)
+    return [product for index in layers for product in layer_products(partition, index)]
+
+
+def one_of_each_kind(config: ModelConfig) -> list[int]:
+    """The last layer of each kind of products: with experts or without, linear or not."""
+    kinds = {config.kind_of(index)[1:]: index for index in range(config.num_layers)}
+    return [*kinds.values()]
 
 
 def norm_values(config: ModelConfig) -> int:
@@ -77,5 +82,8 @@ def sized_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
     Those of the last layer show the number of layers too.
     """
-    table = VocabularyTable.sized_tensors(config, "model.embed_tokens")
-    return table | DecoderLayer.sized_tensors(config, config.num_layers - 1)
+    shapes = VocabularyTable.sized_tensors(config, "model.embed_tokens")
+    linear = [i for i in one_of_each_kind(config) if config.is_linear(i)]
+    for index in {*linear, config.num_layers - 1}:
+        shapes |= DecoderLayer.sized_tensors(config, index)
+    return shapes

@@ -44,6 +44,11 @@ def load(model: str | Path, world: World | None = None, **settings: object) -> C
     kind = resolve_device(config.device)
     check_environment(kind)
     directory, shape, _ = read_model(config, kind)
+    if shape.linear is not None or shape.attention_gate:
+        raise UsageError(
+            f"{shape.family}: gradients of linear attention and gated heads are not built, train a "
+            "model of another family"
+        )
     cut = partition_of(config, shape, SoloWorld() if world is None else world)
     partition = replace(cut, experts=None)  # experts lie whole on ranks, which is the same bits
     check_kernels(partition, kind)

@@ -181,10 +181,12 @@ def parameter_parts(
 ) -> dict[str, ParameterPart]:
     """Where transformers keeps each tensor of the checkpoint. fused: as of `StoredForm`."""
     fused_rows = {
-        part: (whole, first, sum(rows for _, rows in parts))
-        for whole, parts in fused.items()
+        part: (whole, first, tensor.group_rows)
+        for whole, tensor in fused.items()
         for part, first in zip(
-            [part for part, _ in parts], _starts([rows for _, rows in parts]), strict=True
+            [part for part, _ in tensor.parts],
+            _starts([rows for _, rows in tensor.parts]),
+            strict=True,
         )
     }
     return {read.name: _part(config, read, fused_rows) for read in reads}

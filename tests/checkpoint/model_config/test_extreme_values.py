@@ -12,7 +12,7 @@ from tests.conftest import DATA_FAMILIES, FAMILIES
 from tpdet.checkpoint.model_config import FAMILIES as KNOWN
 from tpdet.checkpoint.model_config import load_model_config
 from tpdet.checkpoint.model_config.fit import (
-    check_experts,
+    check_modes,
     check_ranks,
     context_length,
     place_experts,
@@ -64,7 +64,7 @@ def read_all(model):
             assert attention_scaling(spec) > 0
     scales = config.rms_norm_eps, config.embedding_scale, config.query_key_scale, config.logit_scale
     assert all(0 < each < 1e37 for each in scales), scales
-    check_experts(config, "fold", False)
+    check_modes(config, "fold", False)
     check_ranks(config, 1, None)
     place_experts(config, 2, "auto")
     context_length(None, config)

@@ -138,7 +138,7 @@ class Family:
     unread: tuple[str, ...] = ()
     """Beginnings of the names of tensors that guess further tokens: they are not read."""
     fused: tuple[str, ...] = ()
-    """Which tensors of `stored_form.FUSED` its checkpoints have."""
+    """Which fused tensors its checkpoints have, by the names in `stored_form.py`."""
     stacked: bool = False
     """Whether all experts of a layer are one tensor in the checkpoint, gates and ups in turn."""
 
@@ -188,6 +188,7 @@ _HYBRID = Family(
         "attn_output_gate": ((True,), "attention without a gate is not supported"),
         "output_gate_type": (("swish",), "only swish is supported"),
         "mamba_ssm_dtype": (("float32",), "states are fp32 alone: remove it"),
+        "mlp_only_layers": (([],), "dense layers among those with experts are not supported"),
     },
     windows=no_window,
     head_dim=256,
@@ -388,7 +389,6 @@ FAMILIES = {
             neutral={
                 **_HYBRID.neutral,
                 "norm_topk_prob": ((True,), "weights that do not sum to one are not supported"),
-                "mlp_only_layers": (([],), "dense layers are not supported"),
                 "decoder_sparse_step": ((1,), "dense layers are not supported"),
             },
             mixture=qwen_next_experts,

@@ -93,13 +93,13 @@ def check_widths(config: ModelConfig, device: str) -> None:
     widths = {"hidden size": config.hidden_size, "intermediate size": config.intermediate_size}
     if config.mixture is not None:
         widths["experts' width"] = config.mixture.width
-    if config.linear is not None or config.attention_gate:
-        raise UsageError(
-            f"{config.family}: linear attention and gates of heads are not served yet: use a model "
-            "of another family"
-        )
     if device == "cpu":
         return
+    if config.linear is not None or config.attention_gate:
+        raise UsageError(
+            f"{config.family}: linear attention and gates of heads have no kernels of a GPU yet, "
+            "use --device cpu"
+        )
     if config.head_dim not in HEAD_SIZES:
         raise UsageError(
             f"heads of {config.head_dim}: a GPU has kernels for {', '.join(map(str, HEAD_SIZES))}, "
@@ -144,8 +144,13 @@ def _dividing(parts: int, name: str, count: int, asked: bool) -> int:
     return count
 
 
-def check_experts(config: ModelConfig, row_layers: str, approximate: bool) -> None:
-    """Raises UsageError for settings that a mixture of experts does not have."""
+def check_modes(config: ModelConfig, row_layers: str, approximate: bool) -> None:
+    """Raises UsageError for settings that experts or linear layers do not have."""
+    if config.linear is not None and approximate:
+        raise UsageError(
+            f"{config.family} has no approximate mode, as it has linear attention: leave "
+            "--approximate and --on-slowdown out"
+        )
     if config.mixture is None:
         return
     if row_layers != "fold":

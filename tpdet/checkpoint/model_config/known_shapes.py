@@ -110,6 +110,46 @@ def _qwen3_moe(hidden: int, width: int, layers: int, heads: int) -> dict[str, An
     return _qwen3(hidden, 8 * width, layers, heads) | experts
 
 
+def _hybrid(hidden: int, layers: int, heads: int, key_heads: int, values: int) -> dict[str, Any]:
+    """Three linear layers, then one with attention; values: heads of linear layers."""
+    kinds = [*["linear_attention"] * 3, "full_attention"]
+    return {
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": 256,
+        "layer_types": kinds * (layers // 4),
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "attn_output_gate": True,
+        "vocab_size": 248320,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000000,
+            "partial_rotary_factor": 0.25,
+        },
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 248044,
+        "eos_token_id": 248044,
+    }
+
+
+def _qwen35(intermediate: int, **sizes: int) -> dict[str, Any]:
+    return _hybrid(**sizes) | {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "intermediate_size": intermediate,
+    }
+
+
 def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
     """Experts of the hidden size, 4 of which a token takes; a window on every other layer."""
     kinds = ("sliding_attention", "full_attention")
@@ -164,6 +204,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-30b-a3b": _qwen3_moe(2048, 768, 48, 32),
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),
+    "qwen3.5-9b": _qwen35(12288, hidden=4096, layers=32, heads=16, key_heads=4, values=32),
+    "qwen3.6-27b": _qwen35(17408, hidden=5120, layers=64, heads=24, key_heads=4, values=48),
+    "qwen3.5-35b-a3b": _hybrid(2048, 40, 16, 2, 32)
+    | {
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "model_type": "qwen3_5_moe_text",
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    },
     "qwen3-235b-a22b": _qwen3_moe(4096, 1536, 94, 64),
     "mixtral-8x7b": _MISTRAL
     | _sizes(4096, 14336, 32, 32)
@@ -227,6 +278,9 @@ PUBLISHED = {
     "openai/gpt-oss-20b": "gpt-oss-20b",
     "openai/gpt-oss-120b": "gpt-oss-120b",
     "Qwen/Qwen3-235B-A22B": "qwen3-235b-a22b",
+    "Qwen/Qwen3.5-9B": "qwen3.5-9b",
+    "Qwen/Qwen3.6-27B": "qwen3.6-27b",
+    "Qwen/Qwen3.5-35B-A3B": "qwen3.5-35b-a3b",
     "mistralai/Mixtral-8x7B-v0.1": "mixtral-8x7b",
     "zai-org/GLM-4.5-Air": "glm-4.5-air",
     "meta-llama/Llama-3.1-8B": "llama-3.1-8b",

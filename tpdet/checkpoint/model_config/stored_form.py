@@ -9,9 +9,28 @@ from tpdet.checkpoint.model_config.families import Family
 from tpdet.checkpoint.model_config.fields import Fields
 from tpdet.checkpoint.model_config.load import read_checked, read_heads
 from tpdet.checkpoint.model_config.mixtures import no_experts
+from tpdet.checkpoint.model_config.model import LinearAttention
 from tpdet.checkpoint.model_config.quantisation import Quantisations, parse_quantisation
 
-FusedParts = Mapping[str, tuple[tuple[str, int], ...]]
+_LINEAR, _ATTENTION = "linear_attn", "self_attn"
+
+
+class FusedTensor(NamedTuple):
+    """The parts of a fused tensor: endings of their names, and the rows of each in a group.
+
+    Groups of rows follow each other, and in a group its rows of each part.
+    """
+
+    parts: tuple[tuple[str, int], ...]
+    groups: int = 1
+
+    @property
+    def group_rows(self) -> int:
+        """Rows of a group, of all parts."""
+        return sum(rows for _, rows in self.parts)
+
+
+FusedParts = Mapping[str, FusedTensor]
 
 
 class StackedExperts(NamedTuple):
@@ -33,7 +52,7 @@ class StackedExperts(NamedTuple):
 class StoredForm:
     """text_part: whether there are tensors of images, too; quantisation: None if there is none.
 
-    fused: by the ending of a fused tensor's name, the endings of its parts and the rows of each.
+    fused: by the ending of a fused tensor's name, what is in it.
     stacked: how the experts of a layer are one tensor, where they are; None for a dense model.
     """
 
@@ -70,12 +89,56 @@ def _fused(config: Fields, family: Family) -> FusedParts:
         return {}
     heads, key_heads, size = read_heads(config, family)
     width = config.integer("intermediate_size")
-    found: dict[str, tuple[tuple[str, int], ...]] = {}
-    if "qkv" in family.fused:
-        rows = heads * size, key_heads * size, key_heads * size
-        parts = (f"self_attn.{part}_proj.weight" for part in "qkv")
-        found["self_attn.qkv_proj.weight"] = tuple(zip(parts, rows, strict=True))
-    if "gate_up" in family.fused:
-        names = "mlp.gate_proj.weight", "mlp.up_proj.weight"
-        found["mlp.gate_up_proj.weight"] = tuple((name, width) for name in names)
-    return found
+    rows = heads * size, key_heads * size, key_heads * size
+    qkv = (f"{_ATTENTION}.{part}_proj.weight" for part in "qkv")
+    gated = (f"{_ATTENTION}.{part}_proj.weight" for part in ("q", "gate"))
+    known = {
+        "qkv": ("self_attn.qkv_proj.weight", FusedTensor(tuple(zip(qkv, rows, strict=True)))),
+        "gate_up": (
+            "mlp.gate_up_proj.weight",
+            FusedTensor((("mlp.gate_proj.weight", width), ("mlp.up_proj.weight", width))),
+        ),
+        "gated_q": (
+            f"{_ATTENTION}.q_proj.weight",
+            FusedTensor(tuple((name, size) for name in gated), heads),
+        ),
+    } | _linear(family.linear(config, config.integer("num_hidden_layers")))
+    return dict(known[name] for name in family.fused if name in known)
+
+
+def _linear(linear: LinearAttention | None) -> dict[str, tuple[str, FusedTensor]]:
+    """The fused tensors of linear layers; Qwen3-Next's have the rows of a key head together."""
+    if linear is None:
+        return {}
+    each = linear.values_of_a_key
+    rows = linear.key_size, linear.key_size, each * linear.value_size
+    whole = tuple(linear.key_heads * count for count in rows)
+    inner = tuple(
+        (f"{_LINEAR}.in_proj_{part}.weight", n) for part, n in zip("qkv", rows, strict=True)
+    )
+    return {
+        "linear_qkvz": (
+            f"{_LINEAR}.in_proj_qkvz.weight",
+            FusedTensor((*inner, (f"{_LINEAR}.in_proj_z.weight", rows[2])), linear.key_heads),
+        ),
+        "linear_ba": (
+            f"{_LINEAR}.in_proj_ba.weight",
+            FusedTensor(
+                tuple((f"{_LINEAR}.in_proj_{part}.weight", each) for part in "ba"),
+                linear.key_heads,
+            ),
+        ),
+        "linear_qkv": (
+            f"{_LINEAR}.in_proj_qkv.weight",
+            FusedTensor(tuple((name, n) for (name, _), n in zip(inner, whole, strict=True))),
+        ),
+        "linear_convolution": (
+            f"{_LINEAR}.conv1d.weight",
+            FusedTensor(
+                tuple(
+                    (f"{_LINEAR}.{part}_conv1d.weight", n)
+                    for part, n in zip("qkv", whole, strict=True)
+                )
+            ),
+        ),
+    }

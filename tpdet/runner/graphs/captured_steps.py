@@ -36,7 +36,7 @@ class CapturedSteps:
     def __init__(self, source: GraphSource, shapes: Sequence[StepShape]) -> None:
         """Capture every shape, of ascending ones; alike on every rank: graphs hold collectives."""
         self._model, self._first, self._pages, self._sampled, self._room = source
-        self._scratch = self._pages.layers[0].keys.shape[0] - 1
+        self._scratch = self._pages.attention[0].keys.shape[0] - 1
         self._kept: tuple[torch.Tensor, ...] = ()  # [largest, ...], every graph writes here
         # A capture by alike layers keeps a stream of rows longer: no larger than half of what the
         # largest graph has, which knows no other steps.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from tpdet.cache.kv import KeyValuePages, allocate_pages
+from tpdet.cache.states import allocate_states
 from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.comm.exchange.fold import RankExchange
 from tpdet.comm.world.world import World
@@ -54,13 +55,22 @@ class LoadedModel:
         """The whole model's configuration."""
         return self.partition.config
 
-    def allocate_pages(self, count: int) -> KeyValuePages:
-        """Memory for `count` pages of keys and values of every layer."""
+    def allocate_pages(self, count: int, snapshots: int = 0) -> KeyValuePages:
+        """Memory for `count` pages of keys and values of every layer.
+
+        Linear layers have states instead, of all running sequences and of `snapshots`.
+        """
         model, key_heads = self.model_config, len(self.partition.key_heads)
         dtype = getattr(torch, model.dtype)
-        return allocate_pages(
-            model.num_layers, count, key_heads, model.head_dim, dtype, self.device
+        pages = allocate_pages(
+            model.attention_layers, count, key_heads, model.head_dim, dtype, self.device
         )
+        shape = self.partition.states
+        if shape is None or model.linear is None:
+            return pages
+        running = self.config.max_running
+        states = allocate_states(shape, running, snapshots, dtype, self.device)
+        return pages.beside(states, model.linear.layers)
 
 
 @dataclass(frozen=True)

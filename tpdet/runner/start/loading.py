@@ -24,9 +24,9 @@ from tpdet.checkpoint.checks import check_packed
 from tpdet.checkpoint.digests import Digests
 from tpdet.checkpoint.gguf.header import is_gguf
 from tpdet.checkpoint.gguf.tokenizer import read_gguf_tokenizer
-from tpdet.checkpoint.model_config import ModelConfig
+from tpdet.checkpoint.model_config import FAMILIES, ModelConfig
 from tpdet.checkpoint.model_config.fit import (
-    check_experts,
+    check_modes,
     check_widths,
     context_length,
 )
@@ -408,10 +408,15 @@ def _tied(model: ModelConfig) -> tuple[str, str] | None:
 
 
 def _unread(model: ModelConfig) -> tuple[str, ...]:
-    """Beginnings of names: an output head that is not used, layers that guess further tokens."""
+    """Beginnings of names: an output head that is not used, what guesses further tokens."""
     count = 0 if model.mixture is None else model.mixture.guessing_layers
     heads = () if model.head == "tokens" else ("lm_head.",)
-    return *heads, *(f"model.layers.{model.num_layers + index}." for index in range(count))
+    guessing = FAMILIES[model.architecture].unread if model.architecture in FAMILIES else ()
+    return (
+        *heads,
+        *guessing,
+        *(f"model.layers.{model.num_layers + index}." for index in range(count)),
+    )
 
 
 def tokenizer_digests(directory: Path) -> dict[str, str]:
@@ -437,7 +442,7 @@ def read_model(config: EngineConfig, device: str) -> tuple[Path, ModelConfig, in
     model, pooling = load_for_task(directory, config.dtype, config.task)
     if pooling is not None:
         check_pooling(pooling, config.may_be_approximate)
-    check_experts(model, config.row_layers, config.may_be_approximate)
+    check_modes(model, config.row_layers, config.may_be_approximate)
     check_packed(config, directory)
     check_widths(model, device)
     if config.enable_return_routed_experts and not model.experts:

@@ -196,7 +196,7 @@ def pages_that_fit(
 def _page_bytes(partition: Partition) -> int:
     """Bytes of a page of this rank's keys and values, of all layers."""
     model, keys = partition.config, len(partition.key_heads)
-    return page_bytes(model.num_layers, keys, model.head_dim, getattr(torch, model.dtype))
+    return page_bytes(model.attention_layers, keys, model.head_dim, getattr(torch, model.dtype))
 
 
 def _available_memory() -> int:

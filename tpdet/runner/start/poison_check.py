@@ -15,7 +15,7 @@ from tpdet.cache.kv import KeyValuePages
 from tpdet.comm.world.world import World
 from tpdet.errors import CheckpointError, TpdetError
 from tpdet.kernels.inputs.paged_batch import PagedSequence
-from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.kernels.order import CHUNK_TOKENS, PAGE_TOKENS
 from tpdet.models.decoder import Decoder
 from tpdet.models.micro_batches import micro_batches
 
@@ -74,11 +74,14 @@ def _logits(
     model: Decoder, pages: KeyValuePages, vocab_size: int, max_model_len: int, value: float
 ) -> torch.Tensor:
     """This rank's logits [2, V'] of the prompt's last token and of one that follows it."""
-    first = pages.layers[0].keys
+    first = pages.attention[0].keys
     count = first.shape[0] if first.device.type == "cuda" else min(_PAGES, first.shape[0])
-    for layer in pages.layers:
+    for layer in pages.attention:
         layer.keys[:count].fill_(value)
         layer.values[:count].fill_(value)
+    if pages.states is not None:
+        pages.states.fill(value)
+        pages.states.clear(0)
     own = min(_PAGES, count) // 2
     length = max(1, min(PROMPT_TOKENS, max_model_len - 1, PAGE_TOKENS - 1))
     blocks = []
@@ -87,9 +90,9 @@ def _logits(
             if start + size > max_model_len:
                 continue
             ids = torch.tensor([(7 * p + 3) % vocab_size for p in range(start, start + size)])
-            batches = micro_batches(
-                (PagedSequence(0, size, start, (own,)),), first.device, model.overlaps_exchanges
-            )
+            standing = max(0, start - 1) // CHUNK_TOKENS
+            sequence = PagedSequence(0, size, start, (own,), standing=standing)
+            batches = micro_batches((sequence,), first.device, model.overlaps_exchanges)
             x_MH = model.hidden(ids.to(first.device), pages, *batches)
             blocks.append(model.local_logits(x_MH[-1:]))
     return torch.cat(blocks)

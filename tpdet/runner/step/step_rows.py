@@ -1,8 +1,9 @@
 """A plan's rows as the model's input: one after another, with pad rows where the batch is fixed.
 
 A pad row is token 0 at position 0 of a sequence whose one page is the scratch page, which no
-sequence owns. All pads write the same values there, and only they read it. A row's bits do not
-depend on which rows it is computed with (docs/numerics.md, section 8).
+sequence owns; its slot of states is nobody's, either. All pads write the same values there, and
+only they read it. A row's bits do not depend on which rows it is computed with (docs/numerics.md,
+section 8).
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +25,9 @@ class StepRows:
     ends: tuple[PagedSequence, ...]
 
 
-def gather_rows(rows: PlanRows, fixed_batch: int, scratch_page: int) -> StepRows:
+def gather_rows(
+    rows: PlanRows, fixed_batch: int, scratch_page: int, scratch_slot: int = 0
+) -> StepRows:
     """The rows of a plan; a decode step (one token a row) is padded to `fixed_batch` rows.
 
     With `fixed_batch` 0 nothing is padded.
@@ -34,7 +37,8 @@ def gather_rows(rows: PlanRows, fixed_batch: int, scratch_page: int) -> StepRows
     sequences, ends = [], []
     for row in rows:
         count = len(row.token_ids)
-        sequences.append(PagedSequence(len(ids), count, row.start, row.pages))
+        state = max(row.slot, 0), row.standing, row.samples > 1
+        sequences.append(PagedSequence(len(ids), count, row.start, row.pages, *state))
         if row.logits:
             before = count - row.logits
             end = PagedSequence(len(wanted), row.logits, row.start + before, row.pages)
@@ -43,7 +47,7 @@ def gather_rows(rows: PlanRows, fixed_batch: int, scratch_page: int) -> StepRows
         wanted += range(len(ids) - row.logits, len(ids))
     if len(ids) == len(rows):
         for row_number in range(len(rows), fixed_batch):
-            pad = PagedSequence(row_number, 1, 0, (scratch_page,))
+            pad = PagedSequence(row_number, 1, 0, (scratch_page,), scratch_slot)
             sequences.append(pad)
             ends.append(replace(pad, first_row=len(wanted)))
             ids.append(0)

@@ -66,6 +66,11 @@ def check_pair(
     tokenizer: of the model; None if it is not here. Returns whether tokenizers were compared. The
     number of token ids may differ a little then.
     """
+    if draft.linear is not None:
+        raise UsageError(
+            f"draft_model {directory} has linear attention, which a draft model does not keep "
+            "states for: give a model without"
+        )
     differ = abs(draft.vocab_size - model.vocab_size)
     compared = differ <= _PADDING and tokenizer is not None and _compare(tokenizer, directory)
     if differ and not compared:

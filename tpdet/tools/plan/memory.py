@@ -76,7 +76,7 @@ def rank_memory(
         slots=_slot_bytes(world, dtype),
         workspaces=_workspace_bytes(world),
         reserved=world.hardware.reserved,
-        page=page_bytes(config.num_layers, keys, config.head_dim, dtype),
+        page=page_bytes(config.attention_layers, keys, config.head_dim, dtype),
         scratch=0 if packed is None else scratch_bytes(world.partition),
     )
 

@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import save_file
 
 from tpdet.checkpoint.model_config import FAMILIES, HEAD_SIZES, load_model_config
+from tpdet.checkpoint.model_config.families import Family
 from tpdet.checkpoint.model_config.fields import Fields
-from tpdet.checkpoint.model_config.model import Mixture
+from tpdet.checkpoint.model_config.linear_layers import no_linear
+from tpdet.checkpoint.model_config.model import CONVOLUTION_WIDTH, LinearAttention, Mixture
 from tpdet.errors import UsageError
 from tpdet.launch.host.new_directory import new_directory
 from tpdet.tools.synthetic.train_tokenizer import MIN_VOCAB_SIZE, train_tokenizer, write_json
@@ -93,8 +95,18 @@ _ALTERNATING = ("olmo3", "gemma2", "gemma3_text", "gpt_oss")
 _SHORT_WINDOW = 40
 _PUSH = 16.0
 """Value of the first dimension of every embedding where the router is skewed: it stays large."""
-_EXACT = "e_score_correction_bias"
-"""The last part of names of tensors that checkpoints hold in fp32, whatever their dtype."""
+_EXACT = ("e_score_correction_bias", ".A_log", ".linear_attn.norm.weight")
+"""How names of tensors end that checkpoints hold in fp32, whatever their dtype."""
+_EXPERTS_OF_HYBRIDS = {
+    "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 96,
+    "shared_expert_intermediate_size": 128,
+}  # fmt: skip
+_LINEAR = {
+    "rope_theta": 1000000.0, "partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 32, "linear_value_head_dim": 48, "pad_token_id": None,
+}  # fmt: skip
+_FULL_EVERY = 4
+"""Of a made hybrid's layers, every so many-th has full attention; the last one in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +214,8 @@ def _config(model: ModelShape, special: dict[str, int]) -> dict[str, Any]:
         "bos_token_id": special["bos_token_id"],
         "eos_token_id": special["eos_token_id"],
     }
+    if FAMILIES[config["architectures"][0]].linear is not no_linear:
+        return config | _hybrid(model)
     if model.like in ("mistral", "ministral3", "phi3", "starcoder2", "mixtral"):
         config["sliding_window"] = model.sliding_window
     elif model.like.startswith("qwen") or model.like == "smollm3":
@@ -219,6 +233,16 @@ def _config(model: ModelShape, special: dict[str, int]) -> dict[str, Any]:
     if model.like in ("llama", "qwen3", "olmo2", "olmo3"):
         config["attention_bias"] = False
     return config | _OWN_SETTINGS.get(model.like, {})
+
+
+def _hybrid(model: ModelShape) -> dict[str, Any]:
+    """What a hybrid has beside the common keys: key heads as query heads, two values for each."""
+    every = min(_FULL_EVERY, model.layers)
+    kinds = ["linear_attention"] * (every - 1) + ["full_attention"]
+    kinds = (kinds * model.layers)[: model.layers]
+    experts = _EXPERTS_OF_HYBRIDS if model.like != "qwen3_5_text" else {}
+    heads = {"linear_num_key_heads": model.heads, "linear_num_value_heads": 2 * model.heads}
+    return _LINEAR | heads | experts | {"layer_types": kinds}
 
 
 def _write_weights(
@@ -271,31 +295,20 @@ def _skew(tensors: dict[str, torch.Tensor], config: dict[str, Any], skew: float)
 def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Every tensor of the model under its Hugging Face name."""
     family = _FAMILIES[config["model_type"]]
-    hidden, head = config["hidden_size"], config["head_dim"]
-    query, key = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    middle, vocab = config["intermediate_size"], config["vocab_size"]
+    hidden, middle, vocab = (config[f"{size}_size"] for size in ("hidden", "intermediate", "vocab"))
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
     kinds = ("weight", "bias") if family.norm == "layer" else ("weight",)
-    mixture = family.mixture(Fields(config, "config.json"), config["num_hidden_layers"])
-    fused_qkv, fused_gate_up = ("qkv" in family.fused), ("gate_up" in family.fused)
+    read = Fields(config, "config.json"), config["num_hidden_layers"]
+    mixture, linear = family.mixture(*read), family.linear(*read)
+    fused_gate_up = "gate_up" in family.fused
     for index in range(config["num_hidden_layers"]):
-        layer, attention = f"model.layers.{index}", f"model.layers.{index}.self_attn"
+        layer = f"model.layers.{index}"
         norms = [norm for norm in family.layer_norms if norm]
         shapes |= {f"{layer}.{norm}.{kind}": (hidden,) for norm in norms for kind in kinds}
-        columns = (("q", query), ("k", key), ("v", key))
-        for name, rows in (("qkv", query + 2 * key),) if fused_qkv else columns:
-            shapes[f"{attention}.{name}_proj.weight"] = (rows, hidden)
-            if config.get("attention_bias", family.attention_bias):
-                shapes[f"{attention}.{name}_proj.bias"] = (rows,)
-        shapes[f"{attention}.o_proj.weight"] = (hidden, query)
-        if family.row_bias:
-            shapes[f"{attention}.o_proj.bias"] = (hidden,)
-        if config.get("use_qk_norm", family.qk_norm):
-            rows = family.qk_norm_over == "row"
-            shapes[f"{attention}.q_norm.weight"] = (query if rows else head,)
-            shapes[f"{attention}.k_norm.weight"] = (key if rows else head,)
-        if family.sinks:
-            shapes[f"{attention}.sinks"] = (config["num_attention_heads"],)
+        if linear is not None and linear.layers[index]:
+            shapes |= _linear_shapes(linear, f"{layer}.linear_attn", hidden, family)
+        else:
+            shapes |= _attention_shapes(config, family, f"{layer}.self_attn")
         if mixture is not None and index not in mixture.dense_layers:
             of_experts = _stacked_shapes if family.stacked else _expert_shapes
             shapes |= of_experts(mixture, f"{layer}.{mixture.block}", hidden)
@@ -315,6 +328,49 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _attention_shapes(
+    config: dict[str, Any], family: Family, attention: str
+) -> dict[str, tuple[int, ...]]:
+    """Tensors of a layer's attention; gates stand behind the queries of each head."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    hidden, head = config["hidden_size"], config["head_dim"]
+    query, key = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    columns = (("q", (1 + family.attention_gate) * query), ("k", key), ("v", key))
+    for name, rows in (("qkv", query + 2 * key),) if "qkv" in family.fused else columns:
+        shapes[f"{attention}.{name}_proj.weight"] = (rows, hidden)
+        if config.get("attention_bias", family.attention_bias):
+            shapes[f"{attention}.{name}_proj.bias"] = (rows,)
+    shapes[f"{attention}.o_proj.weight"] = (hidden, query)
+    if family.row_bias:
+        shapes[f"{attention}.o_proj.bias"] = (hidden,)
+    if config.get("use_qk_norm", family.qk_norm):
+        whole = family.qk_norm_over == "row"
+        shapes[f"{attention}.q_norm.weight"] = (query if whole else head,)
+        shapes[f"{attention}.k_norm.weight"] = (key if whole else head,)
+    if family.sinks:
+        shapes[f"{attention}.sinks"] = (config["num_attention_heads"],)
+    return shapes
+
+
+def _linear_shapes(
+    linear: LinearAttention, block: str, hidden: int, family: Family
+) -> dict[str, tuple[int, ...]]:
+    """Tensors of a linear layer, whose projections are two tensors in Qwen3-Next, four else."""
+    keys, values = linear.key_heads * linear.key_size, linear.value_heads * linear.value_size
+    heads, channels = linear.value_heads, 2 * keys + values
+    projections = {"qkv": channels, "z": values, "b": heads, "a": heads}
+    if "linear_qkvz" in family.fused:
+        projections = {"qkvz": channels + values, "ba": 2 * heads}
+    return {
+        **{f"{block}.in_proj_{part}.weight": (n, hidden) for part, n in projections.items()},
+        f"{block}.conv1d.weight": (channels, 1, CONVOLUTION_WIDTH),
+        f"{block}.A_log": (heads,),
+        f"{block}.dt_bias": (heads,),
+        f"{block}.norm.weight": (linear.value_size,),
+        f"{block}.out_proj.weight": (hidden, values),
+    }
+
+
 def _expert_shapes(mixture: Mixture, block: str, hidden: int) -> dict[str, tuple[int, ...]]:
     """Tensors of a layer's router and experts."""
     shapes: dict[str, tuple[int, ...]] = {f"{block}.gate.weight": (mixture.routing.experts, hidden)}
@@ -329,6 +385,8 @@ def _expert_shapes(mixture: Mixture, block: str, hidden: int) -> dict[str, tuple
         name, width = f"{block}.{mixture.shared}", mixture.shared_width
         shapes |= dict.fromkeys((f"{name}.{part}.weight" for part in (gate, up)), (width, hidden))
         shapes[f"{name}.{down}.weight"] = (hidden, width)
+    if mixture.shared_gate:
+        shapes[f"{block}.{mixture.shared_gate}.weight"] = (1, hidden)
     return shapes
 
 
@@ -349,6 +407,14 @@ def _random(
     name: str, shape: tuple[int, ...], generator: torch.Generator, norm: str
 ) -> torch.Tensor:
     values = torch.randn(shape, generator=generator)
+    if name.endswith(".A_log"):
+        return values - 3.0  # states that last for tens of tokens
+    if name.endswith(".dt_bias"):
+        return values
+    if name.endswith(".conv1d.weight"):
+        return 0.5 * values
+    if name.endswith("linear_attn.norm.weight"):
+        return 1.0 + 0.1 * values
     if name.endswith(_EXACT):
         return 0.1 * values
     if name.endswith("norm.weight"):
