@@ -22,6 +22,7 @@ from tpdet.requests.body import idle_fields  # noqa: E402
 from tpdet.requests.body.limits import all_limits  # noqa: E402
 from tpdet.requests.body.schema import ChatBody, CompletionBody  # noqa: E402
 from tpdet.scheduler.speculator import PLACES  # noqa: E402
+from tpdet.scheduler.state_slots import StateCounts  # noqa: E402
 from tpdet.server.front.engine_metrics import (  # noqa: E402
     DRAFT_COUNTERS,
     ENGINE_COUNTERS,
@@ -94,6 +95,7 @@ def metrics_table() -> list[str]:
     """Every metric a server can show, whatever its flags."""
     counters = dict.fromkeys((*ENGINE_COUNTERS, *ENGINE_GAUGES), 0.0)
     counters |= {"sequences_running": 0.0, "pages_used": 0.0, "pages_free": 1.0}
+    counters |= dict.fromkeys(StateCounts.__struct_fields__, 0.0)
     kinds = (*DRAFT_COUNTERS, *(f"accepted_at.{place}" for place in range(PLACES)))
     counters |= {f"ngram.{kind}": 0.0 for kind in kinds}
     metrics = Metrics("m", lambda: Status("accepting", 0, 0, counters))

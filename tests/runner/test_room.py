@@ -184,3 +184,43 @@ def test_a_rank_without_room_for_a_page_ends_all_with_its_words(tiny_model, monk
 
     first, second = run_threads(2, rank)
     assert first == second and "raise it, lower --max-num-batched-tokens, or use more GPUs" in first
+
+
+def test_states_of_all_who_may_run_have_room_or_are_refused(tiny_model, monkeypatch):
+    """Snapshots get a quarter of what is left, four for each sequence at most."""
+    model, cpu = tiny_model("qwen3_5_text", layers=2, kv_heads=2), torch.device("cpu")
+    config, share, *_ = cut(model, SoloWorld(), dtype="float32", max_num_seqs=10)
+    slot, snapshot = (size(torch.float32) for size in _sizes(share))
+    for spare, snapshots in ((0, 0), (4 * snapshot * 7, 7), (2**40, 40)):
+        free = 4 * (11 * slot + spare)
+        monkeypatch.setattr(memory, "_available_memory", lambda free=free: free)
+        assert memory.states_that_fit(config, share, cpu) == (10, snapshots)
+        size = memory.agreed_pages(config, share, 1000, cpu)
+        assert size.states == (10, snapshots) and size.pages >= 1
+    monkeypatch.setattr(memory, "_available_memory", lambda: 4 * (11 * slot - 1))
+    with pytest.raises(
+        ResourceError, match="lower --max-num-seqs to 9, or use more ranks"
+    ) as error:
+        memory.states_that_fit(config, share, cpu)
+    assert "for the 10 that may run" in str(error.value)
+    alone = cut(model, SoloWorld(), enable_prefix_caching=False, max_num_seqs=2)[:2]
+    assert memory.states_that_fit(*alone, cpu) == (2, 0)
+    other = cut(tiny_model("qwen3"), SoloWorld())[:2]
+    assert memory.states_that_fit(*other, cpu) is None
+
+
+def _sizes(share):
+    return share.states.slot_bytes, share.states.snapshot_bytes
+
+
+def test_the_rank_with_the_least_room_says_how_many_snapshots_there_are(tiny_model, monkeypatch):
+    model = tiny_model("qwen3_5_text", layers=2, kv_heads=2)
+    rooms = [memory.StateRoom(3, 9), memory.StateRoom(3, 5)]
+    monkeypatch.setattr(memory, "states_that_fit", of_rank(rooms))
+
+    def rank(world):
+        config = EngineConfig.from_values(model=str(model), device="cpu", kv_pages=2)
+        share = partition_of(config, load_model_config(model, config.dtype), world)
+        return memory.agreed_pages(config, share, 100, torch.device("cpu"))
+
+    assert run_threads(2, rank) == [(2, (3, 5))] * 2

@@ -163,9 +163,9 @@ class StateMachine:
         states, found = self.scheduler.policy.page_manager.states, self.scheduler.statistics()
         accepted = found.totals.accepted_draft_tokens
         return {
-            "taken": states.counts.taken,
-            "read": states.counts.read,
-            "evicted": states.counts.evicted,
+            "taken": states.counts.snapshots_taken,
+            "read": states.counts.snapshots_read,
+            "evicted": states.counts.snapshots_evicted,
             "accepted_drafts": accepted,
             "wrong_drafts": found.totals.draft_tokens - accepted,
             "preemptions": found.preemptions,
@@ -192,7 +192,7 @@ class StateMachine:
         self.scheduler.forget_prefixes()
         self.sim.check_idle()
         counts = self.scheduler.policy.page_manager.states.counts
-        assert counts.slots_used == counts.snapshots_used == 0
+        assert counts.state_slots_used == counts.snapshots_used == 0
 
 
 def run_machine(examples: int, seed_: int, shrink: bool = True) -> Counter[str]:

@@ -29,6 +29,6 @@ def test_under_random_load_states_are_those_of_the_ids_before_them(seed, snapsho
     states = scheduler.policy.page_manager.states
     assert states is not None
     counts = states.counts
-    assert (counts.read > 30) is (counts.taken > 30) is (snapshots > 0)
+    assert (counts.snapshots_read > 30) is (counts.snapshots_taken > 30) is (snapshots > 0)
     assert (scheduler.statistics().totals.prefix_hit_tokens > 10_000) is (snapshots > 0)
-    assert counts.slots_used == counts.snapshots_used == 0
+    assert counts.state_slots_used == counts.snapshots_used == 0

@@ -12,6 +12,7 @@ import pytest
 
 from tests.lib.server.harness import MODEL, Server
 from tpdet import errors
+from tpdet.cache.state_table import StateRoom
 from tpdet.requests.body.limits import all_limits
 from tpdet.scheduler import Scheduler
 from tpdet.scheduler.speculator import DraftCounts
@@ -226,6 +227,24 @@ def test_the_models_card_has_the_context(server):
 
 def test_the_http_process_stays_in_the_process_group_of_rank_0(server):
     assert os.getpgid(server.child.pid) == os.getpgid(server.process.pid)
+
+
+def test_slots_of_states_reach_the_metrics_where_a_model_has_them():
+    for room in (None, StateRoom(4, 9)):
+        scheduler = Scheduler(4, 100, 10, 10, 100, state_room=room)
+        sizes = {"sequence_state_bytes": 100.0, "snapshot_state_bytes": 30.0}
+        counters = counters_of(scheduler.statistics()) | sizes
+        text = Metrics("m", lambda c=counters: Status("accepting", 0, 0, c)).render().decode()
+        for line in (
+            'tpdet_state_slots{kind="sequence",state="free"} 4.0',
+            'tpdet_state_slots{kind="snapshot",state="used"} 0.0',
+            'tpdet_state_bytes{kind="sequence"} 400.0',
+            'tpdet_state_bytes{kind="snapshot"} 270.0',
+            "tpdet_snapshots_taken_total 0.0",
+            "tpdet_snapshot_hits_total 0.0",
+            "tpdet_snapshots_evicted_total 0.0",
+        ):
+            assert (f"{line}\n" in text) is (room is not None), line
 
 
 def test_drafts_of_each_drafter_reach_the_metrics():

@@ -12,6 +12,7 @@ compare digests; a row whose slot is another's, or stands at another chunk, is r
 
 import struct
 from collections import abc
+from typing import NamedTuple
 
 import blake3
 import numpy as np
@@ -49,6 +50,13 @@ def last_draft_end(start: int) -> int:
     chunks too, and the convolution's last three inputs before `start` are kept.
     """
     return min((start // CHUNK_TOKENS + 2) * CHUNK_TOKENS - 1, start + 2 * CHUNK_TOKENS - 3)
+
+
+class StateRoom(NamedTuple):
+    """Slots of a rank: of running sequences, and of snapshots."""
+
+    running: int
+    snapshots: int
 
 
 class StateTable:

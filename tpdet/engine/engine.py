@@ -133,10 +133,10 @@ class Engine:
             prefix_identity=self._prefix_identity(),
             constrain=self.grammars.constrain,
             speculator=speculator or self._speculator(),
+            state_room=self.runner.state_room,
         )
         self.watch = SlowdownWatch(config.max_slowdown, clock) if config.on_slowdown else None
-        self._tap = tap
-        self._seeds = Seeds(config.seed)
+        self._tap, self._seeds = tap, Seeds(config.seed)
         self.versions = WeightVersions(self.runner.model_digest)
         self.interventions = Interventions(
             self.scheduler, self._settle, self._prefix_identity, lambda: self.weights.usable
@@ -162,11 +162,17 @@ class Engine:
 
     @property
     def gauges(self) -> dict[str, float]:
-        """How long the start took, whether the arithmetic is approximate, its slowdown."""
+        """How long the start took, whether the arithmetic is approximate, its slowdown.
+
+        And bytes of linear-attention states that a rank keeps of a sequence and of a snapshot.
+        """
         ratio = None if self.watch is None else self.watch.ratio
         slowdown = {} if ratio is None else {"slowdown_ratio": ratio}
         start = {"start_seconds": self.runner.times.total}
-        return start | {"approximate": float(self.approximate)} | slowdown
+        states = {
+            f"{kind}_state_bytes": size for kind, size in self.runner.loaded.state_bytes.items()
+        }
+        return start | states | {"approximate": float(self.approximate)} | slowdown
 
     @property
     def has_work(self) -> bool:
@@ -243,7 +249,8 @@ class Engine:
         pages = self.scheduler.policy.page_manager
         if pages.has_events:
             return  # the runner hears of them with the next plan
-        difference = self.runner.table_difference(pages.table)
+        states = None if pages.states is None else pages.states.table
+        difference = self.runner.table_difference(pages.table, states)
         if difference is not None:
             raise IntegrityError(f"scheduler and runner of rank 0 differ: {difference}")
 

@@ -9,6 +9,7 @@ import torch
 
 from tpdet.cache.kv import KeyValuePages
 from tpdet.cache.routes import Routes
+from tpdet.cache.state_table import StateTable, first_state_difference
 from tpdet.cache.versions import VersionTable, first_difference
 from tpdet.comm.world.world import World, rank_on_node
 from tpdet.config import EngineConfig
@@ -31,6 +32,7 @@ from tpdet.runner.start.loading import Tick
 from tpdet.runner.start.poison_check import poison_check
 from tpdet.runner.start.start_times import MAKING_PAGES, StartTimes, naming_memory
 from tpdet.runner.step.gpu_wait import wait_for_step
+from tpdet.runner.step.state_events import apply_state_events
 from tpdet.runner.step.step_rows import gather_rows
 from tpdet.runner.step.taking import TakeLogits
 
@@ -41,6 +43,8 @@ class Runner:
     pages: KeyValuePages | None = None
     graphs: Graphs | None = None
     num_pages = 0
+    states: StateTable | None = None
+    """What is in the slots of linear-attention states; None for a model without such layers."""
     routes: Routes | None = None
     """Which experts cached positions chose; on rank 0, if the configuration asks for it."""
     _closed = False
@@ -56,6 +60,7 @@ class Runner:
         self._architecture = loaded.architecture
         timeout = loaded.config.weights_timeout
         self.weights = RankWeights(loaded.loader, self.model, loaded.world, loaded.device, timeout)
+        self.state_room = warmed.state_room
         self.reset_pages(warmed.num_pages)
 
     @classmethod
@@ -98,9 +103,15 @@ class Runner:
         vocab_size = self.model_config.vocab_size
         poison_check(self.model, self.pages, vocab_size, self.max_model_len, self._world)
 
-    def table_difference(self, table: VersionTable) -> str | None:
-        """The first page at which `table` is not this rank's, as `first_difference`; or None."""
-        return first_difference(table.snapshot(), self.table.snapshot())
+    def table_difference(self, table: VersionTable, states: StateTable | None) -> str | None:
+        """The first page, or slot of states, at which tables are not this rank's; None if all are.
+
+        As `first_difference` and `first_state_difference`.
+        """
+        difference = first_difference(table.snapshot(), self.table.snapshot())
+        if difference is None and states is not None and self.states is not None:
+            difference = first_state_difference(states.snapshot(), self.states.snapshot())
+        return difference
 
     def obey(self, order: WeightOrder, tick: Tick) -> str | None:
         """Do what an order says about the weights, in place: graphs stay valid. Collective.
@@ -119,12 +130,14 @@ class Runner:
     def reset_pages(self, pages: int) -> None:
         """Begin with an empty KV cache of `pages` pages; alike on every rank, no step pending."""
         self.table = VersionTable(pages)
+        self.states = None if self.state_room is None else StateTable(*self.state_room)
         if pages == self.num_pages:
             return  # a page may hold anything until it is written
         self.num_pages = pages
         self.graphs = None
         self.pages = None  # a GPU holds the old pages or the new ones, not both
-        self.pages = self.loaded.allocate_pages(pages + 1)  # one more, where pad rows write
+        # One more, where pad rows write.
+        self.pages = self.loaded.allocate_pages(pages + 1, self.state_room)
         if self._config.enable_return_routed_experts and self._world.rank == 0:
             self.routes = Routes(self.model_config, pages + 1, self.device)
             self.model.keep_routes(self.routes.layers)
@@ -172,15 +185,12 @@ class Runner:
         rank's version table is not the sender's, or when a row may not read the pages it names.
         """
         self.table.apply(plan.events)
-        if self.table.digest() != plan.table_digest:
-            raise IntegrityError.in_public(
-                f"step {plan.step}: the page table of {rank_on_node(self._world)} has digest "
-                f"{self.table.digest().hex()[:16]}, that of {rank_on_node(self._world, 0)} has "
-                f"{plan.table_digest.hex()[:16]}"
-            )
+        self._compare_digest(plan.step, "page", self.table.digest(), plan.table_digest)
         self.table.check_readers(plan.rows)
+        if self.states is not None:
+            self._follow_states(self.states, plan)
         if not len(plan.rows):
-            _compare_tables(self._world, self.table, plan.step)
+            _compare_tables(self._world, self.table, self.states, plan.step)
             return None
         sampled = self._sample(plan, results)
         if plan.feeds:
@@ -222,6 +232,23 @@ class Runner:
             wait_for_step(plan.step, event, self._world, urgent)
             self.model.exchange.carrier.check()
 
+    def _compare_digest(self, step: int, kind: str, own: bytes, sent: bytes) -> None:
+        """Raise IntegrityError where a table of this rank is not the sender's."""
+        if own != sent:
+            raise IntegrityError.in_public(
+                f"step {step}: the {kind} table of {rank_on_node(self._world)} has digest "
+                f"{own.hex()[:16]}, that of {rank_on_node(self._world, 0)} has {sent.hex()[:16]}"
+            )
+
+    def _follow_states(self, table: StateTable, plan: StepPlan) -> None:
+        """Do to the states what a plan says, in the table and in memory; its rows come next."""
+        table.apply(plan.states)
+        self._compare_digest(plan.step, "state", table.digest(), plan.state_digest)
+        table.check_rows(plan.rows)
+        table.advance(plan.rows)
+        assert self.pages is not None and self.pages.states is not None
+        apply_state_events(self.pages.states, plan.states)
+
     def _sample(self, plan: StepPlan, results: TakeLogits) -> torch.Tensor:
         """Run the model and sample: ids int64 [n] of the step's tokens.
 
@@ -255,8 +282,9 @@ class Runner:
         """The model over a plan's rows; the normed rows whose logits are wanted, then the pads'."""
         if self.graphs is not None and (x_RH := self.graphs.hidden(plan.rows)) is not None:
             return x_RH
-        step = gather_rows(plan.rows, self._config.fixed_batch or 0, self.num_pages)
         assert self.pages is not None
+        pad_slot = 0 if self.pages.states is None else self.pages.states.pad_slot
+        step = gather_rows(plan.rows, self._config.fixed_batch or 0, self.num_pages, pad_slot)
         both = torch.tensor(step.token_ids + step.wanted, dtype=torch.int64)
         if self.device.type == "cuda":
             both = both.pin_memory().to(self.device, non_blocking=True)
@@ -270,12 +298,16 @@ class Runner:
         return self.model.finish(rows, self.pages, make_batch(step.ends, self.device))
 
 
-def _compare_tables(world: World, table: VersionTable, step: int) -> None:
+def _compare_tables(
+    world: World, table: VersionTable, states: StateTable | None, step: int
+) -> None:
     """Return if all ranks' tables are equal at a step.
 
     Raises IntegrityError, on every rank, naming the first rank that differs from rank 0, both
-    nodes and digests, and the page.
+    nodes and digests, and the page or the slot of states.
     """
+    if states is not None:
+        _compare_state_tables(world, states, step)
     digests = world.gather_bytes(table.full_digest())
     if all(digest == digests[0] for digest in digests):
         return
@@ -286,3 +318,15 @@ def _compare_tables(world: World, table: VersionTable, step: int) -> None:
         f"step {step}: page tables of {rank_on_node(world, 0)} (digest {digests[0].hex()[:16]})"
         f" and {rank_on_node(world, rank)} (digest {digests[rank].hex()[:16]}) differ: {difference}"
     )
+
+
+def _compare_state_tables(world: World, states: StateTable, step: int) -> None:
+    digests = world.gather_bytes(states.full_digest())
+    snapshots = world.gather_bytes(states.snapshot())
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            difference = first_state_difference(snapshots[0], snapshots[rank])
+            raise IntegrityError.in_public(
+                f"step {step}: state tables of {rank_on_node(world, 0)} and "
+                f"{rank_on_node(world, rank)} differ: {difference or 'in their history alone'}"
+            )

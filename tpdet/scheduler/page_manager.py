@@ -103,8 +103,7 @@ class PageManager:
             if stale is not None:
                 self._free(stale, SHARED)
             self._record(SHARE, page, sequence.version_id)
-        if self.states is not None:
-            self.states.settle(sequence, self.prefixes.index.holds)
+        self.take_snapshots((sequence,))  # who waits for it begins with the next step
 
     def take_snapshots(self, sequences: abc.Iterable[Sequence]) -> None:
         """Take snapshots of the states of sequences where these are due, before their next rows."""

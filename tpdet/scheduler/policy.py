@@ -3,6 +3,7 @@
 A running sequence holds pages for all its known tokens; a waiting one holds none.
 """
 
+from tpdet.cache.state_table import StateRoom
 from tpdet.control.row_messages import RowKey
 from tpdet.errors import IntegrityError
 from tpdet.scheduler.page_manager import PageManager
@@ -33,9 +34,9 @@ class Policy:
         max_num_batched_tokens: int,
         num_pages: int,
         prefix_identity: bytes | None = None,
-        num_snapshots: int | None = None,
+        state_room: StateRoom | None = None,
     ) -> None:
-        """num_snapshots: of linear-attention states; None for a model without such layers."""
+        """state_room: for linear-attention states; None for a model without such layers."""
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.mixed_step_tokens = max_num_batched_tokens
@@ -44,7 +45,7 @@ class Policy:
         """Cuts prompts finer than that while sequences decode; None: nothing does."""
         self.waiting = SequenceQueue()
         self.running = SequenceQueue()
-        states = None if num_snapshots is None else StateSlots(max_num_seqs, num_snapshots)
+        states = None if state_room is None else StateSlots(*state_room)
         self.page_manager = PageManager(num_pages, prefix_identity, states)
         self.preemptions = 0
 

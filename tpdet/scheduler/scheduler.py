@@ -17,6 +17,7 @@ from collections import abc
 
 import msgspec
 
+from tpdet.cache.state_table import StateRoom
 from tpdet.control.plan import NO_ROWS, PLAN_VERSION, PlanRows, StepPlan
 from tpdet.control.row_messages import RowKey, SampledToken
 from tpdet.control.step_seconds import StepSeconds
@@ -63,7 +64,7 @@ class Scheduler:
         mixed_step_tokens: int | None = None,
         step_seconds: StepSeconds | None = None,
         speculator: Speculator | None = None,
-        num_snapshots: int | None = None,
+        state_room: StateRoom | None = None,
     ) -> None:
         """The limits are counts of sequences, of tokens a step, of pages, of requests, of tokens.
 
@@ -73,12 +74,12 @@ class Scheduler:
         constraint of an answer's form, or raises RequestError. mixed_step_tokens: of a step where
         sequences decode, at most; None: as many as of any other. step_seconds: by which prompts are
         cut finer in such a step; None: they are not. speculator: drafts for rows; None: no row
-        carries drafts. num_snapshots: of linear-attention states, beside a slot of them for every
-        running sequence; None: the model has no such layers.
+        carries drafts. state_room: slots of linear-attention states, one of which each running
+        sequence has; None: the model has no such layers.
         """
         self.preempt_every = preempt_every
         self.policy = Policy(
-            max_num_seqs, max_num_batched_tokens, num_pages, prefix_identity, num_snapshots
+            max_num_seqs, max_num_batched_tokens, num_pages, prefix_identity, state_room
         )
         self.policy.mixed_step_tokens = mixed_step_tokens or max_num_batched_tokens
         if step_seconds is not None:

@@ -42,16 +42,16 @@ DECODED = 2
 class StateCounts(msgspec.Struct):
     """Slots in use now, and what was done to snapshots since the start.
 
-    `taken` were made, `read` began a sequence, and `evicted` gave way to newer ones.
+    A snapshot that is read begins a sequence; one that is evicted gives way to a newer one.
     """
 
-    slots: int = 0
-    slots_used: int = 0
+    state_slots: int = 0
+    state_slots_used: int = 0
     snapshots: int = 0
     snapshots_used: int = 0
-    taken: int = 0
-    read: int = 0
-    evicted: int = 0
+    snapshots_taken: int = 0
+    snapshots_read: int = 0
+    snapshots_evicted: int = 0
 
 
 class StateSlots:
@@ -64,7 +64,7 @@ class StateSlots:
         self._snapshots: OrderedDict[CachedPage, int] = OrderedDict()  # longest unread first
         self._read: set[CachedPage] = set()
         self._events: list[StateEvent] = []
-        self._counts = StateCounts(running, 0, snapshots)
+        self._counts = StateCounts(state_slots=running, snapshots=snapshots)
 
     @property
     def has_room(self) -> bool:
@@ -76,7 +76,7 @@ class StateSlots:
         """A copy of the counts."""
         return msgspec.structs.replace(
             self._counts,
-            slots_used=self._counts.slots - len(self._running),
+            state_slots_used=self._counts.state_slots - len(self._running),
             snapshots_used=self._counts.snapshots - len(self._free),
         )
 
@@ -95,7 +95,7 @@ class StateSlots:
             source = self._snapshots[cached[-1]]
             self._snapshots.move_to_end(cached[-1])
             self._read.add(cached[-1])
-            self._counts.read += 1
+            self._counts.snapshots_read += 1
             self._record(COPY_STATE, slot, sequence.version_id, source, use.standing)
         else:
             self._record(CLEAR_STATE, slot, sequence.version_id)
@@ -117,7 +117,7 @@ class StateSlots:
         chunk = end // CHUNK_TOKENS
         kind = COPY_STATE if use.standing == chunk else ADVANCE_STATE
         self._record(kind, slot, SHARED, use.slot, chunk)
-        self._counts.taken += 1
+        self._counts.snapshots_taken += 1
         use.pending[end] = slot
 
     def settle(self, sequence: Sequence, holds: abc.Callable[[CachedPage], bool]) -> None:
@@ -215,7 +215,7 @@ class StateSlots:
         """A free slot for a snapshot; the one that nobody read for longest gives way."""
         if not self._free and self._snapshots:
             self.forget(next(iter(self._snapshots)))
-            self._counts.evicted += 1
+            self._counts.snapshots_evicted += 1
         return heapq.heappop(self._free) if self._free else None
 
     def _free_slot(self, slot: int) -> None:

@@ -4,6 +4,7 @@ import msgspec
 
 from tpdet.scheduler.policy import Policy
 from tpdet.scheduler.speculator import DraftCounts
+from tpdet.scheduler.state_slots import StateCounts
 
 
 class Totals(msgspec.Struct, kw_only=True):
@@ -37,7 +38,8 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     A request is waiting until one of its choices gets pages; after that it is running, also while
     preempted. `requests_finished` counts the requests that ended with an answer. A page is used (a
     sequence holds it) or free; `pages_cached` of the free ones are kept by the prefix cache.
-    `drafters`: drafts that were verified, by drafter.
+    `drafters`: drafts that were verified, by drafter. `states`: slots of linear-attention states;
+    None for a model without such layers.
     """
 
     requests_running: int
@@ -52,6 +54,7 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     totals: Totals
     drafters: dict[str, DraftCounts]
+    states: StateCounts | None = None
 
 
 def take_statistics(
@@ -86,4 +89,5 @@ def take_statistics(
         preemptions=policy.preemptions,
         totals=totals,
         drafters=drafters,
+        states=None if pages.states is None else pages.states.counts,
     )

@@ -7,6 +7,7 @@ choice and the position; so a wrong page, a stale page or a lost token changes t
 from tests.lib.scheduler.answers import Answer, answer_alone, draw, score, scores_alone
 from tests.lib.scheduler.rank import NAN, FakeRank
 from tests.lib.scheduler.states import FakeStates
+from tpdet.cache.state_table import StateRoom
 from tpdet.cache.versions import SHARED, version_id
 from tpdet.control.plan import SHARE, StepPlan, decode_plan, encode_plan
 from tpdet.requests.request import PromptOutput, Request, RequestFailed, TokenOutput
@@ -188,7 +189,7 @@ class Simulation:
         states = self.ranks[1].states
         if pages.states is not None and states is not None:
             assert pages.states.table.full_digest() == states.table.full_digest()
-            assert not pages.states.counts.slots_used
+            assert not pages.states.counts.state_slots_used
 
     def check_answer(self, request: Request) -> None:
         """Every choice of `request` got what it gets alone."""
@@ -206,11 +207,15 @@ def fake_states(scheduler: Scheduler) -> FakeStates | None:
     if states is None:
         return None
     counts = states.counts
-    return FakeStates(counts.slots, counts.snapshots)
+    return FakeStates(counts.state_slots, counts.snapshots)
 
 
-def make_scheduler(others_per_absent: int = 1, **settings) -> Scheduler:
+def make_scheduler(
+    others_per_absent: int = 1, num_snapshots: int | None = None, **settings
+) -> Scheduler:
     """A small scheduler; every limit may be overridden.
+
+    num_snapshots: of states, with a slot for every sequence; None: the model has no states.
 
     Its batches are too small for ten others beside each sequence that a step ahead leaves out.
     """
@@ -221,6 +226,9 @@ def make_scheduler(others_per_absent: int = 1, **settings) -> Scheduler:
         "max_queue": 100,
         "max_model_len": 4096,
     }
-    scheduler = Scheduler(**{**defaults, **settings})
+    limits = {**defaults, **settings}
+    if num_snapshots is not None:
+        limits["state_room"] = StateRoom(limits["max_num_seqs"], num_snapshots)
+    scheduler = Scheduler(**limits)
     scheduler.policy.others_per_absent = others_per_absent
     return scheduler

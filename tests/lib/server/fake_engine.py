@@ -88,6 +88,7 @@ class FakeEngine:
             tensor_digests={"lm_head.weight": "e2" * 32},
             fingerprint=lambda approximate: "fp_other",
             num_pages=8,
+            state_room=None,
             device=SimpleNamespace(type="cpu"),
         )
         self.versions = WeightVersions(self.runner.model_digest)

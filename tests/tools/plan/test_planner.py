@@ -111,6 +111,22 @@ def test_plans_of_mixtures_know_their_floors_their_memory_and_the_fullest_rank()
         assert 0.98 < 4 * planned.memory["weights"] / weights < 1.03, name
 
 
+def test_states_of_linear_attention_are_counted_as_a_start_counts_them():
+    """A quarter of what they leave is for snapshots; twice as many ranks halve the bytes."""
+    alone, two = (plan_size(wish("qwen3.5-9b", batch=64), tp) for tp in (1, 2))
+    for plan in (alone, two):
+        assert "for each of 256 snapshots" in plan.notes[-1]
+        room = sum(plan.memory[name] for name in ("states", "snapshots", "left for KV"))
+        kept = ("weights", "rotary tables", "exchange slots", "workspaces", "reserved")
+        assert room == plan.memory["usable"] - sum(plan.memory[name] for name in kept)
+    for name in ("states", "snapshots"):
+        assert alone.memory[name] == 2 * two.memory[name]
+    assert 48 < alone.memory["snapshots"] / 256 / 2**20 < 50  # 2 MiB of 24 layers, and 3 rows
+    many = plan_size(wish("qwen3.5-35b-a3b", batch=256), 1)
+    assert not many.fits and many.memory["snapshots"] == 0 < many.kv_sequences < 256
+    assert "states" not in plan_size(wish(), 1).memory
+
+
 def test_worse_constants_would_be_seen(constants):
     slow = change(constants, layer=LayerCost(2e-5, constants.layer.bytes))
     found = compare_steps(slow, step_figures(RESULTS, "h200"))

@@ -130,8 +130,8 @@ def _warm(loaded: LoadedModel, loading: Loading) -> WarmedModel:
         loading.finish()
     loaded.times.mark("warm-up" if on_gpu else "load")
     config, context = loaded.config, loaded.max_model_len
-    pages = agreed_pages(config, loaded.partition, context, loaded.device, graph_bytes)
-    return WarmedModel(loaded, loading.digest, pages)
+    size = agreed_pages(config, loaded.partition, context, loaded.device, graph_bytes)
+    return WarmedModel(loaded, loading.digest, *size)
 
 
 def _wait_as_steps_do(loaded: LoadedModel) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from tpdet.cache.kv import KeyValuePages, allocate_pages
+from tpdet.cache.state_table import StateRoom
 from tpdet.cache.states import allocate_states
 from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.comm.exchange.fold import RankExchange
@@ -55,10 +56,19 @@ class LoadedModel:
         """The whole model's configuration."""
         return self.partition.config
 
-    def allocate_pages(self, count: int, snapshots: int = 0) -> KeyValuePages:
+    @property
+    def state_bytes(self) -> dict[str, float]:
+        """Bytes of linear-attention states that this rank keeps of a sequence and of a snapshot."""
+        shape, dtype = self.partition.states, getattr(torch, self.model_config.dtype)
+        if shape is None:
+            return {}
+        sizes = {"sequence": shape.slot_bytes(dtype), "snapshot": shape.snapshot_bytes(dtype)}
+        return {kind: float(size) for kind, size in sizes.items()}
+
+    def allocate_pages(self, count: int, room: StateRoom | None = None) -> KeyValuePages:
         """Memory for `count` pages of keys and values of every layer.
 
-        Linear layers have states instead, of all running sequences and of `snapshots`.
+        Linear layers have `room` for states instead.
         """
         model, key_heads = self.model_config, len(self.partition.key_heads)
         dtype = getattr(torch, model.dtype)
@@ -66,10 +76,9 @@ class LoadedModel:
             model.attention_layers, count, key_heads, model.head_dim, dtype, self.device
         )
         shape = self.partition.states
-        if shape is None or model.linear is None:
+        if shape is None or model.linear is None or room is None:
             return pages
-        running = self.config.max_running
-        states = allocate_states(shape, running, snapshots, dtype, self.device)
+        states = allocate_states(shape, *room, dtype, self.device)
         return pages.beside(states, model.linear.layers)
 
 
@@ -82,3 +91,5 @@ class WarmedModel:
     """Names the weights that were loaded at start; a reload changes it."""
     num_pages: int
     """Pages of the KV cache, alike on every rank."""
+    state_room: StateRoom | None = None
+    """Slots of linear-attention states, alike on every rank; None for a model without."""

@@ -9,6 +9,7 @@ import torch
 
 from tpdet.cache.kv import page_bytes
 from tpdet.cache.routes import route_bytes
+from tpdet.cache.state_table import StateRoom
 from tpdet.checkpoint.model_config.stored_form import read_stored_form
 from tpdet.checkpoint.resolve import resolve_model
 from tpdet.comm.device import GpuMemory, free_gpu_bytes, gpu_memory
@@ -19,6 +20,10 @@ from tpdet.layers.partition import Partition
 from tpdet.models.footprint import PACKED_BYTES, weight_bytes
 
 _CACHE_SHARE = 0.25  # of the memory that is free after loading, for the KV cache on the CPU
+SNAPSHOT_SHARE = 0.25
+"""Of the memory that running sequences' states leave, for snapshots of states."""
+SNAPSHOTS_EACH = 4
+"""Useful snapshots for each running sequence: two of its prompt and two that it decoded."""
 
 
 class Least(NamedTuple):
@@ -28,17 +33,26 @@ class Least(NamedTuple):
     cache: int
 
 
+class CacheSize(NamedTuple):
+    """Pages of the KV cache, and slots for states; None for a model without linear attention."""
+
+    pages: int
+    states: StateRoom | None
+
+
 _sizes = msgspec.msgpack.Decoder(tuple[GpuMemory, Least])
-_fitting = msgspec.msgpack.Decoder(tuple[int, str])
+_fitting = msgspec.msgpack.Decoder(tuple[CacheSize, str])
 
 
 def least_bytes(config: EngineConfig, partition: Partition) -> Least:
     """What a rank takes, beside all that its steps do.
 
-    The cache is a page; where `kv_pages` says how many, these and the one where pad rows write.
+    The cache is a page; where `kv_pages` says how many, these and the one where pad rows write. And
+    states of linear attention, of as many sequences as may run.
     """
     pages = 1 if config.kv_pages is None else 1 + config.kv_pages
-    return Least(weight_bytes(partition, packed_kind(config)), pages * _page_bytes(partition))
+    cache = pages * _page_bytes(partition) + running_state_bytes(config, partition)
+    return Least(weight_bytes(partition, packed_kind(config)), cache)
 
 
 def packed_kind(config: EngineConfig) -> str | None:
@@ -143,24 +157,85 @@ def agreed_pages(
     context: int,
     device: torch.device,
     graphs: int = 0,
-) -> int:
-    """Pages of the KV cache: as many as the rank with the least room has. Collective.
+) -> CacheSize:
+    """The size of the KV cache: as large as the rank with the least room has it. Collective.
 
-    Raises as `pages_that_fit`, on every rank what the first one raises that has no room.
+    Raises as `pages_that_fit` and `states_that_fit`, on every rank what the first one raises that
+    has no room.
     """
     world = partition.world
     world.barrier()  # ranks that share memory look at it when all have loaded
-    pages, refusal = config.kv_pages, ""
-    if pages is None:
-        try:
-            pages = pages_that_fit(config, partition, context, device, graphs)
-        except ResourceError as error:
-            pages, refusal = 0, str(error)
-    everyone = world.gather_bytes(msgspec.msgpack.encode((pages, refusal)))
-    counts, refusals = zip(*map(_fitting.decode, everyone), strict=True)
+    size, refusal = CacheSize(0, None), ""
+    try:
+        states = states_that_fit(config, partition, device, graphs)
+        pages = config.kv_pages
+        if pages is None:
+            held = graphs + state_bytes(partition, states)
+            pages = pages_that_fit(config, partition, context, device, held)
+        size = CacheSize(pages, states)
+    except ResourceError as error:
+        refusal = str(error)
+    everyone = world.gather_bytes(msgspec.msgpack.encode((size, refusal)))
+    sizes, refusals = zip(*map(_fitting.decode, everyone), strict=True)
     if any(refusals):
         raise ResourceError(next(filter(None, refusals)))
-    return min(counts)
+    rooms = [size.states for size in sizes if size.states is not None]
+    return CacheSize(min(size.pages for size in sizes), min(rooms) if rooms else None)
+
+
+def state_bytes(partition: Partition, room: StateRoom | None) -> int:
+    """Bytes of this rank's states of linear attention, with the slot where pad rows write."""
+    shape = partition.states
+    if shape is None or room is None:
+        return 0
+    dtype = getattr(torch, partition.config.dtype)
+    snapshots = room.snapshots * shape.snapshot_bytes(dtype)
+    return (room.running + 1) * shape.slot_bytes(dtype) + snapshots
+
+
+def running_state_bytes(config: EngineConfig, partition: Partition) -> int:
+    """Bytes of this rank's states of as many sequences as may run; 0 without linear attention."""
+    return state_bytes(partition, StateRoom(config.max_running, 0))
+
+
+def states_that_fit(
+    config: EngineConfig, partition: Partition, device: torch.device, graphs: int = 0
+) -> StateRoom | None:
+    """Slots of states: of as many sequences as may run, and of the snapshots that fit beside them.
+
+    None for a model without linear attention. Raises ResourceError where the former do not fit.
+    """
+    shape, running = partition.states, config.max_running
+    if shape is None:
+        return None
+    dtype = getattr(torch, partition.config.dtype)
+    room = cache_bytes(config, partition, device) - graphs
+    needed = running_state_bytes(config, partition)
+    if needed > room:
+        fitting = max(0, room // shape.slot_bytes(dtype) - 1)
+        remedy = f"lower --max-num-seqs to {fitting}, or " if fitting else ""
+        raise ResourceError(
+            f"states of linear attention take {size_text(shape.slot_bytes(dtype))} a sequence, "
+            f"{size_text(needed)} for the {running} that may run, and there are "
+            f"{size_text(max(0, room))} for them: {remedy}use more ranks (--tp)"
+        )
+    if not config.enable_prefix_caching:
+        return StateRoom(running, 0)
+    pages = (config.kv_pages or 0) * _page_bytes(partition)
+    spare, size = room - needed - pages, shape.snapshot_bytes(dtype)
+    return StateRoom(running, snapshots_for(running, spare, size))
+
+
+def snapshots_for(running: int, spare: int, size: int) -> int:
+    """Snapshots of `size` bytes, of `spare` bytes that `running` sequences' states leave."""
+    return min(SNAPSHOTS_EACH * running, max(0, int(SNAPSHOT_SHARE * spare)) // size)
+
+
+def cache_bytes(config: EngineConfig, partition: Partition, device: torch.device) -> int:
+    """Bytes that a rank may take for its KV cache; ranks of a CPU are taken to share its memory."""
+    if device.type == "cuda":
+        return free_gpu_bytes(config.gpu_memory_utilization)
+    return int(_CACHE_SHARE * _available_memory()) // partition.world.size
 
 
 def pages_that_fit(
@@ -172,15 +247,15 @@ def pages_that_fit(
 ) -> int:
     """As many pages as all sequences could use, but no more than a share of free memory holds.
 
-    context: positions a sequence may have; graphs: bytes of a GPU that they will take. Ranks of a
-    CPU are taken to share its memory. Raises ResourceError when a GPU has no room for one page.
+    context: positions a sequence may have; graphs: bytes that these, and states, will take. Raises
+    ResourceError when a GPU has no room for one page.
     """
     size = _page_bytes(partition)
     if config.enable_return_routed_experts:
         size += route_bytes(partition.config)
     useful = config.max_running * -(-context // PAGE_TOKENS)
+    fitting = max(0, cache_bytes(config, partition, device) - graphs) // size
     if device.type == "cuda":
-        fitting = max(0, free_gpu_bytes(config.gpu_memory_utilization) - graphs) // size
         if fitting < 1:
             smaller = ", leave --draft-model out" if config.draft_model is not None else ""
             raise ResourceError(
@@ -189,7 +264,6 @@ def pages_that_fit(
                 f"--max-num-batched-tokens{smaller}, or use more GPUs (--tp)"
             )
         return min(useful, fitting)
-    fitting = int(_CACHE_SHARE * _available_memory()) // (size * partition.world.size)
     return max(1, min(useful, fitting))
 
 

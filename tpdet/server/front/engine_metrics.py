@@ -23,6 +23,12 @@ ENGINE_COUNTERS = {
         "Step plans that a rank refused because their digest did not match"),
     "page_version_conflicts": ("tpdet_page_version_conflict", None,
         "Reads of a KV page that were refused because they named an older version of it"),
+    "snapshots_taken": ("tpdet_snapshots_taken", None,
+        "Snapshots of linear-attention states that were made at page ends"),
+    "snapshots_read": ("tpdet_snapshot_hits", None,
+        "Sequences that began at a snapshot of linear-attention states"),
+    "snapshots_evicted": ("tpdet_snapshots_evicted", None,
+        "Snapshots of linear-attention states that gave way to newer ones"),
     "canary_mismatches": ("tpdet_canary_mismatch", None,
         "Canary answers whose bits were not those of the first one"),
     "weight_updates": ("tpdet_weight_updates", None,
@@ -80,6 +86,8 @@ class EngineCollector(Collector):
             yield GaugeMetricFamily("tpdet_batch_rows", text, counters["sequences_running"])
         if {"pages_used", "pages_free"} <= counters.keys():
             yield from self._pages(counters)
+        if "state_slots" in counters:
+            yield from self._states(counters)
         for name, (ours, text) in ENGINE_GAUGES.items():
             if name in counters:
                 yield GaugeMetricFamily(ours, text, counters[name])
@@ -111,6 +119,28 @@ class EngineCollector(Collector):
             self._model_name,
             used / (used + free) if used + free else 0.0,
         )
+
+    def _states(self, counters: Mapping[str, float]) -> Iterator[Metric]:
+        """Slots of linear-attention states, those of snapshots, and the bytes of both."""
+        kinds = (("sequence", "state_slots"), ("snapshot", "snapshots"))
+        slots = GaugeMetricFamily(
+            "tpdet_state_slots",
+            "Slots of linear-attention states, by kind (of a running sequence or a snapshot) and "
+            "state (used or free)",
+            labels=["kind", "state"],
+        )
+        size = GaugeMetricFamily(
+            "tpdet_state_bytes",
+            "Memory of a rank for linear-attention states, by kind, in bytes",
+            labels=["kind"],
+        )
+        for kind, name in kinds:
+            used = counters[f"{name}_used"]
+            slots.add_metric([kind, "used"], used)
+            slots.add_metric([kind, "free"], counters[name] - used)
+            size.add_metric([kind], counters[name] * counters.get(f"{kind}_state_bytes", 0.0))
+        yield slots
+        yield size
 
     def _drafts(self, counters: Mapping[str, float]) -> Iterator[Metric]:
         """Draft tokens by drafter, and the right ones also by their place in the row."""

@@ -342,7 +342,7 @@ def counters_of(found: msgspec.Struct) -> dict[str, float]:
                 numbers |= more
         elif isinstance(value, list):
             numbers |= {f"{name}.{place}": float(number) for place, number in enumerate(value)}
-        else:
+        elif value is not None:
             numbers[name] = float(value)
     return numbers
 

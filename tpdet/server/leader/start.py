@@ -259,6 +259,15 @@ def log_model(name: str, engine: "Engine", environment: RankEnvironment) -> None
         engine.arithmetic.contract,
         engine.system_fingerprint,
     )
+    if runner.state_room is not None:
+        sizes = runner.loaded.state_bytes
+        _log.info(
+            "states of linear attention: %d slots of %.1f MiB a rank, %d snapshots of %.1f MiB",
+            runner.state_room.running,
+            sizes["sequence"] / 2**20,
+            runner.state_room.snapshots,
+            sizes["snapshot"] / 2**20,
+        )
 
 
 def _tokenizer_directory(settings: Settings) -> str | None:

@@ -100,6 +100,6 @@ def draft_plan(
         kv_pages=pages,
         kv_tokens=pages * PAGE_TOKENS,
         kv_sequences=pages // -(-positions // PAGE_TOKENS),
-        pages_without=rank_memory(world, context, utilization).pages,
+        pages_without=rank_memory(world, context, utilization, batch=batch).pages,
         step_ms=1e3 * step_seconds(decode_parts(own, batch, positions)),
     )

@@ -1,6 +1,7 @@
-"""Predicts the bytes of one rank's GPU: weights, slots of exchanges, workspaces, KV pages.
+"""Predicts the bytes of one rank's GPU: weights, slots of exchanges, workspaces, KV pages, states.
 
-Weights, rotary tables, slots and pages are counted as the runtime allocates them. Workspaces are
+Weights, rotary tables, slots, pages and the states of linear attention are counted as the runtime
+allocates them. Workspaces are
 the largest tensors of a step that live at the same time; `Hardware.reserved` stands for the rest.
 """
 
@@ -15,6 +16,7 @@ from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.footprint import row_bytes, scratch_bytes, weight_bytes
 from tpdet.models.products import head_product
+from tpdet.runner.start.memory import snapshots_for
 from tpdet.tools.plan.step import PlanWorld
 
 
@@ -23,6 +25,8 @@ class Memory:
     """Bytes of a rank's GPU. `usable` is the share the engine may use (gpu_memory_utilization).
 
     `draft`: what a draft model takes, on rank 0. `scratch`: where packed weights become numbers.
+    `draft`: what a draft model takes, on rank 0. `slot`, `snapshot`: states of linear attention, of
+    one sequence and at one page end; 0 for a model without. `batch`: sequences that run.
     """
 
     usable: int
@@ -32,19 +36,40 @@ class Memory:
     workspaces: int
     reserved: int
     page: int
+    batch: int
     draft: int = 0
     scratch: int = 0
+    slot: int = 0
+    snapshot: int = 0
 
     @property
     def fixed(self) -> int:
-        """Bytes of everything except KV pages."""
+        """Bytes of everything except what sequences have: KV pages and states."""
         tensors = self.weights + self.tables + self.slots + self.workspaces
         return tensors + self.reserved + self.draft + self.scratch
 
     @property
+    def states(self) -> int:
+        """Bytes of the states of running sequences, and of the slot where pad rows write."""
+        return (self.batch + 1) * self.slot if self.slot else 0
+
+    @property
+    def snapshots(self) -> int:
+        """Snapshots of states that a start makes room for."""
+        if not self.snapshot:
+            return 0
+        return snapshots_for(self.batch, self.usable - self.fixed - self.states, self.snapshot)
+
+    @property
+    def left(self) -> int:
+        """Bytes for KV pages."""
+        kept = self.fixed + self.states + self.snapshots * self.snapshot
+        return max(0, self.usable - kept)
+
+    @property
     def pages(self) -> int:
         """KV pages that fit; 0 when the rest alone does not fit."""
-        return max(0, self.usable - self.fixed) // self.page
+        return self.left // self.page
 
     @property
     def tokens(self) -> int:
@@ -52,23 +77,32 @@ class Memory:
         return self.pages * PAGE_TOKENS
 
     def sequences(self, context: int) -> int:
-        """Sequences of `context` tokens whose pages fit."""
-        return self.pages // -(-context // PAGE_TOKENS)
+        """Sequences of `context` tokens whose pages fit, and their states, without snapshots."""
+        pages = -(-context // PAGE_TOKENS)
+        if not self.slot:
+            return self.pages // pages
+        left = self.usable - self.fixed - self.slot
+        return max(0, left) // (pages * self.page + self.slot)
 
 
 _KINDS = {"fp8-block": "fp8 block", "int4-g128": "packed int", "mxfp4": "mxfp4"}
 
 
 def rank_memory(
-    world: PlanWorld, positions: int, utilization: float, packed: str | None = None
+    world: PlanWorld,
+    positions: int,
+    utilization: float,
+    packed: str | None = None,
+    batch: int = 1,
 ) -> Memory:
     """The memory of a rank. positions: the longest sequence; utilization: the share to use.
 
-    packed: the format of `tpdet quantise` in which weights of layers stay.
+    packed: the format of `tpdet quantise` in which weights of layers stay. batch: sequences that
+    run.
     """
     config = world.config
     dtype: torch.dtype = getattr(torch, config.dtype)
-    keys = len(world.partition.key_heads)
+    keys, shape = len(world.partition.key_heads), world.partition.states
     return Memory(
         usable=int(utilization * world.hardware.memory),
         weights=weight_bytes(world.partition, None if packed is None else _KINDS[packed]),
@@ -78,6 +112,9 @@ def rank_memory(
         reserved=world.hardware.reserved,
         page=page_bytes(config.attention_layers, keys, config.head_dim, dtype),
         scratch=0 if packed is None else scratch_bytes(world.partition),
+        batch=batch,
+        slot=0 if shape is None else shape.slot_bytes(dtype),
+        snapshot=0 if shape is None else shape.snapshot_bytes(dtype),
     )
 
 

@@ -98,7 +98,8 @@ def plan_size(request: PlanRequest, tp: int) -> Plan:
     """The plan of one size. Raises UsageError where it does not fit the model or the nodes."""
     hardware, world = request.hardware, plan_world(request, tp)
     worlds = request.nodes * hardware.gpus // tp
-    memory = rank_memory(world, request.context, request.utilization, request.packed)
+    kept = request.utilization, request.packed, request.batch
+    memory = rank_memory(world, request.context, *kept)
     draft = None
     if request.draft is not None:
         sizes = request.batch, request.context, request.utilization
@@ -135,6 +136,7 @@ def plan_size(request: PlanRequest, tp: int) -> Plan:
             *_notes(world),
             *_packed_notes(request),
             *_expert_notes(world, request.batch),
+            *_state_notes(memory),
             *_draft_notes(request, draft, sequences),
         ),
         draft=draft,
@@ -218,7 +220,9 @@ def _memory_fields(memory: Memory) -> dict[str, int]:
         "reserved": memory.reserved,
         **({"draft model": memory.draft} if memory.draft else {}),
         **({"unpacked weights": memory.scratch} if memory.scratch else {}),
-        "left for KV": max(0, memory.usable - memory.fixed),
+        **({"states": memory.states} if memory.slot else {}),
+        **({"snapshots": memory.snapshots * memory.snapshot} if memory.slot else {}),
+        "left for KV": memory.left,
     }
 
 
@@ -268,6 +272,17 @@ def _expert_notes(world: PlanWorld, batch: int) -> tuple[str, ...]:
         f"experts ({'columns' if columns else 'lanes'}): a step of {batch} touches {touched:.1f} "
         f"of {experts} a layer if rows choose evenly; the fullest rank reads {fullest:.1f}, "
         f"{placed}",
+    )
+
+
+def _state_notes(memory: Memory) -> tuple[str, ...]:
+    """What the states of linear attention take; () for a model without."""
+    if not memory.slot:
+        return ()
+    return (
+        f"states of linear attention take {memory.slot / 2**20:.1f} MiB for each of the "
+        f"{memory.batch} sequences of the batch and {memory.snapshot / 2**20:.1f} MiB for each of "
+        f"{memory.snapshots:,} snapshots at page ends",
     )
 
 
