@@ -21,6 +21,8 @@ DATA_FAMILIES = (
     *("gpt_oss", "glm4_moe"),
 )
 """Families that differ from those above in data, not in code."""
+HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+"""Families of linear and full attention."""
 # Ctrl-C is ignored by what a shell starts in its background, and by all that is started from there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # until all tests are imported: what is imported stays

@@ -70,6 +70,16 @@ def saved(name, config, folder):
     return model
 
 
+HYBRID = {
+    "head_dim": 64, "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "rope_parameters": SECTIONS | {"mrope_section": [3, 3, 2], "partial_rotary_factor": 0.25},
+}  # fmt: skip
+EXPERTS = {
+    "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+}  # fmt: skip
 SMALL = {
     "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 2, "depth": 1, "num_heads": 2, "embed_dim": 64, "out_hidden_size": 256,
@@ -79,7 +89,7 @@ MORE = {
     "Idefics2": "mistral", "SmolVLM": "llama", "LlavaNext": "mistral", "LlavaNextVideo": "llama",
     "VideoLlava": "llama", "VipLlava": "llama", "Qwen2VL": "qwen2_vl_text", "InternVL": "qwen3",
     "GotOcr2": "qwen2", "LightOnOcr": "qwen3", "VideoLlama3": "qwen2", "DeepseekVL": "llama",
-    "Mistral3": "ministral3",
+    "Mistral3": "ministral3", "Qwen3_5": "qwen3_5_text", "Qwen3_5Moe": "qwen3_5_moe_text",
 }  # fmt: skip
 """Others, by name: the text part's type."""
 
@@ -90,6 +100,8 @@ def also_made(name, folder, tied):
     inner = TEXT | {"model_type": MORE[name]}
     if MORE[name] == "qwen2_vl_text":
         inner["rope_parameters"] = SECTIONS
+    elif MORE[name].startswith("qwen3_5"):
+        inner |= HYBRID | (EXPERTS if "moe" in MORE[name] else {})
     elif MORE[name] in ("qwen3", "ministral3"):
         inner["head_dim"] = 64
     parts = {key: getattr(kind(), key).to_dict() for key in kind.sub_configs if "text" not in key}

@@ -15,6 +15,7 @@ from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import ResourceError
+from tpdet.layers.partition import state_shape
 from tpdet.models.footprint import weight_bytes
 from tpdet.runner import runner
 from tpdet.runner.start import load_model, loading, memory
@@ -210,7 +211,7 @@ def test_states_of_all_who_may_run_have_room_or_are_refused(tiny_model, monkeypa
 
 
 def _sizes(share):
-    return share.states.slot_bytes, share.states.snapshot_bytes
+    return state_shape(share).slot_bytes, state_shape(share).snapshot_bytes
 
 
 def test_the_rank_with_the_least_room_says_how_many_snapshots_there_are(tiny_model, monkeypatch):

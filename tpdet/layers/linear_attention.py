@@ -24,7 +24,7 @@ from tpdet.kernels.order import cut_leaves
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.linear import ColumnLinear, ColumnPart, read_parts
 from tpdet.layers.micro_batch import MicroBatch
-from tpdet.layers.partition import Partition
+from tpdet.layers.partition import Partition, state_shape
 from tpdet.layers.products import LayerProduct
 from tpdet.layers.row_layers import row_linear, row_rule
 
@@ -47,7 +47,7 @@ class DeltaNet:
 
     def __init__(self, source: WeightSource, partition: Partition, name: str, index: int) -> None:
         config, linear = partition.config, linear_of(partition.config)
-        shape = partition.states
+        shape = state_shape(partition)
         assert shape is not None
         self._name, self._eps = name, config.rms_norm_eps
         self._key_size, self._value_size = linear.key_size, linear.value_size
@@ -78,7 +78,7 @@ class DeltaNet:
     @staticmethod
     def products(partition: Partition, index: int) -> tuple[LayerProduct, ...]:
         """Its products, as this rank holds them."""
-        hidden, shape = partition.config.hidden_size, partition.states
+        hidden, shape = partition.config.hidden_size, state_shape(partition)
         assert shape is not None
         mixed = shape.channels + shape.value_heads * shape.value_size
         return (

@@ -107,16 +107,6 @@ class Partition:
         return Pieces(0, bounds, self.key_heads)
 
     @property
-    def states(self) -> StateShape | None:
-        """This rank's share of the states of linear layers; None for a model without any."""
-        linear = self.config.linear
-        if linear is None:
-            return None
-        keys = linear.key_heads // self.world.size
-        values = keys * linear.values_of_a_key
-        return StateShape(sum(linear.layers), keys, values, linear.key_size, linear.value_size)
-
-    @property
     def vocabulary_share(self) -> int:
         """Rows of the vocabulary a leaf holds, the last ones padding: a multiple of 16."""
         share = -(-self.config.vocab_size // self.leaves)
@@ -129,6 +119,16 @@ class Partition:
             (min(i * share, size), min((i + 1) * share, size)) for i in range(self.leaves)
         )
         return Pieces(0, bounds, self.mine)
+
+
+def state_shape(partition: Partition) -> StateShape | None:
+    """A rank's share of the states of linear layers; None for a model without any."""
+    linear = partition.config.linear
+    if linear is None:
+        return None
+    keys = linear.key_heads // partition.world.size
+    values = keys * linear.values_of_a_key
+    return StateShape(sum(linear.layers), keys, values, linear.key_size, linear.value_size)
 
 
 def make_partition(

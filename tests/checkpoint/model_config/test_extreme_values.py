@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from tests.conftest import DATA_FAMILIES, FAMILIES
+from tests.conftest import DATA_FAMILIES, FAMILIES, HYBRIDS
 from tpdet.checkpoint.model_config import FAMILIES as KNOWN
 from tpdet.checkpoint.model_config import load_model_config
 from tpdet.checkpoint.model_config.fit import (
@@ -37,7 +37,7 @@ SCALINGS = (
     {"rope_type": "longrope", "short_factor": [1.5] * 32, "long_factor": [2.0] * 32, "factor": 4.0,
      "original_max_position_embeddings": 64, "attention_factor": None},
 )  # fmt: skip
-LIKES = (*FAMILIES, *DATA_FAMILIES, "olmo2")
+LIKES = (*FAMILIES, *DATA_FAMILIES, *HYBRIDS, "olmo2")
 BY_NAME = {family.name: family for family in KNOWN.values()}
 
 

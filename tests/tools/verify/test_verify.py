@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.conftest import DATA_FAMILIES, FAMILIES
+from tests.conftest import DATA_FAMILIES, FAMILIES, HYBRIDS
 from tests.lib.some_slow import some_slow
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.tools.verify.compare import compare
@@ -26,7 +26,7 @@ def verify(*arguments, timeout=280):
 def sizes_of_families():
     """All are slow: the fold orders are verified below, and `test_engine` has ranks as threads."""
     yield pytest.param("qwen3", (1, 2, 4), marks=pytest.mark.slow)
-    for family in (*FAMILIES, *DATA_FAMILIES):
+    for family in (*FAMILIES, *DATA_FAMILIES, *HYBRIDS):
         yield pytest.param(family, (1, 2, 4, 8), marks=pytest.mark.slow)
 
 

@@ -11,7 +11,7 @@ from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.comm.exchange.fold import RankExchange
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
-from tpdet.layers.partition import Partition
+from tpdet.layers.partition import Partition, state_shape
 from tpdet.models.decoder import Decoder
 from tpdet.runner.start.compile_ahead import CompilingAhead
 from tpdet.runner.start.contracts import Contracts
@@ -59,7 +59,7 @@ class LoadedModel:
     @property
     def state_bytes(self) -> dict[str, float]:
         """Bytes of linear-attention states that this rank keeps of a sequence and of a snapshot."""
-        shape, dtype = self.partition.states, getattr(torch, self.model_config.dtype)
+        shape, dtype = state_shape(self.partition), getattr(torch, self.model_config.dtype)
         if shape is None:
             return {}
         sizes = {"sequence": shape.slot_bytes(dtype), "snapshot": shape.snapshot_bytes(dtype)}
@@ -75,7 +75,7 @@ class LoadedModel:
         pages = allocate_pages(
             model.attention_layers, count, key_heads, model.head_dim, dtype, self.device
         )
-        shape = self.partition.states
+        shape = state_shape(self.partition)
         if shape is None or model.linear is None or room is None:
             return pages
         states = allocate_states(shape, *room, dtype, self.device)

@@ -16,7 +16,7 @@ from tpdet.comm.device import GpuMemory, free_gpu_bytes, gpu_memory
 from tpdet.config import EngineConfig
 from tpdet.errors import ResourceError
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.layers.partition import Partition
+from tpdet.layers.partition import Partition, state_shape
 from tpdet.models.footprint import PACKED_BYTES, weight_bytes
 
 _CACHE_SHARE = 0.25  # of the memory that is free after loading, for the KV cache on the CPU
@@ -185,7 +185,7 @@ def agreed_pages(
 
 def state_bytes(partition: Partition, room: StateRoom | None) -> int:
     """Bytes of this rank's states of linear attention, with the slot where pad rows write."""
-    shape = partition.states
+    shape = state_shape(partition)
     if shape is None or room is None:
         return 0
     dtype = getattr(torch, partition.config.dtype)
@@ -205,7 +205,7 @@ def states_that_fit(
 
     None for a model without linear attention. Raises ResourceError where the former do not fit.
     """
-    shape, running = partition.states, config.max_running
+    shape, running = state_shape(partition), config.max_running
     if shape is None:
         return None
     dtype = getattr(torch, partition.config.dtype)

@@ -31,7 +31,7 @@ def step_seconds(partition: Partition, gpu: Gpu, rows: int) -> float:
 def estimate_steps(partition: Partition, gpu: Gpu, rows: Sequence[int]) -> StepSeconds:
     """The table of steps of so many rows each, ascending, by this rank's share of a model."""
     config, heads = partition.config, len(partition.query_heads)
-    layers, size = config.num_layers, config.head_dim
+    layers, size = config.attention_layers, config.head_dim
     key_bytes = 2 * len(partition.key_heads) * size * _itemsize(partition)
     return StepSeconds(
         rows=tuple(rows),

@@ -7,11 +7,16 @@ import torch
 
 from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.checkpoint.model_config.expert_load import touched_experts
+from tpdet.checkpoint.model_config.model import LinearAttention
 from tpdet.kernels.cuda.hardware import RATES, Rates
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FoldPlan
 from tpdet.layers.products import LayerProduct
 from tpdet.models.products import layer_products
 from tpdet.tools.worlds.shapes import cut_for
+
+_PASSES = 6  # operations of a row and a value of a state: products with k and q, and k u'
+_BEFORE = "qkv", "qkvz", "ba"
+"""Products of a layer that its keys and values, or its states, are made of."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +105,20 @@ def weight_bytes(config: ModelConfig, rows: int = 1) -> float:
 
 
 def decode_work(config: ModelConfig, batch: int, context: int) -> CaseWork:
-    """A step in which `batch` sequences of `context` tokens gain one each."""
-    size = getattr(torch, config.dtype).itemsize
-    cached = batch * context * 2 * config.num_layers * config.num_kv_heads * config.head_dim * size
+    """A step in which `batch` sequences of `context` tokens gain one each.
+
+    Of linear layers a sequence's boundary states are read, and nothing else of their states.
+    """
+    size, linear = getattr(torch, config.dtype).itemsize, config.linear
+    of_token = 2 * config.attention_layers * config.num_kv_heads * config.head_dim * size
+    cached = batch * context * of_token
     multiplied = multiplied_weights(config) + config.vocab_size * config.hidden_size
+    mixed = attention_flops(config, context)
+    if linear is not None:
+        values = sum(linear.layers) * _state_values(linear)
+        cached, mixed = cached + batch * 4 * values, mixed + _PASSES * values
     return CaseWork(
-        batch * (2 * multiplied + attention_flops(config, context)),
+        batch * (2 * multiplied + mixed),
         weight_bytes(config, batch) + cached,
     )
 
@@ -115,18 +128,26 @@ def prefill_work(config: ModelConfig, prompts: int, length: int) -> CaseWork:
 
     Of a prompt's last layer, only the last token needs more than keys and values.
     """
-    head, layers = config.vocab_size * config.hidden_size, config.num_layers
+    head, layers = config.vocab_size * config.hidden_size, config.attention_layers
     all_keys = attention_flops(config, length) / layers  # of one row and layer
     products = 2 * (length * multiplied_weights(config) - (length - 1) * _finishing(config) + head)
-    attended = (layers - 1) * length * all_keys / 2 + all_keys
+    whole = layers if config.is_linear(config.num_layers - 1) else layers - 1
+    attended = whole * length * all_keys / 2 + (layers - whole) * all_keys
+    if config.linear is not None:
+        attended += _PASSES * sum(config.linear.layers) * length * _state_values(config.linear)
     return CaseWork(prompts * (products + attended), weight_bytes(config, prompts * length))
 
 
+def _state_values(linear: LinearAttention) -> int:
+    """Values of one layer's state: a row is multiplied by all for k, for q, and adds to all."""
+    return linear.value_heads * linear.key_size * linear.value_size
+
+
 def _finishing(config: ModelConfig) -> int:
-    """Values by which one row is multiplied behind the last layer's keys and values."""
+    """Values by which one row is multiplied behind the last layer's keys and values, or states."""
     partition = cut_for(config, 1, DEFAULT_FOLD_ORDER)
     products = layer_products(partition, config.num_layers - 1)
-    return _multiplied(product for product in products if product.name != "qkv")
+    return _multiplied(product for product in products if product.name not in _BEFORE)
 
 
 def _multiplied(products: Iterable[LayerProduct]) -> int:
@@ -143,5 +164,5 @@ def mixed_work(config: ModelConfig, lengths: list[int], generate: int) -> CaseWo
 
 
 def attention_flops(config: ModelConfig, keys: float) -> float:
-    """Operations of a token's scores and sums over `keys` keys, in all layers."""
-    return 4 * config.num_layers * config.num_heads * config.head_dim * keys
+    """Operations of a token's scores and sums over `keys` keys, in all layers that have keys."""
+    return 4 * config.attention_layers * config.num_heads * config.head_dim * keys

@@ -14,6 +14,7 @@ from tpdet.comm.exchange.peer_carrier import gather_bytes
 from tpdet.comm.exchange.slot_layout import SlotLayout
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.layers.partition import state_shape
 from tpdet.models.footprint import row_bytes, scratch_bytes, weight_bytes
 from tpdet.models.products import head_product
 from tpdet.runner.start.memory import snapshots_for
@@ -102,7 +103,7 @@ def rank_memory(
     """
     config = world.config
     dtype: torch.dtype = getattr(torch, config.dtype)
-    keys, shape = len(world.partition.key_heads), world.partition.states
+    keys, shape = len(world.partition.key_heads), state_shape(world.partition)
     return Memory(
         usable=int(utilization * world.hardware.memory),
         weights=weight_bytes(world.partition, None if packed is None else _KINDS[packed]),

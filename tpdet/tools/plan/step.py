@@ -149,10 +149,10 @@ def _prefill_exchanges(
 
 
 def _layers_products(world: PlanWorld, rows: int) -> float:
-    """Seconds of a rank's products of all layers, those with experts and those without."""
+    """Seconds of a rank's products of all layers, by the kinds of these."""
     config = world.config
-    kinds = Counter(map(config.has_experts, range(config.num_layers)))
-    of_kind = {config.has_experts(index): index for index in range(config.num_layers)}
+    kinds = Counter(config.kind_of(index)[1:] for index in range(config.num_layers))
+    of_kind = {config.kind_of(index)[1:]: index for index in range(config.num_layers)}
     return sum(kinds[kind] * _layer_products(world, rows, of_kind[kind]) for kind in kinds)
 
 

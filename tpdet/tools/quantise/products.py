@@ -9,6 +9,9 @@ from tpdet.errors import UsageError
 from tpdet.tools.quantise.encodings import WeightFormat
 
 _WEIGHT, _EMBEDDING = ".weight", "embed_tokens"
+_CONVOLUTION = ".linear_attn.conv1d"
+_GATES = (".linear_attn.in_proj_a", ".linear_attn.in_proj_b", ".linear_attn.in_proj_ba")
+"""Small products of linear layers whose outputs are exponents."""
 _OF_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
@@ -27,6 +30,9 @@ def sort_tensors(tensors: Tensors, config: ModelConfig, encoding: WeightFormat) 
     products, ignored = [], []
     for name in sorted(tensors):
         shape, stem = tensors[name].open().get_shape(), name.removesuffix(_WEIGHT)
+        if stem.endswith(_CONVOLUTION):
+            ignored.append(stem)
+            continue
         if len(shape) > 2:
             raise UsageError(
                 f"tensor {name} has all experts of a layer: only experts that lie apart can be "
@@ -50,5 +56,8 @@ def _is_product(stem: str, config: ModelConfig) -> bool:
     layer = _OF_LAYER.search(stem)
     if layer is None or int(layer[1]) >= config.num_layers:
         return False
-    mixture = config.mixture
-    return mixture is None or not stem.endswith(f".{mixture.block}.{mixture.router}")
+    mixture, kept = config.mixture, list(_GATES)
+    if mixture is not None:
+        kept.append(f".{mixture.block}.{mixture.router}")
+        kept += [f".{mixture.block}.{mixture.shared_gate}"] * bool(mixture.shared_gate)
+    return not stem.endswith(tuple(kept))

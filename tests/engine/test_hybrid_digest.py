@@ -1,0 +1,167 @@
+"""One digest of a hybrid's answers: sizes, batches, chunks, preemption, prefix hits, drafts."""
+
+import hashlib
+
+import msgspec
+import pytest
+import torch
+
+from tests.conftest import HYBRIDS
+from tests.lib.engine_harness import ask, dictate_drafts, leave_out_freely, run
+from tpdet.kernels import ops
+from tpdet.kernels.order import CHUNK_TOKENS
+
+VOCABULARY = 1100
+LONG = torch.randint(0, 1024, (600,), generator=torch.Generator().manual_seed(8)).tolist()
+TOKENS = 12
+SHORT = {"max_num_batched_tokens": 1000}
+
+
+def asked(prompt=LONG[:300], name="a", **params):
+    return ask(name, prompt, max_tokens=TOKENS, logprobs=0, **params)
+
+
+def digest(found, name="a", first=0):
+    """SHA-256 over an answer and the bits of its logits from position `first` on."""
+    body = hashlib.sha256(repr(found.answer(name)).encode())
+    of = {position: row for (request, _, position), row in found.logits.items() if request == name}
+    for position in sorted(of):
+        if position >= first:
+            body.update(of[position].numpy().tobytes())
+    return body.hexdigest()
+
+
+def drafted(model, answer, right, length, prompt=LONG[:300], tokens=TOKENS, **settings):
+    """An answer with drafts in runs of `length`, whose first `right` tokens are right."""
+
+    def dictate(sequence, most):
+        output = len(sequence.tokens) - sequence.prompt_length
+        told = answer[output : output + min(most, length)]
+        return [(t + (i >= right)) % VOCABULARY for i, t in enumerate(told)]
+
+    def change(engine):
+        leave_out_freely(engine)
+        dictate_drafts(engine, dictate)
+
+    request = ask("a", prompt, max_tokens=tokens, logprobs=0)
+    request = msgspec.structs.replace(request, drafts=((1,),))
+    return run(model, [request], change=change, look=False, **settings)
+
+
+def crowd(model, others=15, **settings):
+    """The answer beside others, which come and go."""
+    beside = [asked(LONG[i : i + 17 * i], f"other {i}") for i in range(1, 1 + others)]
+    half = others // 2
+    return run(model, [*beside[:half], asked(), *beside[half:]], max_num_seqs=16, **settings)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tiny_model):
+    return tiny_model("qwen3_5_text", layers=2, kv_heads=2)
+
+
+@pytest.fixture(scope="module")
+def plain(hybrid):
+    """The answer alone, its prompt in one step."""
+    return run(hybrid, [asked()], dtype="bfloat16", **SHORT)
+
+
+CUTS = (1, 63, 64, 65, 1000)
+
+
+@pytest.mark.parametrize("budget", [65, pytest.param(1, marks=pytest.mark.slow)])
+def test_chunks_of_a_prompt_change_no_bit(hybrid, plain, budget):
+    found = run(hybrid, [asked()], dtype="bfloat16", max_num_batched_tokens=budget)
+    assert digest(found) == digest(plain)
+
+
+def test_two_ranks_a_batch_and_preemption_change_no_bit(hybrid, plain):
+    found = crowd(hybrid, 3, tp=2, dtype="bfloat16", preempt_every=5, max_num_batched_tokens=200)
+    assert found.preemptions > 1
+    assert digest(found) == digest(plain)
+
+
+def test_a_hit_ends_at_a_snapshot_and_changes_no_bit(hybrid, plain):
+    """A prompt that shares 256 tokens, and one that goes on with the whole answer."""
+    told = LONG[:300] + plain.tokens("a")
+    waves = [[asked(LONG[:256] + LONG[:20], "other")], [asked(told, "on")], [asked(name="b")]]
+    found = run(hybrid, [asked()], dtype="bfloat16", waves=waves, **SHORT)
+    assert min(found.hits[1:]) >= 256
+    assert digest(found, "b") == digest(plain, first=found.cached("b") - 1)
+    alone = run(hybrid, [asked(told, "on")], dtype="bfloat16", **SHORT)
+    assert digest(found, "on") == digest(alone, "on")
+
+
+@pytest.mark.parametrize(("right", "length"), [(200, 5), (0, 5), (2, 5)])
+def test_right_wrong_and_half_right_drafts_change_no_bit(hybrid, plain, right, length):
+    found = drafted(hybrid, plain.tokens("a"), right, length, dtype="bfloat16", **SHORT)
+    assert found.answer("a") == plain.answer("a")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [4, 63, 64, 65, 200])
+def test_drafts_across_chunk_ends_change_no_bit(hybrid, length):
+    """The first difference stands before, on and behind each chunk end that a run can cross."""
+    prompt, tokens = LONG[: 3 * CHUNK_TOKENS - 6], 2 * CHUNK_TOKENS + 12
+    request = ask("a", prompt, max_tokens=tokens, logprobs=0)
+    expected = run(hybrid, [request], dtype="bfloat16", look=False, **SHORT)
+    for right in (0, 4, 5, 6, 7, 68, 69, 70, 71, 1000):
+        found = drafted(
+            hybrid, expected.tokens("a"), right, length, prompt, tokens, dtype="bfloat16", **SHORT
+        )
+        assert found.answer("a") == expected.answer("a"), right
+
+
+@pytest.fixture(scope="module")
+def known(tiny_model):
+    """A function of a family: a model of four layers, and its answer alone on one rank."""
+    answers = {}
+
+    def answer(family):
+        model = tiny_model(family, layers=4, kv_heads=2)
+        if family not in answers:
+            answers[family] = run(model, [asked()], dtype="bfloat16", **SHORT)
+        return model, answers[family]
+
+    return answer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize("way", [*CUTS, "batch", "preempted"])
+def test_one_digest_over_every_size_and_circumstance(known, family, tp, way):
+    model, expected = known(family)
+    how = {"tp": tp, "dtype": "bfloat16"}
+    if way in CUTS:
+        found = run(model, [asked()], max_num_batched_tokens=way, **how)
+    else:
+        preempting = {"preempt_every": 4} if way == "preempted" else {}
+        found = crowd(model, max_num_batched_tokens=200, **preempting, **how)
+        assert (found.preemptions > 2) is (way == "preempted")
+    assert digest(found) == digest(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize(("right", "length"), [(200, 4), (0, 4), (2, 5), (200, 64)])
+def test_drafts_change_no_bit_at_any_size(known, family, tp, right, length):
+    model, expected = known(family)
+    answer = expected.tokens("a")
+    found = drafted(model, answer, right, length, tp=tp, dtype="bfloat16", **SHORT)
+    assert found.answer("a") == expected.answer("a")
+
+
+def test_a_state_kept_a_row_late_is_found(hybrid, plain, monkeypatch):
+    """The control: an advance that leaves the last row of a chunk out gives another digest."""
+    gated_delta = ops.gated_delta
+
+    def late(*args):
+        state = args[-2]
+        state.decays[:, CHUNK_TOKENS - 1] = 0
+        return gated_delta(*args)
+
+    monkeypatch.setattr(ops, "gated_delta", late)
+    found = run(hybrid, [asked()], dtype="bfloat16", max_num_batched_tokens=64)
+    assert digest(found) != digest(plain)
