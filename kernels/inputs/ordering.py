@@ -60,7 +60,7 @@ def ordered_weight(matrices: Sequence[PackedMatrix]) -> OrderedWeight:
         own = values[:, matrix.columns.start : matrix.columns.stop]
         codes.append(ordered_codes(own, first.bits))
         scales.append(_scales(matrix, begin // matrix.group, k // matrix.group))
-    rows = _SCALE_ROWS if all(_by_eights(of_leaf) for of_leaf in scales) else 1
+    rows = _SCALE_ROWS if all(map(_by_eights, matrices)) else 1
     return OrderedWeight(
         recipe,
         first.bits,
@@ -81,8 +81,11 @@ def _scales(matrix: PackedMatrix, first: int, count: int) -> torch.Tensor:
     return torch.cat([scales, scales[-1:].expand(missing, -1)]) if missing else scales
 
 
-def _by_eights(scales: torch.Tensor) -> bool:
-    """Whether each eight of rows has the same scales."""
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-    eights = scales.contiguous().view(kinds[scales.element_size()]).unflatten(0, (-1, _SCALE_ROWS))
+def _by_eights(matrix: PackedMatrix) -> bool:
+    """Whether each eight of rows has one scale, by where scales stand and not by their values."""
+    if matrix.scale_rows is None:
+        return False
+    rows = matrix.scale_rows
+    missing = -len(rows) % _SCALE_ROWS
+    eights = torch.cat([rows, rows[-1:].expand(missing)]).unflatten(0, (-1, _SCALE_ROWS))
     return bool((eights == eights[:, :1]).all())

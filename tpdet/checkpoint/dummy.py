@@ -8,7 +8,8 @@ from tpdet.errors import UsageError
 from tpdet.kernels.inputs.packed import PackedMatrix
 
 _SCALE = 0.02
-_BLOCK = 128  # rows that share a scale in blocks of fp8
+BLOCK = 128
+"""Rows that share a scale in blocks of fp8."""
 _SIZES = {"fp8 block": 1.3e-4, "packed int": 4e-3}
 """Scales by which the numbers of uniform codes have a standard deviation of about 0.02."""
 _EXPONENT = 120  # of MXFP4's scales: 2^-7
@@ -63,8 +64,8 @@ def draw_packed(
         return PackedMatrix("e2m1", bits, codes, range(columns), scales, form.group)
     if form.kind == "fp8 block":
         codes = torch.where(codes & 127 == 127, codes - 1, codes)  # 127 is NaN
-        scale_rows, kind = (torch.arange(rows, device=device) // _BLOCK).int(), "e4m3"
-    many = rows if scale_rows is None else -(-rows // _BLOCK)
+        scale_rows, kind = (torch.arange(rows, device=device) // BLOCK).int(), "e4m3"
+    many = rows if scale_rows is None else -(-rows // BLOCK)
     spread = torch.rand((many, groups), generator=generator, device=device)
     scales = ((0.5 + spread) * _SIZES[form.kind]).bfloat16()
     zero = 8 if kind == "int" else 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from tpdet.checkpoint.checkpoint import Checkpoint
-from tpdet.checkpoint.dummy import draw_packed, is_quantised
+from tpdet.checkpoint.dummy import BLOCK, draw_packed, is_quantised
 from tpdet.checkpoint.model_config.quantisation import Quantisation
 from tpdet.checkpoint.pieces import PieceRead, TensorRead
 from tpdet.errors import UsageError
@@ -30,8 +30,9 @@ class Packing:
     """The packed weights of one source.
 
     enabled: whether quantised weights of the layers' products stay as they are stored. required:
-    whether one that no kernel of this device reads is refused; else it becomes numbers. drawn: the
-    form of random weights of a quantised model. forms: of the weights that a GPU has.
+    whether one that no kernel of this device reads is refused; else it becomes numbers. on_gpu:
+    whether a GPU's kernels are to read them. drawn: the form of random weights of a quantised
+    model. forms: of the weights that a GPU has.
     """
 
     checkpoint: Checkpoint | None
@@ -40,6 +41,7 @@ class Packing:
     seed: int
     enabled: bool = False
     required: bool = False
+    on_gpu: bool = False
     drawn: Quantisation | None = None
     forms: dict[OrderedForm, None] = field(default_factory=dict)
     _said: dict[str, None] = field(default_factory=dict)
@@ -52,10 +54,9 @@ class Packing:
         """
         if not self._alike(names):
             return False
-        if self.drawn is not None and any(width % (self.drawn.group or 1) for width in widths):
-            return False
-        if self.device.type == "cpu":
-            return True
+        if not self.on_gpu:
+            group = 1 if self.drawn is None else self.drawn.group or 1
+            return not any(width % group for width in widths)
         why = refusal(self._sample(names[0]), widths)
         return not why or self._unread(names[0], why)
 
@@ -63,7 +64,7 @@ class Packing:
         """The same of an expert's matrices, which no kernel of a GPU reads yet."""
         if not self._alike(names):
             return False
-        return self.device.type == "cpu" or self._unread(names[0], "experts")
+        return not self.on_gpu or self._unread(names[0], "experts")
 
     def _alike(self, names: Sequence[str]) -> bool:
         """Whether they are to stay packed if they can, and are in one form."""
@@ -102,6 +103,23 @@ class Packing:
             matrix = join([self.draw(piece) for piece in read.each()])
         return replace(matrix, dtype=self.dtype).on(self.device)
 
+    def unread(self, read: TensorRead) -> PackedMatrix:
+        """A matrix of the form and shape of `matrix`, in which nothing means anything."""
+        sample, (rows, columns) = self._sample(read.name), read.held
+        codes = torch.zeros(rows, columns * sample.bits // 8, dtype=torch.uint8)
+        groups, of_rows = -(-columns // (sample.group or columns)), None
+        if sample.scale_rows is not None:
+            of_rows = (torch.arange(rows) // BLOCK).int()
+        scales = torch.ones(rows if of_rows is None else -(-rows // BLOCK), groups)
+        return replace(
+            sample,
+            codes=codes,
+            columns=range(columns),
+            scales=scales.to(sample.scales.dtype),
+            lead=0,
+            scale_rows=of_rows,
+        ).on(self.device)
+
     def draws(self, name: str) -> bool:
         """Whether random weights of a name are codes and scales."""
         return self.drawn is not None and is_quantised(name)
@@ -115,11 +133,11 @@ class Packing:
 
     def laid_out(self, matrix: PackedMatrix, old: Weight | None) -> Weight:
         """A packed matrix as the device's kernels read it: in the memory of the old one, if any."""
-        return matrix if self.device.type == "cpu" else self._ordered([matrix], old)
+        return self._ordered([matrix], old) if self.on_gpu else matrix
 
     def laid_out_leaves(self, leaves: PackedStack, old: WeightStack | None) -> WeightStack:
         """The same of a row product's leaves."""
-        return leaves if self.device.type == "cpu" else self._ordered(leaves.matrices, old)
+        return self._ordered(leaves.matrices, old) if self.on_gpu else leaves
 
     def _ordered(self, matrices: Sequence[PackedMatrix], old: object) -> OrderedWeight:
         weight = ordered_weight(matrices)

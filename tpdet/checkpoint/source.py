@@ -271,8 +271,17 @@ class WeightSource:
 class UnreadWeights(WeightSource):
     """Memory of the right shapes, in which nothing means anything: a load fills it later."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, packing: Packing | None = None
+    ) -> None:
+        """packing: of the source that fills it."""
         super().__init__(None, dtype, seed=0, show_progress=False, device=device)
+        if packing is not None:
+            self.packing = packing
+
+    def read_packed(self, read: TensorRead) -> PackedMatrix:
+        """Codes and scales of the right shapes."""
+        return self.packing.unread(read)
 
     def read_into(self, reads: Sequence[TensorRead], targets: Sequence[torch.Tensor]) -> None:
         """Leave the targets as they are."""

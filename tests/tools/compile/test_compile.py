@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 from triton import knobs
 
+from tests.checkpoint.test_packing import quantised
 from tests.kernels.compiled.test_recording import add_number
 from tests.lib.kernels.driverless import (
     changed_by_a_journey,
@@ -103,6 +104,23 @@ def test_ranks_of_several_ask_for_an_exchange(tiny_model):
     names = [each.name for digest, each in (two[0] | two[1]).items() if digest not in one]
     assert "gather_words" in names and len({*names}) >= 3
     assert contract_of(config, model, 1) == contract_of(config, model, 2)
+
+
+@pytest.mark.slow
+def test_packed_weights_have_kernels_of_their_own(tmp_path):
+    folder = quantised(tmp_path, "int4-g128")
+    model = load_model_config(folder)
+    config = EngineConfig(
+        model=str(folder),
+        load_format="dummy",
+        weights="packed",
+        max_num_seqs=2,
+        max_num_batched_tokens=16,
+        enforce_eager=True,
+    )
+    with on_gpu(H200):
+        asked = kernels_of(config, model, 64, 0, 1)
+    assert {each.name for each in asked.values()} >= {"packed_chain", "unpacked_weight"}
 
 
 @pytest.mark.slow

@@ -105,10 +105,10 @@ class Loader:
         if self._world.size > 1:
             agree(self._world, sample_checkpoint(directory, source.files))
         self._tokenizer = self._served_tokenizer(directory)
-        if not beside or (self.packed and self._device.type == "cuda"):
-            # kernels of packed weights are known by the weights alone
+        if not beside:
             return Loading(Decoder(source, partition, positions), source, self._agree)
-        unread = UnreadWeights(getattr(torch, self._model.dtype), self._device)
+        dtype = getattr(torch, self._model.dtype)
+        unread = UnreadWeights(dtype, self._device, source.packing)
         loading = Loading(Decoder(unread, partition, positions), source, self._agree)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # parts of joined weights, which pages are to get
@@ -279,7 +279,8 @@ class Loader:
             self._config.weights == "packed",
         )
         source.tick = tick
-        if self.packed and device.type == "cuda" and not gpu_of(device).wgmma:
+        source.packing.on_gpu = self._device.type == "cuda"
+        if self.packed and self._device.type == "cuda" and not gpu_of(self._device).wgmma:
             raise UsageError("weights packed need Hopper on a GPU: use weights auto")
         return source
 
@@ -342,7 +343,7 @@ class Loading:
 
     @property
     def ordered(self) -> Iterable[OrderedForm]:
-        """Forms of packed weights that a GPU has; they are read when the model is made."""
+        """Forms of packed weights that a GPU has; they are known when the model is made."""
         return self._source.packing.forms
 
     def begin(self, device: torch.device) -> None:

@@ -18,12 +18,15 @@ from triton.runtime import driver
 
 from tpdet.cache.kv import allocate_pages
 from tpdet.checkpoint.model_config import ModelConfig
-from tpdet.checkpoint.source import UnreadWeights
+from tpdet.checkpoint.packing import Packing
+from tpdet.checkpoint.resolve import resolve_model
+from tpdet.checkpoint.source import UnreadWeights, open_weights
 from tpdet.comm.world.rehearsal_world import RehearsalWorld
 from tpdet.config import EngineConfig
 from tpdet.kernels.cuda.compile.plain_form import TargetDriver
 from tpdet.kernels.cuda.compile.recording import Recorded, recording
 from tpdet.kernels.cuda.gemm import admission
+from tpdet.kernels.cuda.gemm.packed.admission import failing_tiles
 from tpdet.kernels.cuda.hardware import MEMORY, Gpu, gpu_of, pretending
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.layers.arithmetic import make_arithmetic
@@ -76,7 +79,10 @@ def kernels_of(
         partition.arithmetic.admitted = admission.foreseen(
             rank_products(partition), _CPU, limits, dtype
         )
-        decoder = Decoder(UnreadWeights(dtype, _CPU), partition, context)
+        packing = _packing(config, model)
+        decoder = Decoder(UnreadWeights(dtype, _CPU, packing), partition, context)
+        if packing is not None:
+            failing_tiles(packing.forms, rank_products(partition), limits["column"], _CPU)
         count = pages_needed(most, context)
         heads, layers = len(partition.key_heads), partition.config.num_layers
         rehearse_steps(
@@ -90,6 +96,17 @@ def kernels_of(
             graphs=not config.enforce_eager and config.transport != "mpi",
         )
     return asked
+
+
+def _packing(config: EngineConfig, model: ModelConfig) -> Packing | None:
+    """How weights stay packed, as their files say it; None for dense ones."""
+    if config.weights != "packed":
+        return None
+    directory = resolve_model(config.model, config.revision)
+    form = config.load_format, config.seed
+    packing = open_weights(directory, model, *form, False, _CPU, 1, True, True).packing
+    packing.on_gpu = True
+    return packing
 
 
 def _most_tokens(config: EngineConfig, model: ModelConfig, size: int) -> int:

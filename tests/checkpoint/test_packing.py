@@ -1,0 +1,128 @@
+"""Packed weights as a GPU has them: known before they are read, and read into that memory."""
+
+import json
+
+import pytest
+import torch
+
+from tests.lib.bits import assert_same_bits
+from tests.lib.kernels.ordered_numbers import ordered_numbers
+from tpdet.checkpoint.model_config import load_model_config
+from tpdet.checkpoint.model_config.known_shapes import SHAPES
+from tpdet.checkpoint.source import UnreadWeights, open_weights
+from tpdet.comm.world.rehearsal_world import RehearsalWorld
+from tpdet.config import EngineConfig
+from tpdet.errors import UsageError
+from tpdet.kernels.inputs.ordered import OrderedWeight
+from tpdet.layers.arithmetic import make_arithmetic
+from tpdet.layers.row_layers import row_rule
+from tpdet.models.decoder import Decoder
+from tpdet.runner.start.contracts import partition_of
+from tpdet.tools.quantise.arguments import FORMATS
+from tpdet.tools.quantise.encodings import ENCODINGS
+
+CPU = torch.device("cpu")
+SIZES = {
+    "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2, "head_dim": 128,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 512, "eos_token_id": 1,
+    "bos_token_id": 1,
+}  # fmt: skip
+
+
+def quantised(folder, format_name, **more):
+    """The directory of a small shape whose config says that it is quantised."""
+    encoding = ENCODINGS[format_name]
+    group = {"format": encoding.format, "targets": ["Linear"], "weights": dict(encoding.weights)}
+    said = {"quant_method": "compressed-tensors", "format": encoding.format}
+    said |= {"config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+    config = SHAPES["qwen3-8b"] | SIZES | more | {"quantization_config": said}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def source_of(folder, packed=True):
+    model = load_model_config(folder)
+    source = open_weights(folder, model, "dummy", 3, False, CPU, 1, packed, packed)
+    source.packing.on_gpu = True
+    return source
+
+
+def decoder_of(folder, source):
+    config = EngineConfig.from_values(model=str(folder), load_format="dummy", device="cpu")
+    model, world = load_model_config(folder), RehearsalWorld(0, 1)
+    partition = partition_of(config, model, world)
+    exchange = row_rule(partition).open_exchange("gather", partition, 8, torch.bfloat16, CPU)
+    return Decoder(source, partition.by(make_arithmetic(False, world, exchange)), 64)
+
+
+def weights_in(thing, kind, seen=None):
+    """Every weight of a kind in an object's members, in their order."""
+    if isinstance(thing, kind):
+        yield thing
+    elif isinstance(thing, list | tuple):
+        for part in thing:
+            yield from weights_in(part, kind)
+    elif type(thing).__module__.startswith(("tpdet.models", "tpdet.layers")):
+        for part in vars(thing).values():
+            yield from weights_in(part, kind)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_what_is_read_later_lies_where_nothing_was(format_name, tmp_path):
+    folder = quantised(tmp_path, format_name)
+    source = source_of(folder)
+    decoder = decoder_of(folder, UnreadWeights(torch.bfloat16, CPU, source.packing))
+    known = [*source.packing.forms]
+    before = [*weights_in(decoder.layers, OrderedWeight)]
+    places = [(weight.codes.data_ptr(), weight.scales.data_ptr()) for weight in before]
+    decoder.load(source)
+    after = [*weights_in(decoder.layers, OrderedWeight)]
+    assert [(w.codes.data_ptr(), w.scales.data_ptr()) for w in after] == places
+    assert len(after) == 8 and [*source.packing.forms] == known and len(known) == 4
+    at_once = [*weights_in(decoder_of(folder, source_of(folder)).layers, OrderedWeight)]
+    dense = decoder_of(folder, source_of(folder, packed=False))
+    rows = ("weight_LNK", "weight")
+    products = [
+        getattr(part, name)
+        for layer in dense.layers
+        for part in _products(layer)
+        for name in rows
+        if hasattr(part, name)
+    ]
+    for weight, other, numbers in zip(after, at_once, products, strict=True):
+        assert_same_bits(weight.codes, other.codes)
+        assert_same_bits(ordered_numbers(weight), numbers.view(weight.shape))
+
+
+def _products(layer):
+    """The parts of a layer that hold the weight of a product."""
+    found = []
+
+    def walk(thing):
+        if isinstance(thing, list | tuple):
+            for part in thing:
+                walk(part)
+        elif type(thing).__name__ in ("ColumnLinear", "GatedLinear", "RowLinear"):
+            found.append(thing)
+        elif type(thing).__module__.startswith(("tpdet.models", "tpdet.layers")):
+            for part in vars(thing).values():
+                walk(part)
+
+    walk(layer)
+    return found
+
+
+def test_a_matrix_that_no_kernel_reads_is_refused_by_name(tmp_path):
+    folder = quantised(tmp_path, "mxfp4", intermediate_size=320)
+    with pytest.raises(UsageError, match=r"no kernel of a GPU reads chains of .* columns"):
+        decoder_of(folder, source_of(folder))
+
+
+def test_a_matrix_that_no_kernel_reads_becomes_numbers_with_a_line_in_the_log(tmp_path, caplog):
+    folder = quantised(tmp_path, "mxfp4", intermediate_size=320)
+    source = source_of(folder)
+    source.packing.required = False
+    decoder = decoder_of(folder, source)
+    assert len([*weights_in(decoder.layers, OrderedWeight)]) == 6
+    said = [record.message for record in caplog.records if "become numbers" in record.message]
+    assert len(said) == 1 and "down_proj" in said[0]
