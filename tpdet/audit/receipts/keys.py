@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ED25519, P256 = "ed25519", "ecdsa-sha2-nistp256"
 MOST_KEYS_BYTES = 1 << 20
+_PIN = "PYKCS11PIN"
 
 
 class TrustedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -230,6 +231,14 @@ def open_key(name: str, keys: TrustedKeys | None = None) -> SigningKey:
     return SigningKey(signer, public_key(signer.public_key))
 
 
+def _secret(name: str) -> str:
+    """What a token asks for, which is its PIN; the variable that names its module has a brother."""
+    found = os.environ.get(_PIN)
+    if found is None:
+        raise ValueError(f"it asks for a {name}: set {_PIN} to the token's PIN")
+    return found
+
+
 def _open_uri(uri: str, keys: TrustedKeys) -> SigningKey:
     from securesystemslib.signer import Key, Signer
 
@@ -242,7 +251,8 @@ def _open_uri(uri: str, keys: TrustedKeys) -> SigningKey:
     public = named[-1]
     fields = {"keytype": public.keytype, "scheme": public.scheme, "keyval": {**public.keyval}}
     try:
-        signer = Signer.from_priv_key_uri(uri, Key.from_dict(public.keyid, fields))
+        key = Key.from_dict(public.keyid, fields)
+        signer = Signer.from_priv_key_uri(uri, key, _secret)
         signer.sign(b"tpdet")
     except Exception as error:  # of a library, a module of PKCS#11, or the network
         raise UsageError(f"--audit-key {uri} cannot be used: {error}") from error
