@@ -28,10 +28,12 @@ import msgspec
 import psutil
 
 from tests.lib.server.harness import MODEL, write_tokenizer
+from tests.lib.text.made_conversations import CHATML
 from tests.lib.tree import ROOT
 from tpdet.launch.life.run_secret import new_secret
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.request import Candidate, Request, TokenOutput
+from tpdet.requests.routes import path_of
 from tpdet.server.front.tally import new_tallies
 from tpdet.server.leader.bridge import Bridge, EngineSocket, HttpLink
 from tpdet.server.leader.http_child import bind_port, listen
@@ -92,11 +94,11 @@ class Statistics(msgspec.Struct):
     requests_waiting: int
 
 
-def _read(port: int, streams: int, body: bytes, events: Any, go: Any) -> None:
+def _read(port: int, path: str, streams: int, body: bytes, events: Any, go: Any) -> None:
     """Open all streams, send one request on each, count the events that arrive."""
     poller = select.epoll()
     sockets = {}
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
     data = head.encode() + b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + body
     for _ in range(streams):
         connection = socket.create_connection(("127.0.0.1", port))
@@ -153,6 +155,7 @@ def _link(
         created=0,
         log_access=False,
         log_statistics=False,
+        tool_call_parser=options.parser,
     )
     process = _front(config, options.profile)
     handle = SimpleNamespace(
@@ -172,7 +175,9 @@ def _system(processes: list[psutil.Process]) -> float:
 
 
 def _measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    write_tokenizer(folder / "model")
+    write_tokenizer(folder / "model", marks=("<tool_call>", "</tool_call>"))
+    config = folder / "model" / "tokenizer_config.json"  # with a template that shows tools
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": CHATML}))
     listener = bind_port("127.0.0.1", 0)
     count = options.http_processes
     tallies = new_tallies(count)
@@ -181,12 +186,16 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     facts = EngineFacts("fp", "c0" * 32, "d1" * 32, 1 << 16, 512, (258,), 1, "fp_other", "float32")
     bridge.open(facts, lambda: listen(listener), lambda: None)
     prompt = [97 + i % 26 for i in range(options.prompt)]
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": options.steps, "ignore_eos": True}
+    said = {"messages": [{"role": "user", "content": bytes(prompt).decode()}]}
+    asked = said if options.chat else {"prompt": prompt}
+    body = {"model": MODEL, **asked, "max_tokens": options.steps, "ignore_eos": True}
     body |= {"stream": not options.whole, "stream_options": {"include_usage": True}}
     body = {k: v for k, v in body.items() if body["stream"] or k != "stream_options"}
     body |= json.loads(options.more)
     events, go = multiprocessing.Value("q", 0, lock=False), multiprocessing.Event()
-    arguments = (listener.getsockname()[1], options.streams, json.dumps(body).encode(), events, go)
+    path = path_of("chat" if options.chat else "completion")
+    sent = json.dumps(body).encode()
+    arguments = (listener.getsockname()[1], path, options.streams, sent, events, go)
     reader = multiprocessing.Process(target=_read, args=arguments)
     reader.start()
     watched = [psutil.Process(link.process.pid) for link in links]
@@ -234,6 +243,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--http-processes", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--chat", action="store_true", help="chats, not completions")
+    parser.add_argument("--parser", default="off", help="what reads calls of tools in them")
     parser.add_argument("--more", default="{}", help="further fields of the request, as JSON")
     parser.add_argument("--whole", action="store_true", help="answers that are not streamed")
     parser.add_argument("--profile", help="a file for the HTTP process's functions")
