@@ -9,6 +9,7 @@ question, at a real server with a random model, whose prefix cache has the pream
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.lib.server.served import Served  # noqa: E402
+from tpdet.launch.host.interpreter import python_command  # noqa: E402
 from tpdet.tools.measurement.results_file import append_run  # noqa: E402
 from tpdet.tools.synthetic.make_model import make_model  # noqa: E402
 from tpdet.tools.worlds.machine import machine  # noqa: E402
@@ -48,11 +50,14 @@ def main() -> None:
 def event_rows() -> list[dict[str, Any]]:
     """The HTTP process's microseconds an event, beside those of chats without a parser."""
     found: dict[str, list[float]] = {case: [] for case in CASES}
-    command = [sys.executable, "-m", "tests.lib.server.front_load", "--chat", "--prompt", "64"]
+    command = python_command("-m", "tests.lib.server.front_load", "--chat", "--prompt", "64")
     command += ["--streams", str(READERS), "--steps", str(STEPS)]
+    found_here = os.environ | {"PYTHONPATH": str(ROOT)}
     for _ in range(RUNS):
         for case, flags in CASES.items():
-            done = subprocess.run([*command, *flags], cwd=ROOT, capture_output=True, check=True)
+            done = subprocess.run(
+                [*command, *flags], env=found_here, capture_output=True, check=True
+            )
             found[case].append(json.loads(done.stdout)["us_an_event"])
     least = {case: min(times) for case, times in found.items()}
     plain, *_ = CASES
