@@ -1,8 +1,9 @@
 """The tensors of linear-attention states: a slot for each running sequence, and snapshots.
 
-Numbers come from rank 0, in the plan: slots from 0 on for sequences, then one where pad rows write,
-then snapshots. A snapshot has what a sequence goes on from at a page end: the state there, and the
-rows before it that the convolution reads. A ring holds a row at its position mod the ring's length.
+Sequences' slots are numbered as in the plan (`state_table.py`). One where pad rows write follows,
+of which no plan knows; snapshots are numbered from 0 on. A snapshot has what a sequence goes on
+from at a page end: the state there, and the rows before it that the convolution reads. A ring holds
+a row at its position mod the ring's length.
 """
 
 from dataclasses import dataclass

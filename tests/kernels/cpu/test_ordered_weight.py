@@ -1,5 +1,7 @@
 """The order of packed weights on a GPU: every thread's words hold its own codes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -82,8 +84,6 @@ def test_a_flipped_code_or_scale_is_another_number():
     ],
 )
 def test_what_no_kernel_reads_is_named(changed, widths, why):
-    from dataclasses import replace
-
     assert refusal(replace(drawn("int4", 8, 128), **changed), widths) == why
 
 

@@ -97,8 +97,8 @@ def check_widths(config: ModelConfig, device: str) -> None:
         return
     if config.linear is not None or config.attention_gate:
         raise UsageError(
-            f"{config.family}: linear attention and gates of heads have no kernels of a GPU yet, "
-            "use --device cpu"
+            f"{config.family}: linear attention and gates of heads are not served by GPUs yet, use "
+            "--device cpu"
         )
     if config.head_dim not in HEAD_SIZES:
         raise UsageError(

@@ -1,8 +1,8 @@
 """Predicts the bytes of one rank's GPU: weights, slots of exchanges, workspaces, KV pages, states.
 
 Weights, rotary tables, slots, pages and the states of linear attention are counted as the runtime
-allocates them. Workspaces are
-the largest tensors of a step that live at the same time; `Hardware.reserved` stands for the rest.
+allocates them. Workspaces are the largest tensors of a step that live at the same time;
+`Hardware.reserved` stands for the rest.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class Memory:
     """Bytes of a rank's GPU. `usable` is the share the engine may use (gpu_memory_utilization).
 
     `draft`: what a draft model takes, on rank 0. `scratch`: where packed weights become numbers.
-    `draft`: what a draft model takes, on rank 0. `slot`, `snapshot`: states of linear attention, of
-    one sequence and at one page end; 0 for a model without. `batch`: sequences that run.
+    `slot`, `snapshot`: states of linear attention, of one sequence and at one page end; 0 for a
+    model without. `batch`: sequences that run.
     """
 
     usable: int

@@ -89,7 +89,7 @@ def in_scratch(weight: OrderedWeight) -> torch.Tensor:
 def scratch_of(device: torch.device, values: int) -> torch.Tensor:
     """Memory for that many numbers, the same as before if it is large enough.
 
-    Weights are made before graphs are captured, and ask for it then.
+    A start's warm-up runs every product before graphs are captured, so it does not grow under one.
     """
     room = _scratch.get(device)
     if room is None or len(room) < values:

@@ -38,7 +38,7 @@ def _grouped_products(monkeypatch):
 
 
 def steps_of(rule, rows, state, steps):
-    """o of (count, slot's start, drafts) steps of one sequence, one after the other."""
+    """o of (count, start, drafts, standing) steps of one sequence, one after the other."""
     parts = []
     for count, start, drafts, standing in steps:
         sequence = linear_sequence(0, count, start, 0, drafts, standing)
