@@ -19,6 +19,7 @@ K_GROUP = 16  # a chain adds groups of 16 products in ascending K
 PAGE_TOKENS = 256  # a KV page, and an attention split, holds these absolute positions
 TILE_TOKENS = 64  # a split is four tiles of online softmax
 CHUNK_TOKENS = 64  # linear attention: a state stands at absolute multiples of it
+CONVOLUTION_TAPS = 4  # rows that its short convolution reads, the row's own among them
 MASKED = -1e30  # score of a masked key: finite, so no NaN can come of it
 MASS_BITS = 40  # fixed point of softmax mass and sums of squares
 TOP_P_BITS = 30

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from tpdet.kernels.order import CONVOLUTION_TAPS
+
 
 class LinearState(NamedTuple):
     """The state of one gated delta-net layer (Yang et al. 2024, arXiv 2412.06464), all slots.
@@ -43,8 +45,7 @@ class StateMove(NamedTuple):
     chunk: int
 
 
-TAPS = 4
-"""Rows that the short convolution reads, its own among them."""
+TAPS = CONVOLUTION_TAPS
 BLOCK_ROWS = 16
 """Rows of a chunk that are solved together; those of earlier blocks enter by products."""
 TWO_TERMS = (torch.bfloat16,)

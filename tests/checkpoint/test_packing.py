@@ -7,6 +7,7 @@ import torch
 
 from tests.lib.bits import assert_same_bits
 from tests.lib.kernels.ordered_numbers import ordered_numbers
+from tests.lib.models.quantised_config import quantisation_config
 from tpdet.checkpoint.model_config import load_model_config
 from tpdet.checkpoint.model_config.known_shapes import SHAPES
 from tpdet.checkpoint.source import UnreadWeights, open_weights
@@ -15,11 +16,11 @@ from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
 from tpdet.kernels.inputs.ordered import OrderedWeight
 from tpdet.layers.arithmetic import make_arithmetic
+from tpdet.layers.linear import ColumnLinear, GatedLinear, RowLinear
 from tpdet.layers.row_layers import row_rule
 from tpdet.models.decoder import Decoder
 from tpdet.runner.start.contracts import partition_of
 from tpdet.tools.quantise.arguments import FORMATS
-from tpdet.tools.quantise.encodings import ENCODINGS
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -31,11 +32,8 @@ SIZES = {
 
 def quantised(folder, format_name, **more):
     """The directory of a small shape whose config says that it is quantised."""
-    encoding = ENCODINGS[format_name]
-    group = {"format": encoding.format, "targets": ["Linear"], "weights": dict(encoding.weights)}
-    said = {"quant_method": "compressed-tensors", "format": encoding.format}
-    said |= {"config_groups": {"group_0": group}, "ignore": ["lm_head"]}
-    config = SHAPES["qwen3-8b"] | SIZES | more | {"quantization_config": said}
+    config = SHAPES["qwen3-8b"] | SIZES | more
+    config["quantization_config"] = quantisation_config(format_name)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -55,16 +53,16 @@ def decoder_of(folder, source):
     return Decoder(source, partition.by(make_arithmetic(False, world, exchange)), 64)
 
 
-def weights_in(thing, kind, seen=None):
-    """Every weight of a kind in an object's members, in their order."""
+def parts_of(thing, kind):
+    """Every object of a kind in a decoder's members, in their order."""
     if isinstance(thing, kind):
         yield thing
     elif isinstance(thing, list | tuple):
         for part in thing:
-            yield from weights_in(part, kind)
+            yield from parts_of(part, kind)
     elif type(thing).__module__.startswith(("tpdet.models", "tpdet.layers")):
         for part in vars(thing).values():
-            yield from weights_in(part, kind)
+            yield from parts_of(part, kind)
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
@@ -73,43 +71,21 @@ def test_what_is_read_later_lies_where_nothing_was(format_name, tmp_path):
     source = source_of(folder)
     decoder = decoder_of(folder, UnreadWeights(torch.bfloat16, CPU, source.packing))
     known = [*source.packing.forms]
-    before = [*weights_in(decoder.layers, OrderedWeight)]
+    before = [*parts_of(decoder.layers, OrderedWeight)]
     places = [(weight.codes.data_ptr(), weight.scales.data_ptr()) for weight in before]
     decoder.load(source)
-    after = [*weights_in(decoder.layers, OrderedWeight)]
+    after = [*parts_of(decoder.layers, OrderedWeight)]
     assert [(w.codes.data_ptr(), w.scales.data_ptr()) for w in after] == places
     assert len(after) == 8 and [*source.packing.forms] == known and len(known) == 4
-    at_once = [*weights_in(decoder_of(folder, source_of(folder)).layers, OrderedWeight)]
+    at_once = [*parts_of(decoder_of(folder, source_of(folder)).layers, OrderedWeight)]
     dense = decoder_of(folder, source_of(folder, packed=False))
-    rows = ("weight_LNK", "weight")
+    layers = parts_of(dense.layers, ColumnLinear | GatedLinear | RowLinear)
     products = [
-        getattr(part, name)
-        for layer in dense.layers
-        for part in _products(layer)
-        for name in rows
-        if hasattr(part, name)
+        layer.weight_LNK if isinstance(layer, RowLinear) else layer.weight for layer in layers
     ]
     for weight, other, numbers in zip(after, at_once, products, strict=True):
         assert_same_bits(weight.codes, other.codes)
         assert_same_bits(ordered_numbers(weight), numbers.view(weight.shape))
-
-
-def _products(layer):
-    """The parts of a layer that hold the weight of a product."""
-    found = []
-
-    def walk(thing):
-        if isinstance(thing, list | tuple):
-            for part in thing:
-                walk(part)
-        elif type(thing).__name__ in ("ColumnLinear", "GatedLinear", "RowLinear"):
-            found.append(thing)
-        elif type(thing).__module__.startswith(("tpdet.models", "tpdet.layers")):
-            for part in vars(thing).values():
-                walk(part)
-
-    walk(layer)
-    return found
 
 
 def test_a_matrix_that_no_kernel_reads_is_refused_by_name(tmp_path):
@@ -123,6 +99,6 @@ def test_a_matrix_that_no_kernel_reads_becomes_numbers_with_a_line_in_the_log(tm
     source = source_of(folder)
     source.packing.required = False
     decoder = decoder_of(folder, source)
-    assert len([*weights_in(decoder.layers, OrderedWeight)]) == 6
+    assert len([*parts_of(decoder.layers, OrderedWeight)]) == 6
     said = [record.message for record in caplog.records if "become numbers" in record.message]
     assert len(said) == 1 and "down_proj" in said[0]

@@ -12,16 +12,15 @@ from math import prod
 
 import torch
 
-from tpdet.checkpoint.model_config.model import CONVOLUTION_WIDTH
 from tpdet.errors import ResourceError
 from tpdet.kernels.inputs.linear_state import BLOCK_ROWS, LinearState
-from tpdet.kernels.order import CHUNK_TOKENS
+from tpdet.kernels.order import CHUNK_TOKENS, CONVOLUTION_TAPS
 
 RING_ROWS = 2 * CHUNK_TOKENS
 """Rows kept of the open chunk, and of the next one: a run of drafts may cross one chunk end."""
 INPUT_ROWS = 2 * CHUNK_TOKENS
 """Rows kept before the convolution: a run of drafts has three fewer, for those before it."""
-TAIL_ROWS = CONVOLUTION_WIDTH - 1
+TAIL_ROWS = CONVOLUTION_TAPS - 1
 """Rows before a row that its convolution reads."""
 
 

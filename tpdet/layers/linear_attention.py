@@ -11,7 +11,7 @@ import torch
 
 from tpdet.cache.kv import LayerCache
 from tpdet.checkpoint.model_config import ModelConfig
-from tpdet.checkpoint.model_config.model import CONVOLUTION_WIDTH, LinearAttention
+from tpdet.checkpoint.model_config.model import LinearAttention
 from tpdet.checkpoint.pieces import Pieces, TensorRead
 from tpdet.checkpoint.place import place
 from tpdet.checkpoint.source import WeightSource
@@ -20,7 +20,7 @@ from tpdet.kernels import ops
 from tpdet.kernels.inputs.linear_state import DeltaGates, LinearState
 from tpdet.kernels.inputs.norm import Finish
 from tpdet.kernels.inputs.product import Product
-from tpdet.kernels.order import cut_leaves
+from tpdet.kernels.order import CONVOLUTION_TAPS, cut_leaves
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.linear import ColumnLinear, ColumnPart, read_parts
 from tpdet.layers.micro_batch import MicroBatch
@@ -113,7 +113,7 @@ class DeltaNet:
         """What is no product: the convolution in the model's dtype, the others as stored."""
         known = self._convolution
         memory = None if known is None else known[:, None]
-        read = read_parts(source, self._channels, memory, "weight", 1, CONVOLUTION_WIDTH)
+        read = read_parts(source, self._channels, memory, "weight", 1, CONVOLUTION_TAPS)
         self._convolution = read[:, 0]
         heads, norm = (self._all_values,), (self._value_size,)
         source.read_for(

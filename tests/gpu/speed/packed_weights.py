@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 
+from tests.lib.models.quantised_config import quantisation_config
 from tpdet import LLM, SamplingParams
 from tpdet.checkpoint.model_config.known_shapes import write_shape
 from tpdet.tools.bench.load import prompt
-from tpdet.tools.quantise.encodings import ENCODINGS
 
 BATCHES, INPUT, TOKENS, TURNS = (1, 16, 64, 256), 128, 65, 5
 PROMPTS = ((1, 512), (1, 2048), (8, 2048))  # prompts and tokens of each
@@ -32,16 +32,9 @@ PROMPTS = ((1, 512), (1, 2048), (8, 2048))  # prompts and tokens of each
 def quantised_shape(folder: Path, shape: str, format_name: str) -> Path:
     """The directory of a shape whose config says that it is quantised."""
     directory = write_shape(folder / format_name, shape)
-    encoding = ENCODINGS[format_name]
     path = directory / "config.json"
     config = json.loads(path.read_text())
-    group = {"format": encoding.format, "targets": ["Linear"], "weights": dict(encoding.weights)}
-    config["quantization_config"] = {
-        "quant_method": "compressed-tensors",
-        "format": encoding.format,
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
-    }
+    config["quantization_config"] = quantisation_config(format_name)
     path.write_text(json.dumps(config))
     return directory
 

@@ -1,7 +1,8 @@
 """Which layers of a hybrid are linear, and the heads of these, as families state them."""
 
 from tpdet.checkpoint.model_config.fields import Fields
-from tpdet.checkpoint.model_config.model import CONVOLUTION_WIDTH, LinearAttention
+from tpdet.checkpoint.model_config.model import LinearAttention
+from tpdet.kernels.order import CONVOLUTION_TAPS
 
 LINEAR_KEYS = frozenset(
     "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim "
@@ -33,8 +34,8 @@ def qwen_linear(config: Fields, layers: int) -> LinearAttention | None:
     if "mtp_num_hidden_layers" in config:
         config.integer("mtp_num_hidden_layers", low=0)
     width = config.integer("linear_conv_kernel_dim")
-    if width != CONVOLUTION_WIDTH:
-        config.refuse("linear_conv_kernel_dim", f"only {CONVOLUTION_WIDTH} is supported")
+    if width != CONVOLUTION_TAPS:
+        config.refuse("linear_conv_kernel_dim", f"only {CONVOLUTION_TAPS} is supported")
     keys = config.integer("linear_num_key_heads", high=_MOST_HEADS)
     values = config.integer("linear_num_value_heads", high=_MOST_HEADS)
     if values % keys:

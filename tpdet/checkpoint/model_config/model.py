@@ -19,8 +19,7 @@ class LinearAttention:
     """Gated delta-net layers in place of attention, where `layers[i]` says so.
 
     Key head h, of key_size values, serves the value heads [h * r, (h + 1) * r) of value_size, with
-    r = value_heads / key_heads. Each channel of queries, keys and values has a convolution of
-    CONVOLUTION_WIDTH rows before.
+    r = value_heads / key_heads. Each channel of queries, keys and values has a convolution before.
     """
 
     layers: tuple[bool, ...]
@@ -33,9 +32,6 @@ class LinearAttention:
     def values_of_a_key(self) -> int:
         """Value heads that a key head serves."""
         return self.value_heads // self.key_heads
-
-
-CONVOLUTION_WIDTH = 4
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from tpdet.checkpoint.model_config import FAMILIES, HEAD_SIZES, load_model_confi
 from tpdet.checkpoint.model_config.families import Family
 from tpdet.checkpoint.model_config.fields import Fields
 from tpdet.checkpoint.model_config.linear_layers import no_linear
-from tpdet.checkpoint.model_config.model import CONVOLUTION_WIDTH, LinearAttention, Mixture
+from tpdet.checkpoint.model_config.model import LinearAttention, Mixture
 from tpdet.errors import UsageError
+from tpdet.kernels.order import CONVOLUTION_TAPS
 from tpdet.launch.host.new_directory import new_directory
 from tpdet.tools.synthetic.train_tokenizer import MIN_VOCAB_SIZE, train_tokenizer, write_json
 
@@ -363,7 +364,7 @@ def _linear_shapes(
         projections = {"qkvz": channels + values, "ba": 2 * heads}
     return {
         **{f"{block}.in_proj_{part}.weight": (n, hidden) for part, n in projections.items()},
-        f"{block}.conv1d.weight": (channels, 1, CONVOLUTION_WIDTH),
+        f"{block}.conv1d.weight": (channels, 1, CONVOLUTION_TAPS),
         f"{block}.A_log": (heads,),
         f"{block}.dt_bias": (heads,),
         f"{block}.norm.weight": (linear.value_size,),
