@@ -172,7 +172,7 @@ def test_a_gpu_and_approximate_arithmetic_are_refused_by_name(tmp_path):
     config = load(tmp_path, DENSE)
     check_widths(config, "cpu")
     check_modes(config, "gather", approximate=False)
-    with pytest.raises(UsageError, match=r"qwen3_5_text: .* use --device cpu"):
+    with pytest.raises(UsageError, match=r"qwen3_5_text: .* run it with --device cpu"):
         check_widths(config, "cuda")
     with pytest.raises(UsageError, match="no approximate mode, as it has linear attention"):
         check_modes(config, "fold", approximate=True)

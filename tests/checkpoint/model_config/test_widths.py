@@ -21,12 +21,12 @@ def load(folder, config):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (LLAMA | {"head_dim": 4}, "heads of 4: a GPU has kernels for 64, 96, 128, 256, use --dev"),
+        (LLAMA | {"head_dim": 4}, "heads of 4: a GPU has kernels for 64, 96, 128, 256, run it"),
         (LLAMA | {"hidden_size": 24}, "hidden size 24: a GPU's kernels need a multiple of 16"),
         (LLAMA | {"intermediate_size": 37}, "intermediate size 37: a GPU's kernels need"),
         (
             LLAMA | NAMES | EXPERTS,
-            "experts' width 24: a GPU's kernels need a multiple of 16, use --device cpu",
+            "experts' width 24: a GPU's kernels need a multiple of 16, run it with --device cpu",
         ),
     ],
 )

@@ -97,18 +97,19 @@ def check_widths(config: ModelConfig, device: str) -> None:
         return
     if config.linear is not None or config.attention_gate:
         raise UsageError(
-            f"{config.family}: linear attention and gates of heads are not served by GPUs yet, use "
-            "--device cpu"
+            f"{config.family}: linear attention and gates of heads are not served by GPUs yet, run "
+            "it with --device cpu"
         )
     if config.head_dim not in HEAD_SIZES:
         raise UsageError(
             f"heads of {config.head_dim}: a GPU has kernels for {', '.join(map(str, HEAD_SIZES))}, "
-            "use --device cpu"
+            "run it with --device cpu"
         )
     for name, width in widths.items():
         if width % K_GROUP:
             raise UsageError(
-                f"{name} {width}: a GPU's kernels need a multiple of {K_GROUP}, use --device cpu"
+                f"{name} {width}: a GPU's kernels need a multiple of {K_GROUP}, "
+                "run it with --device cpu"
             )
 
 
