@@ -12,7 +12,7 @@ def names_of(program):
     """What the kernel knows `gl` and `tl` as, for one program."""
     gl = language(Machine(), program, 0)
     scan = lambda x, _, combine: torch.cat(list(running(x.split(1), combine)))
-    extra = {"SwizzledSharedLayout": lambda *_: None, "associative_scan": scan}
+    extra = {"associative_scan": scan}
     tl = SimpleNamespace(**vars(gl), debug_barrier=lambda: None)
     lines = lambda shared, dtype, shape, _: Shared(shared.tensor.view(dtype).view(shape))
     return {"gl": SimpleNamespace(**vars(gl), **extra), "tl": tl, "as_lines": lines}
