@@ -111,9 +111,8 @@ def short_convolution(
     if not len(tables.pieces):
         return y
     grid = len(tables.pieces) * (CHUNK_TOKENS // _ROWS), cdiv(channels, _CHANNELS)
-    forms = {"ROWS": _ROWS, "CHANNELS": _CHANNELS}
-    options = {"num_warps": 4, "enable_fp_fusion": False, **dependent_launch(x.device)}
-    sizes = x.stride(0), channels, ring
-    convolve_rows[grid](x, weight.contiguous(), y, state.inputs, tables, *sizes, **forms, **options)
-    keep_inputs[grid](x, state.inputs, tables, *sizes, **forms, **options)
+    forms = {"ROWS": _ROWS, "CHANNELS": _CHANNELS, "num_warps": 4, "enable_fp_fusion": False}
+    read, sizes = (x, weight.contiguous(), y, state.inputs, tables), (x.stride(0), channels, ring)
+    convolve_rows[grid](*read, *sizes, **forms, **dependent_launch(x.device))
+    keep_inputs[grid](x, *read[3:], *sizes, **forms, **dependent_launch(x.device))
     return y

@@ -65,10 +65,11 @@ def gated_delta(
         fp32(heads, CHUNK_TOKENS),
         fp32(heads, CHUNK_TOKENS),
     )
-    options = {"num_warps": 4, "enable_fp_fusion": False, **dependent_launch(v.device)}
-    chunk_factors[(pieces, heads)](step, factors, state, scratch, tables, SHAPE=shape, **options)
+    form = {"SHAPE": shape, "num_warps": 4, "enable_fp_fusion": False}
+    read = step, factors, state, scratch, tables
+    chunk_factors[(pieces, heads)](*read, **form, **dependent_launch(v.device))
     grid = len(tables.sequences), heads, cdiv(shape.VALUE_SIZE, shape.COLUMNS)
-    pass_chunks[grid](step, factors, state, scratch, tables, out, SHAPE=shape, **options)
+    pass_chunks[grid](*read, out, **form, **dependent_launch(v.device))
     return out
 
 

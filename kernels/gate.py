@@ -1,4 +1,4 @@
-"""Sigmoid gates, fp32: s(g) = 1 / (1 + exp(-g)), of attention's heads and of shared experts."""
+"""Sigmoid gates in fp32, s(g) = 1 / (1 + exp(-g)): of attention's heads, of shared experts."""
 
 import torch
 
