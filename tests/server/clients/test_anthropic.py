@@ -326,7 +326,7 @@ def test_refusals_are_the_clients_own_exceptions(server, client):
     stranger = client.with_options(api_key="sk-wrong")
     with pytest.raises(anthropic.AuthenticationError, match="x-api-key: KEY"):
         stranger.messages.create(**fields())
-    with pytest.raises(anthropic.NotFoundError, match="batches are of chats"):
+    with pytest.raises(anthropic.NotFoundError, match="use /v1/batches with its endpoint"):
         client.messages.batches.list()
     large = [{"role": "user", "content": "x" * (11 << 20)}]
     assert (
