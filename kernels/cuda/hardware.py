@@ -66,7 +66,8 @@ class Gpu:
 
 KIB = 1024
 _DESCRIPTOR_BYTES = 200 * KIB
-"""Of shared memory: the tiles by descriptors were made for 227 KiB; an RTX 5090 has 99."""
+"""Tiles by descriptors want so much shared memory: they were made for 227 KiB, and an RTX 5090 has
+99."""
 HOPPER_PRODUCT_RATE = 4.7e12
 """Operations a second of a multiprocessor: all of a prompt's step but attention, on an H200."""
 OTHER_PRODUCT_RATE = 1.8e12

@@ -246,11 +246,9 @@ class SchedulerMachine:
         return self.sim.drawn_before
 
 
-def run_machine(examples: int, seed_: int, shrink: bool = True) -> None:
-    """Run `examples` of the machine, drawn from `seed_`; what fails is made small or not."""
-
-    @seed(seed_)
-    @settings(
+def machine_settings(examples: int, shrink: bool) -> settings:
+    """Hypothesis' settings of a machine's run; what fails is made small or not."""
+    return settings(
         max_examples=examples,
         deadline=None,
         database=None,
@@ -259,6 +257,13 @@ def run_machine(examples: int, seed_: int, shrink: bool = True) -> None:
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
+
+
+def run_machine(examples: int, seed_: int, shrink: bool = True) -> None:
+    """Run `examples` of the machine, drawn from `seed_`; what fails is made small or not."""
+
+    @seed(seed_)
+    @machine_settings(examples, shrink)
     @given(PROGRAMS)
     def run(drawn) -> None:
         which, without, program = drawn

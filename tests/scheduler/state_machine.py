@@ -8,12 +8,13 @@ from collections import Counter, abc
 from functools import partial
 
 import blake3
-from hypothesis import HealthCheck, Phase, given, note, seed, settings
+from hypothesis import given, note, seed
 from hypothesis import strategies as st
 
 from tests.lib.scheduler.answers import answer_alone, draw, make_prompt
 from tests.lib.scheduler.simulation import Simulation, make_scheduler
 from tests.lib.scheduler.small_pages import small_pages
+from tests.scheduler.scheduler_machine import machine_settings
 from tpdet.control.row_messages import RowKey
 from tpdet.errors import OverloadedError, RequestError
 from tpdet.requests.request import Request
@@ -198,20 +199,12 @@ class StateMachine:
 def run_machine(examples: int, seed_: int, shrink: bool = True) -> Counter[str]:
     """Run `examples` of the machine, drawn from `seed_`; what fails is made small or not.
 
-    How often the runs did what they are for.
+    The result counts how often the runs did what they are for.
     """
     counts: Counter[str] = Counter()
 
     @seed(seed_)
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        print_blob=False,
-        phases=(Phase.generate, Phase.shrink)[: 1 + shrink],
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
+    @machine_settings(examples, shrink)
     @given(PROGRAMS)
     def run(drawn: tuple[dict, bytes]) -> None:
         limits, program = drawn

@@ -21,7 +21,7 @@ from tpdet.models.footprint import PACKED_BYTES, weight_bytes
 
 _CACHE_SHARE = 0.25  # of the memory that is free after loading, for the KV cache on the CPU
 SNAPSHOT_SHARE = 0.25
-"""Of the memory that running sequences' states leave, for snapshots of states."""
+"""Snapshots of states get this share of the memory that running sequences' states leave."""
 SNAPSHOTS_EACH = 4
 """Useful snapshots for each running sequence: two of its prompt and two that it decoded."""
 

@@ -107,7 +107,7 @@ _LINEAR = {
     "linear_key_head_dim": 32, "linear_value_head_dim": 48, "pad_token_id": None,
 }  # fmt: skip
 _FULL_EVERY = 4
-"""Of a made hybrid's layers, every so many-th has full attention; the last one in any case."""
+"""Every so many-th layer of a made hybrid has full attention; the last one has it in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)
