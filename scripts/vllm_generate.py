@@ -3,16 +3,24 @@
     python scripts/vllm_generate.py MODEL TP OUT.json [SETTING=VALUE ...]
 
 It runs where vLLM is installed; of tpdet it needs the clone alone (PYTHONPATH). Settings are
-keywords of `vllm.LLM`, their values JSON. Time one engine while the other is idle.
+keywords of `vllm.LLM`, their values JSON, but for three of the load: `contexts` and `repeats`, as
+the flags of `tpdet bench generate`, and `embed`, which times `LLM.embed` instead: [prompts, tokens
+of each]. Time one engine while the other is idle, or on a GPU of its own.
 """
 
 import json
+import random
+import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tpdet.tools.bench.generate_load import Sizes, time_generate
+
+_LOAD = ("contexts", "repeats", "embed")
+_POOLING = {"runner": "pooling", "convert": "embed"}
 
 
 def main(arguments: list[str]) -> int:
@@ -23,14 +31,33 @@ def main(arguments: list[str]) -> int:
     settings: dict[str, Any] = {}
     for name, _, value in (pair.partition("=") for pair in pairs):
         settings[name] = json.loads(value)
+    load = {name: settings.pop(name) for name in _LOAD if name in settings}
+    embed = load.pop("embed", None)
+    if embed is not None:
+        settings |= _POOLING
     llm = vllm.LLM(
         model=model, tensor_parallel_size=int(size), skip_tokenizer_init=True, **settings
     )
+    vocabulary = llm.llm_engine.model_config.get_vocab_size()
+    sizes = Sizes(vocabulary=min(Sizes.vocabulary, vocabulary))
+    sizes = replace(sizes, **load, contexts=tuple(load.get("contexts", ())))
+    rows = generate_rows(llm, vllm.SamplingParams, sizes) if embed is None else None
+    found = {
+        "peer": f"vLLM {vllm.__version__}",
+        "tp": int(size),
+        "settings": settings,
+        "rows": rows or [embed_row(llm, *embed, sizes)],
+    }
+    Path(out).write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found), flush=True)
+    return 0
+
+
+def generate_rows(llm: Any, sampling: Any, sizes: Sizes) -> list[dict[str, Any]]:
+    """The figures of `LLM.generate`, as plain data."""
 
     def generate(prompts: list[list[int]], tokens: int) -> float:
-        params = vllm.SamplingParams(
-            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
-        )
+        params = sampling(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         given = [{"prompt_token_ids": ids} for ids in prompts]
         begin = time.perf_counter()
         results = llm.generate(given, params, use_tqdm=False)
@@ -39,18 +66,22 @@ def main(arguments: list[str]) -> int:
             raise RuntimeError(f"an answer does not have {tokens} tokens")
         return seconds
 
-    vocabulary = llm.llm_engine.model_config.get_vocab_size()
-    sizes = Sizes(vocabulary=min(Sizes.vocabulary, vocabulary))
-    rows = [figure.plain() for figure in time_generate(generate, sizes)]
-    found = {
-        "peer": f"vLLM {vllm.__version__}",
-        "tp": int(size),
-        "settings": settings,
-        "rows": rows,
-    }
-    Path(out).write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found), flush=True)
-    return 0
+    return [figure.plain() for figure in time_generate(generate, sizes)]
+
+
+def embed_row(llm: Any, count: int, length: int, sizes: Sizes) -> dict[str, Any]:
+    """Tokens a second of `LLM.embed`: the median of rounds of other prompts, behind one unseen."""
+    chosen, seconds = random.Random(sizes.seed), []
+    for _ in range(sizes.repeats + 1):
+        ids = [[chosen.randrange(1, sizes.vocabulary) for _ in range(length)] for _ in range(count)]
+        begin = time.perf_counter()
+        answers = llm.embed([{"prompt_token_ids": one} for one in ids], use_tqdm=False)
+        seconds.append(time.perf_counter() - begin)
+        if len(answers) != count:
+            raise RuntimeError(f"{len(answers)} of {count} prompts were answered")
+    speeds = [count * length / second for second in seconds[1:]]
+    middle = {"value": statistics.median(speeds), "least": min(speeds), "most": max(speeds)}
+    return {"case": "LLM embed", "batch": count, "context": length, "unit": "tokens/s"} | middle
 
 
 if __name__ == "__main__":

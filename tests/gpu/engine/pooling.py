@@ -9,7 +9,7 @@ chunks, preempted, with prefix hits, without graphs, and at TP 2 and 4 as thread
 what is pooled of equal rows has the CPU's bits. `rerank`: 200 queries with 50 documents at batch 1
 and 256, at TP 1 and 2, rank alike; transformers in bf16, the control, must not. `throughput`: 512
 tokens a prompt, random weights. `ranks`: each rank has a GPU of its own; rank 0 compares with
-itself alone.
+itself alone. `--peer` puts the figures of another engine, in one run, beside those of `throughput`.
 """
 
 import argparse
@@ -38,6 +38,7 @@ from tpdet.engine.pooling import PromptRows, pool
 from tpdet.requests.request import PooledOutput, with_seed
 from tpdet.runner import Runner
 from tpdet.scheduler.sequence import Sequence
+from tpdet.tools.bench.generate import read_peer
 from tpdet.tools.measurement.results_file import append_record, run_record
 from tpdet.tools.synthetic.make_model import make_model
 from tpdet.tools.worlds.machine import machine
@@ -46,7 +47,7 @@ SHAPE = {"hidden": 512, "layers": 4, "heads": 8, "kv_heads": 2, "head_dim": 64, 
 SMALL = SHAPE | {"hidden": 128, "layers": 1}
 """For a CPU, where this script is tried."""
 TASKS = {"last": "embed", "mean": "embed", "labels": "classify", "tokens": "score"}
-PAGES, TOKENS, ROUNDS = 640, 512, 3
+PAGES, TOKENS, ROUNDS = 640, 512, 5
 PROMPTS = {"qwen3-0.6b": 4096, "qwen3-8b": 1024}
 ROWS = []
 
@@ -215,8 +216,8 @@ def check_rankings(model, device, queries, documents):
     say(f"{said}, transformers", value=control, unit="queries")
 
 
-def measure(folder, shape):
-    """Prompts and tokens a second of `LLM.embed`: the median of a few rounds of other prompts."""
+def measure(folder, shape, peer):
+    """Tokens a second of `LLM.embed`: the median of a few rounds of other prompts; a peer's."""
     model = write_shape(folder / shape, shape)
     count, draw = PROMPTS[shape], random.Random(1)
     settings = {"task": "embed", "load_format": "dummy", "skip_tokenizer_init": True}
@@ -228,10 +229,19 @@ def measure(folder, shape):
             found = llm.embed(prompts, use_tqdm=False)
             seconds.append(time.perf_counter() - begin)
             assert len(found) == count
-    median = statistics.median(seconds[1:])
-    what = f"embed, {count} prompts of {TOKENS} tokens"
-    say(what, shape, value=round(count * TOKENS / median), unit="tokens/s")
-    say(what, shape, value=round(count / median, 1), unit="prompts/s")
+    speeds = [count * TOKENS / each for each in seconds[1:]]
+    row = {"case": "LLM embed", "batch": count, "context": TOKENS, "unit": "tokens/s"}
+    row |= {"value": statistics.median(speeds), "least": min(speeds), "most": max(speeds)}
+    for other in peer.rows if peer else ():
+        if (other.case, other.batch, other.context) == (row["case"], count, TOKENS):
+            row |= {
+                "peer": peer.peer,
+                "peer_value": other.value,
+                "ratio": other.value / row["value"],
+            }
+            row |= {"peer_least": other.least, "peer_most": other.most}
+            row |= {"peer_settings": peer.settings}
+    say(model=shape, **row)
 
 
 def check_ranks(folder, world):
@@ -257,6 +267,14 @@ def main(arguments):
     parser.add_argument("parts", nargs="*", default=parts)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--rerank", default="200x50", help="queries x documents")
+    parser.add_argument("--shapes", default=",".join(PROMPTS), help="of throughput, a list")
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="SHAPE=FILE",
+        help="figures of scripts/vllm_generate.py",
+    )
     parser.add_argument("--output", type=Path, help="folder of results files")
     options = parser.parse_args(arguments)
     if unknown := {*options.parts} - {*parts, "ranks"}:
@@ -275,8 +293,9 @@ def main(arguments):
         if "rerank" in options.parts:
             sizes = map(int, options.rerank.split("x"))
             check_rankings(models["tokens"], options.device, *sizes)
-        for shape in PROMPTS if "throughput" in options.parts else ():
-            measure(folder, shape)
+        peers = dict(pair.split("=", 1) for pair in options.peer)
+        for shape in options.shapes.split(",") if "throughput" in options.parts else ():
+            measure(folder, shape, read_peer(Path(peers[shape])) if shape in peers else None)
     if options.output is not None:
         command = shlex.join(["python", "-m", "tests.gpu.engine.pooling", *arguments])
         record = run_record("pooling", machine(options.device, 1), command, ROWS)

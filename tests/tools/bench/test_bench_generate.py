@@ -26,6 +26,8 @@ SMALL = Sizes(
     mixed_requests=5,
     mixed_prompt=(2, 7),
     mixed_tokens=3,
+    contexts=(4, 20),
+    repeats=3,
     vocabulary=200,
 )
 
@@ -49,16 +51,29 @@ def test_a_step_is_the_difference_of_two_calls():
         ("LLM decode", 4, 6, "ms"),
         ("LLM prefill", 3, 9, "tokens/s"),
         ("LLM mixed", 5, 8, "s"),
+        ("LLM prefill of 4", 1, 4, "tokens/s"),
+        ("LLM prefill of 20", 1, 20, "tokens/s"),
+        ("LLM decode at 20", 1, 20, "ms"),
+        ("LLM decode at 20", 8, 20, "ms"),
     ]
-    values = [10.0, 10.0, 27 / 1.01, 1.03]
+    values = [10.0, 10.0, 27 / 1.01, 1.03, 4 / 1.01, 20 / 1.01, 10.0, 10.0]
     assert [each.value for each in found] == pytest.approx(values)
+
+
+def test_the_median_counts_and_the_least_and_most_are_told():
+    """Calls that take 1, 2, 3, ... hundredths: prompts without a decode step."""
+    calls = iter(range(1, 100))
+    sizes = replace(SMALL, batches=(), contexts=())
+    prefill, mixed = time_generate(lambda prompts, tokens: 0.01 * next(calls), sizes)
+    assert (prefill.least, prefill.value, prefill.most) == (27 / 0.04, 27 / 0.03, 27 / 0.02)
+    assert (mixed.least, mixed.value, mixed.most) == (0.05, 0.06, 0.07)
 
 
 def test_no_prompt_is_sent_twice_and_the_load_follows_from_its_seed():
     loads = []
     for seed in (0, 0, 1):
         clock = Clockwork()
-        sizes = Sizes(batches=(1, 4), mixed_requests=5, seed=seed)
+        sizes = Sizes(batches=(1, 4), mixed_requests=5, repeats=1, seed=seed)
         time_generate(clock, sizes)
         loads.append(clock.calls)
         sent = [tuple(ids) for prompts, _ in clock.calls for ids in prompts]
@@ -87,35 +102,40 @@ def test_rows_stand_beside_a_peers_of_the_same_load(tiny_model, tmp_path, capsys
         return list(found.rows), found
 
     monkeypatch.setattr(generate, "run_worlds", here)
-    same = {"case": "LLM prefill", "batch": 3, "context": 9, "value": 7.0, "unit": "tokens/s"}
-    step = {"case": "LLM decode", "batch": 1, "context": 6, "value": 7.0, "unit": "ms"}
+    spread = {"value": 7.0, "least": 6.0, "most": 8.0}
+    same = {"case": "LLM prefill", "batch": 3, "context": 9, "unit": "tokens/s"} | spread
+    step = {"case": "LLM decode", "batch": 1, "context": 6, "unit": "ms"} | spread
     peers = [
         peer_file(tmp_path / "other.json", step, tp=2),
         peer_file(tmp_path / "vllm.json", same, step, {**step, "batch": 99}),
     ]
     arguments = ["bench", "generate", str(tiny_model()), "--batch", "1,4", "--max-model-len", "400",
-                 "--kv-pages", "8", "--output", str(tmp_path)]  # fmt: skip
+                 "--kv-pages", "8", "--contexts", "4,20", "--repeats", "3",
+                 "--output", str(tmp_path)]  # fmt: skip
     assert main([*arguments, *(word for path in peers for word in ("--peer", str(path)))]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     (run,) = json.loads((tmp_path / "peer.cpu.json").read_text())
     assert run == record and record["bench"] == "peer"
-    first, second, prefill, mixed = record["rows"]
+    first, second, prefill, mixed, *_ = record["rows"]
     assert first["peer"] == prefill["peer"] == "vLLM 9"
     assert "peer" not in second and "peer" not in mixed
     assert first["ratio"] == pytest.approx(first["value"] / 7.0)
     assert prefill["ratio"] == pytest.approx(7.0 / prefill["value"])
-    assert first["metrics"] == {"peer_settings": {"a": 1}}
+    told = {"peer_least": 6.0, "peer_most": 8.0, "peer_settings": {"a": 1}}
+    assert told.items() <= first["metrics"].items()
+    for row in record["rows"]:
+        assert row["metrics"]["least"] <= row["value"] <= row["metrics"]["most"]
     assert all(row["budget"] == 2048 and row["tp"] == 1 for row in record["rows"])
     (spec,) = specs
-    assert spec.sizes == replace(Sizes(), batches=(1, 4))
+    assert spec.sizes == replace(Sizes(), batches=(1, 4), contexts=(4, 20), repeats=3)
     given = {"max_model_len": 400, "kv_pages": 8, "skip_tokenizer_init": True}
     assert spec.settings == {"model": str(tiny_model())} | given
 
 
 def test_sequences_over_the_context_are_refused():
-    assert generate.sizes_for(SMALL, 100, 16).vocabulary == 100
-    with pytest.raises(UsageError, match="16 tokens are over the context of 15"):
-        generate.sizes_for(SMALL, 100, 15)
+    assert generate.sizes_for(SMALL, 100, 30).vocabulary == 100
+    with pytest.raises(UsageError, match="30 tokens are over the context of 29"):
+        generate.sizes_for(SMALL, 100, 29)
 
 
 def test_a_file_without_figures_is_refused_before_a_model_is_looked_for(tmp_path, capsys):
@@ -142,6 +162,10 @@ def test_the_script_for_vllm_writes_what_is_read(tmp_path, monkeypatch, capsys):
                 prompts
             )
 
+        def embed(self, prompts, use_tqdm):
+            assert self.settings["runner"] == "pooling"
+            return [None] * (len(prompts) - broken)
+
     fake = SimpleNamespace(
         LLM=FakeLLM, SamplingParams=lambda **given: SimpleNamespace(**given), __version__="9"
     )
@@ -151,10 +175,18 @@ def test_the_script_for_vllm_writes_what_is_read(tmp_path, monkeypatch, capsys):
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     out, broken = tmp_path / "out.json", 0
-    assert module.main(["m", "2", str(out), "max_model_len=8192"]) == 0
+    given = ["m", "2", str(out), "max_model_len=8192"]
+    assert module.main([*given, "repeats=1"]) == 0
     figures = json.loads(out.read_text())
     assert (figures["peer"], figures["tp"]) == ("vLLM 9", 2)
     assert figures["settings"] == {"max_model_len": 8192} and len(figures["rows"]) == 6
     broken = 1
     with pytest.raises(RuntimeError, match="does not have 8 tokens"):
-        module.main(["m", "2", str(out)])
+        module.main(given)
+    with pytest.raises(RuntimeError, match="2 of 3 prompts were answered"):
+        module.main([*given, "embed=[3,4]"])
+    broken = 0
+    assert module.main([*given, "embed=[3,4]"]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert (row["case"], row["batch"], row["context"]) == ("LLM embed", 3, 4)
+    assert row["least"] <= row["value"] <= row["most"]

@@ -84,6 +84,8 @@ BENCHMARKS = (
         count("--requests", "of the mixed load", default=256),
         flag("--input", "its prompt tokens, LEAST:MOST", default="64:1023"),
         count("--generate", "tokens of each of its answers", default=128),
+        flag("--contexts", "lengths of single long prompts, a list, such as 8192,32000"),
+        count("--repeats", "measurements of each case; their median counts", default=5),
         count("--seed", "of lengths and prompts", default=0),
         file("--peer", "figures of another engine, a file a size: scripts/vllm_generate.py",
              action="append"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from tpdet.engine import Engine
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.llm.llm import LLM
 from tpdet.requests.request import SamplingParams
@@ -45,6 +46,8 @@ def generate_command(options: argparse.Namespace) -> int:
         mixed_requests=options.requests,
         mixed_prompt=parse_range(options.input),
         mixed_tokens=options.generate,
+        contexts=() if options.contexts is None else parse_sizes(options.contexts),
+        repeats=options.repeats,
         seed=options.seed,
     )
     tps = parse_sizes(options.tp)
@@ -74,7 +77,11 @@ def beside(row: BenchRow, peers: Sequence[PeerFigures]) -> BenchRow:
         for other in peer.rows:
             same = (other.case, other.batch, other.context, other.unit)
             if peer.tp == row.tp and same == (row.case, row.batch, row.context, row.unit):
-                metrics = {"peer_settings": peer.settings}
+                metrics = (row.metrics or {}) | {
+                    "peer_least": other.least,
+                    "peer_most": other.most,
+                    "peer_settings": peer.settings,
+                }
                 return row.beside(peer.peer, other.value, metrics=metrics)
     return row
 
@@ -93,9 +100,16 @@ def measure(spec: GenerateSpec) -> BenchResult | None:
             llm.generate(prompts, params, use_tqdm=False)
             return time.perf_counter() - begin
 
-        rows = [engine_row(engine, **figure.plain()) for figure in time_generate(generate, sizes)]
+        rows = [_row(engine, figure) for figure in time_generate(generate, sizes)]
         device = engine.runner.device.type
         return result_of(rows, device, engine.world.size) if llm.rank == 0 else None
+
+
+def _row(engine: Engine, figure: GenerateFigure) -> BenchRow:
+    """A figure as a row; its least and most stand among the metrics."""
+    fields = figure.plain()
+    metrics = {name: fields.pop(name) for name in ("least", "most")}
+    return engine_row(engine, metrics=metrics, **fields)
 
 
 def sizes_for(sizes: Sizes, vocabulary: int, context: int) -> Sizes:
@@ -103,6 +117,6 @@ def sizes_for(sizes: Sizes, vocabulary: int, context: int) -> Sizes:
     if sizes.longest > context:
         raise UsageError(
             f"sequences of {sizes.longest} tokens are over the context of {context}: raise "
-            "--max-model-len, or lower --prefill-tokens, --input or --generate"
+            "--max-model-len, or lower --prefill-tokens, --contexts, --input or --generate"
         )
     return replace(sizes, vocabulary=min(sizes.vocabulary, vocabulary))

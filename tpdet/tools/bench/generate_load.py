@@ -5,7 +5,8 @@ It knows no engine, so that another engine's `LLM.generate` is timed by the very
 """
 
 import random
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +23,8 @@ class Sizes:
 
     A decode step's time is the difference of two calls over the tokens between them, so that
     prompts and the call itself do not count. `mixed_prompt` are the least and the most ids of a
-    prompt of the mixed load. vocabulary: ids are below it.
+    prompt of the mixed load. contexts: lengths of single prompts; at the longest of them 1 and 8
+    sequences decode. repeats: measurements of each case. vocabulary: ids are below it.
     """
 
     batches: tuple[int, ...] = (1, 16, 64, 256)
@@ -34,6 +36,8 @@ class Sizes:
     mixed_requests: int = 256
     mixed_prompt: tuple[int, int] = (64, 1023)
     mixed_tokens: int = 128
+    contexts: tuple[int, ...] = ()
+    repeats: int = 5
     vocabulary: int = 150_000
     seed: int = 0
 
@@ -41,6 +45,7 @@ class Sizes:
     def longest(self) -> int:
         """Tokens of the longest sequence."""
         return max(
+            max(self.contexts, default=0) + self.many,
             self.prompt + self.many,
             self.prefill_tokens + 1,
             self.mixed_prompt[1] + self.mixed_tokens,
@@ -49,13 +54,18 @@ class Sizes:
 
 @dataclass(frozen=True)
 class GenerateFigure:
-    """One measurement. `context` are the ids of a prompt, at most."""
+    """The median of a case's measurements, the least and the most of them.
+
+    context: the ids of a prompt, at most.
+    """
 
     case: str
     batch: int
     context: int
     value: float
     unit: str
+    least: float
+    most: float
 
     def plain(self) -> dict[str, Any]:
         """As plain data."""
@@ -64,28 +74,63 @@ class GenerateFigure:
 
 def time_generate(generate: Generate, sizes: Sizes) -> list[GenerateFigure]:
     """Every figure, each after a warm-up; no prompt is sent twice."""
-    chosen = random.Random(sizes.seed)
-    low = min(_LOW_ID, sizes.vocabulary // 2)
-
-    def prompts(count: int, length: int) -> list[list[int]]:
-        return [
-            [chosen.randrange(low, sizes.vocabulary) for _ in range(length)] for _ in range(count)
-        ]
-
+    load = _Calls(generate, sizes)
     figures = []
     for batch in sizes.batches:
-        generate(prompts(batch, sizes.prompt), _WARM_UP_TOKENS)
-        short = generate(prompts(batch, sizes.prompt), sizes.few)
-        long = generate(prompts(batch, sizes.prompt), sizes.many)
-        step = 1e3 * (long - short) / (sizes.many - sizes.few)
-        figures.append(GenerateFigure("LLM decode", batch, sizes.prompt, step, "ms"))
-    count, length = sizes.prefill_prompts, sizes.prefill_tokens
-    generate(prompts(-(-count // 2), length), 1)
-    speed = count * length / generate(prompts(count, length), 1)
-    figures.append(GenerateFigure("LLM prefill", count, length, speed, "tokens/s"))
-    least, most = sizes.mixed_prompt
-    lengths = [chosen.randint(least, most) for _ in range(sizes.mixed_requests)]
-    mixed = [prompts(1, length)[0] for length in lengths]
-    seconds = generate(mixed, sizes.mixed_tokens)
-    figures.append(GenerateFigure("LLM mixed", len(mixed), most + 1, seconds, "s"))
+        figures.append(load.decode("LLM decode", batch, sizes.prompt))
+    figures.append(load.prefill("LLM prefill", sizes.prefill_prompts, sizes.prefill_tokens))
+    figures.append(load.mixed())
+    for context in sizes.contexts:
+        figures.append(load.prefill(f"LLM prefill of {context:,}", 1, context))
+    if sizes.contexts:
+        longest = max(sizes.contexts)
+        figures += [load.decode(f"LLM decode at {longest:,}", batch, longest) for batch in (1, 8)]
     return figures
+
+
+class _Calls:
+    """The calls of each case."""
+
+    def __init__(self, generate: Generate, sizes: Sizes) -> None:
+        self._generate, self._sizes = generate, sizes
+        self._chosen = random.Random(sizes.seed)
+
+    def decode(self, case: str, batch: int, length: int) -> GenerateFigure:
+        """Milliseconds a step of sequences behind prompts of a length."""
+        sizes = self._sizes
+        self._answer(batch, length, _WARM_UP_TOKENS)
+        steps = []
+        for _ in range(sizes.repeats):
+            short, long = (self._answer(batch, length, n) for n in (sizes.few, sizes.many))
+            steps.append(1e3 * (long - short) / (sizes.many - sizes.few))
+        return _figure(case, batch, length, steps, "ms")
+
+    def prefill(self, case: str, count: int, length: int) -> GenerateFigure:
+        """Prompt tokens a second of `count` prompts of a length."""
+        self._answer(-(-count // 2), length, 1)
+        seconds = (self._answer(count, length, 1) for _ in range(self._sizes.repeats))
+        speeds = [count * length / second for second in seconds]
+        return _figure(case, count, length, speeds, "tokens/s")
+
+    def mixed(self) -> GenerateFigure:
+        """Seconds of requests of random lengths."""
+        (least, most), count = self._sizes.mixed_prompt, self._sizes.mixed_requests
+        lengths = [self._chosen.randint(least, most) for _ in range(count)]
+        seconds = []
+        for _ in range(self._sizes.repeats):
+            prompts = [next(self._prompts(1, length)) for length in lengths]
+            seconds.append(self._generate(prompts, self._sizes.mixed_tokens))
+        return _figure("LLM mixed", count, most + 1, seconds, "s")
+
+    def _answer(self, count: int, length: int, tokens: int) -> float:
+        return self._generate(list(self._prompts(count, length)), tokens)
+
+    def _prompts(self, count: int, length: int) -> Iterator[list[int]]:
+        low = min(_LOW_ID, self._sizes.vocabulary // 2)
+        for _ in range(count):
+            yield [self._chosen.randrange(low, self._sizes.vocabulary) for _ in range(length)]
+
+
+def _figure(case: str, batch: int, context: int, values: list[float], unit: str) -> GenerateFigure:
+    median = statistics.median(values)
+    return GenerateFigure(case, batch, context, median, unit, min(values), max(values))
