@@ -154,9 +154,12 @@ def choose_experts(
     return found
 
 
-def advance_states(state: LinearState, moves: tuple[StateMove, ...]) -> None:
-    """Write boundary[target] of each move: the state of its source behind all rows of the chunk."""
-    _on(state.boundary, "linear.delta_rule").advance_states(state, moves)
+def advance_states(states: Sequence[LinearState], moves: Sequence[StateMove]) -> None:
+    """Write boundary[target] of each move: the state of its source behind all rows of the chunk.
+
+    states: of all layers.
+    """
+    _on(states[0].boundary, "linear.delta_rule").advance_states(states, moves)
 
 
 def log_probabilities(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
-from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.kernels.order import CHUNK_TOKENS, PAGE_TOKENS
 
 BLOCK_TOKENS = 128  # the rows of longer ones are dealt out in blocks of so many tokens
 _ALIGNED = 4  # int32 values in 16 bytes
@@ -16,16 +16,17 @@ class PagedSequence:
     """One sequence's rows in a step.
 
     Its `count` rows begin at row `first_row` and stand at positions `start`, `start + 1`, ...;
-    `pages[i]` holds positions 256 * i to 256 * i + 255. slot: where its linear layers' states lie;
-    standing: the chunk that they stand for, the first row's or the one before; drafts: whether rows
-    may be taken back, so that the states must not go past the first row's chunk.
+    `pages[i]` holds positions 256 * i to 256 * i + 255. slot: where its linear layers' states lie
+    (-1: the model has none); standing: the chunk that they stand for, the first row's or the one
+    before; drafts: whether rows may be taken back, so that the states must not go past the first
+    row's chunk.
     """
 
     first_row: int
     count: int
     start: int
     pages: tuple[int, ...]
-    slot: int = 0
+    slot: int = -1
     standing: int = 0
     drafts: bool = False
 
@@ -54,7 +55,10 @@ class PagedBatch:
     - `blocks` [T, 2] int32: sequence and first token of each 128 tokens of the long sequences,
       those with most keys first;
     - `splits` [N, 2] int32: sequence and split of each 256 keys of the short sequences;
-    - `short` [S, 2] int32: each short sequence and its first row of `splits`.
+    - `short` [S, 2] int32: each short sequence and its first row of `splits`;
+    - `states` [B, 4] int32: each sequence's slot, standing, whether it has drafts, and its first
+      row of `pieces`; with `pieces` it is empty where no sequence has a slot;
+    - `pieces` [T, 2] int32: sequence and chunk of each chunk of 64 positions in which rows lie.
 
     A sequence is short when it has at most `short_tokens` rows in this step: its splits are
     attended in parallel and merged afterwards. `short_rows` is the most that one has.
@@ -68,6 +72,8 @@ class PagedBatch:
     blocks: torch.Tensor
     splits: torch.Tensor
     short: torch.Tensor
+    states: torch.Tensor
+    pieces: torch.Tensor
     short_rows: int
 
     @property
@@ -95,6 +101,7 @@ def make_batch(
         slots += _slots(sequence)
     widest = max((len(sequence.pages) for sequence in sequences), default=0)
     blocks, splits, short = _work(sequences, short_tokens)
+    states, pieces = _state_work(sequences)
     views = _pack(
         (positions, slots),
         (
@@ -103,14 +110,13 @@ def make_batch(
             ([v for pair in blocks for v in pair], 2),
             ([v for pair in splits for v in pair], 2),
             ([v for pair in short for v in pair], 2),
+            ([v for fields in states for v in fields], 4),
+            ([v for pair in pieces for v in pair], 2),
         ),
         device,
     )
     short_rows = max((sequences[index].count for index, _ in short), default=0)
-    position_M, slot_M, tables, rows, block_list, split_list, short_list = views
-    return PagedBatch(
-        sequences, position_M, slot_M, tables, rows, block_list, split_list, short_list, short_rows
-    )
+    return PagedBatch(sequences, *views, short_rows=short_rows)
 
 
 def _slots(sequence: PagedSequence) -> list[int]:
@@ -142,6 +148,18 @@ def _work(sequences: tuple[PagedSequence, ...], short_tokens: int) -> tuple[_Pai
             splits += [(index, split) for split in range(-(-sequence.length // PAGE_TOKENS))]
     blocks.sort(key=lambda block: (-sequences[block[0]].start - block[1], block))
     return blocks, splits, short
+
+
+def _state_work(sequences: tuple[PagedSequence, ...]) -> tuple[list[tuple[int, ...]], _Pairs]:
+    """`states` and `pieces` of a batch."""
+    states: list[tuple[int, ...]] = []
+    pieces: _Pairs = []
+    if any(sequence.slot >= 0 for sequence in sequences):
+        for index, row in enumerate(sequences):
+            states.append((row.slot, row.standing, int(row.drafts), len(pieces)))
+            chunks = range(row.start // CHUNK_TOKENS, -(-row.length // CHUNK_TOKENS))
+            pieces += [(index, chunk) for chunk in chunks if row.count]
+    return states, pieces
 
 
 def _pack(

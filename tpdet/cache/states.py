@@ -7,7 +7,7 @@ a row at its position mod the ring's length.
 """
 
 from dataclasses import dataclass
-from itertools import chain
+from functools import cached_property
 from math import prod
 
 import torch
@@ -69,14 +69,20 @@ class StateShape:
 class StatePool:
     """The states of all linear layers of a rank: `running` sequences, pad rows, `snapshots`.
 
-    layers: their rings have a place for each running sequence and one for pad rows; boundaries go
-    on with snapshots. tails[i] [snapshots, 3, C]: the rows before each snapshot, of layer i.
+    whole: those of L layers in one tensor of each kind [L, ...]; its rings have a place for each
+    running sequence and one for pad rows; boundaries go on with snapshots. tails
+    [L, snapshots, 3, C]: the rows before each snapshot.
     """
 
     running: int
     snapshots: int
-    layers: tuple[LinearState, ...]
-    tails: tuple[torch.Tensor, ...]
+    whole: LinearState
+    tails: torch.Tensor
+
+    @cached_property
+    def layers(self) -> tuple[LinearState, ...]:
+        """The state of each layer, views of `whole`."""
+        return tuple(LinearState(*parts) for parts in zip(*self.whole, strict=True))
 
     @property
     def pad_slot(self) -> int:
@@ -85,42 +91,38 @@ class StatePool:
 
     def clear(self, slot: int) -> None:
         """Make a slot that of a sequence without rows."""
-        for state in self.layers:
-            state.boundary[slot].zero_()
-            state.inputs[slot].zero_()
+        self.whole.boundary[:, slot].zero_()
+        self.whole.inputs[:, slot].zero_()
 
     def fill(self, value: float) -> None:
         """Write a value everywhere; integers become the largest ones."""
-        for part in chain(*self.layers, self.tails):
+        for part in (*self.whole, self.tails):
             part.fill_(value if part.is_floating_point() else torch.iinfo(part.dtype).max)
 
     def restore(self, snapshot: int, slot: int, position: int) -> None:
         """Have a sequence go on at a snapshot's position, a chunk's start."""
-        places = _tail_places(position)
-        for state, tail in zip(self.layers, self.tails, strict=True):
-            state.boundary[slot].copy_(state.boundary[self.boundary_of(snapshot)])
-            state.inputs[slot, places] = tail[snapshot]
+        boundary = self.whole.boundary
+        boundary[:, slot].copy_(boundary[:, self.boundary_of(snapshot)])
+        self._tail(slot, position).copy_(self.tails[:, snapshot])
 
     def keep(self, slot: int, snapshot: int, position: int) -> None:
         """Copy a sequence's states at a chunk's start to a snapshot, as `keep_tail` its rows."""
         self.keep_tail(slot, snapshot, position)
-        for state in self.layers:
-            state.boundary[self.boundary_of(snapshot)].copy_(state.boundary[slot])
+        boundary = self.whole.boundary
+        boundary[:, self.boundary_of(snapshot)].copy_(boundary[:, slot])
 
     def keep_tail(self, slot: int, snapshot: int, position: int) -> None:
-        """Copy the rows before a position, from which on none is stored, to a snapshot."""
-        places = _tail_places(position)
-        for state, tail in zip(self.layers, self.tails, strict=True):
-            tail[snapshot] = state.inputs[slot, places]
+        """Copy the rows before a chunk's start, from which on none is stored, to a snapshot."""
+        self.tails[:, snapshot].copy_(self._tail(slot, position))
 
     def boundary_of(self, snapshot: int) -> int:
         """Where a snapshot's states lie among the boundaries."""
         return self.running + 1 + snapshot
 
-
-def _tail_places(position: int) -> list[int]:
-    """Where the rows before a position lie in the ring of inputs."""
-    return [(position - i) % INPUT_ROWS for i in range(TAIL_ROWS, 0, -1)]
+    def _tail(self, slot: int, position: int) -> torch.Tensor:
+        """The rows before a chunk's start in a slot's ring of inputs [L, 3, C], a view."""
+        first = (position - TAIL_ROWS) % INPUT_ROWS
+        return self.whole.inputs[:, slot, first : first + TAIL_ROWS]
 
 
 def allocate_states(
@@ -131,21 +133,17 @@ def allocate_states(
     device: torch.device | str = "cpu",
 ) -> StatePool:
     """States of zeros. Raises ResourceError with the size in GiB when memory is short."""
-    boundaries = running + 1 + snapshots
+    layers, boundaries = shape.layers, running + 1 + snapshots
     try:
-        layers = tuple(
-            LinearState(
-                torch.zeros((boundaries, *shape.boundary), device=device),
-                *(
-                    torch.zeros((running + 1, *part), dtype=kind, device=device)
-                    for part, kind in shape.rings(dtype)
-                ),
-            )
-            for _ in range(shape.layers)
+        whole = LinearState(
+            torch.zeros((layers, boundaries, *shape.boundary), device=device),
+            *(
+                torch.zeros((layers, running + 1, *part), dtype=kind, device=device)
+                for part, kind in shape.rings(dtype)
+            ),
         )
-        tails = tuple(
-            torch.zeros((snapshots, TAIL_ROWS, shape.channels), dtype=dtype, device=device)
-            for _ in range(shape.layers)
+        tails = torch.zeros(
+            (layers, snapshots, TAIL_ROWS, shape.channels), dtype=dtype, device=device
         )
     except (RuntimeError, MemoryError) as error:
         size = (running + 1) * shape.slot_bytes(dtype) + snapshots * shape.snapshot_bytes(dtype)
@@ -153,4 +151,4 @@ def allocate_states(
             f"no memory for the states of {running} sequences and {snapshots} snapshots "
             f"({size / 2**30:.1f} GiB) on {device}: lower --max-num-seqs"
         ) from error
-    return StatePool(running, snapshots, layers, tails)
+    return StatePool(running, snapshots, whole, tails)

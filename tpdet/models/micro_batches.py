@@ -16,7 +16,9 @@ def micro_batches(
 ) -> list[PagedBatch]:
     """One batch, or the two of a step of many rows whose exchanges can overlap."""
     rows = sum(sequence.count for sequence in sequences)
-    cut = overlaps_exchanges and first_micro_batch(rows) < rows
+    # A state that drafts leave behind is not the second batch's to move.
+    drafts = any(sequence.drafts and sequence.slot >= 0 for sequence in sequences)
+    cut = overlaps_exchanges and not drafts and first_micro_batch(rows) < rows
     return [make_batch(each, device) for each in (cut_in_two(sequences) if cut else [sequences])]
 
 

@@ -7,13 +7,14 @@ results are not used.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from tpdet.cache.kv import KeyValuePages
 from tpdet.kernels.inputs.paged_batch import PagedSequence
 from tpdet.kernels.inputs.row_params import RowParams
-from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.kernels.order import CHUNK_TOKENS, PAGE_TOKENS
 from tpdet.models.decoder import Decoder
 from tpdet.models.micro_batches import micro_batches
 from tpdet.sampling.sampler import sample
@@ -78,13 +79,14 @@ def _steps(
         firsts = range(0, rows, context)
         counts = [min(context, rows - first) for first in firsts]
         sequences = tuple(
-            PagedSequence(first, count, 0, tuple(range(-(-count // PAGE_TOKENS))))
+            PagedSequence(first, count, 0, tuple(range(-(-count // PAGE_TOKENS))), 0)
             for first, count in zip(firsts, counts, strict=True)
         )
         yield sequences, rows == max_tokens
     start = min(_CONTEXT, context) - 1
     for rows in sizes(most):
-        yield tuple(PagedSequence(i, 1, start, (0, 1)) for i in range(rows)), rows == most
+        decoded = PagedSequence(0, 1, start, (0, 1), 0, start // CHUNK_TOKENS)
+        yield tuple(replace(decoded, first_row=i) for i in range(rows)), rows == most
 
 
 def sizes(limit: int) -> Iterator[int]:

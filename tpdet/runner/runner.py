@@ -283,7 +283,7 @@ class Runner:
         if self.graphs is not None and (x_RH := self.graphs.hidden(plan.rows)) is not None:
             return x_RH
         assert self.pages is not None
-        pad_slot = 0 if self.pages.states is None else self.pages.states.pad_slot
+        pad_slot = -1 if self.pages.states is None else self.pages.states.pad_slot
         step = gather_rows(plan.rows, self._config.fixed_batch or 0, self.num_pages, pad_slot)
         both = torch.tensor(step.token_ids + step.wanted, dtype=torch.int64)
         if self.device.type == "cuda":

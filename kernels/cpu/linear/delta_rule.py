@@ -18,7 +18,8 @@ column of r (of w in o) is not finite it counts as 0, and is NaN in this row and
 block. k, l, r and T_i are stored when first computed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product as pairs_of
 from typing import NamedTuple
 
 import torch
@@ -130,16 +131,19 @@ def gated_delta(
     strength = strength * key_factor.repeat_interleave(per_key, 1)
     rows = _Rows(q, k, v, key_factor, query_factor, strength, log_decays(a, gates))
     out = torch.zeros(v.shape, dtype=v.dtype)
-    advance_states(state, late_moves(batch))
+    advance_states((state,), late_moves(batch))
     scratch: dict[int, torch.Tensor] = {}
     for pieces in _rounds(batch.sequences):
         _compute(pieces, rows, state, scratch, out)
     return out
 
 
-def advance_states(state: LinearState, moves: tuple[StateMove, ...]) -> None:
-    """Write boundary[target] of each move: the state of its source behind all rows of the chunk."""
-    for move in moves:
+def advance_states(states: Sequence[LinearState], moves: Sequence[StateMove]) -> None:
+    """Write boundary[target] of each move: the state of its source behind all rows of the chunk.
+
+    states: of all layers.
+    """
+    for state, move in pairs_of(states, moves):
         chunks = _chunks(torch.tensor([move.source]), torch.tensor([move.chunk]), state)
         moved = _advanced(state.boundary[move.source][None], chunks, state)
         state.boundary[move.target] = moved[0]

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv
-from tpdet.kernels.cuda.linear.tables import CHUNK, make_tables, rows_of_piece
+from tpdet.kernels.cuda.linear.tables import CHUNK, Tables, rows_of_piece, sequence_of
 from tpdet.kernels.cuda.pointwise.activation import activate
 from tpdet.kernels.inputs.activations import ACTIVATIONS
 from tpdet.kernels.inputs.linear_state import TAPS, LinearState
@@ -50,7 +50,7 @@ def convolve_rows(
     column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     new = (row >= low) & (row < high)
     mask = new[:, None] & (column < channels)
-    start = tl.load(tables.sequences + tl.load(tables.pieces + piece * 2) * 6 + 2)
+    _, start, _, _ = sequence_of(tables, tl.load(tables.pieces + piece * 2))
     total = tl.zeros((ROWS, CHANNELS), tl.float32)
     for tap in tl.static_range(_TAPS):
         position = chunk * CHUNK + row + (tap + 1 - _TAPS)
@@ -87,8 +87,7 @@ def keep_inputs(
     first_row, slot, chunk, low, high = rows_of_piece(tables, piece)
     row = part * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-    fields = tables.sequences + tl.load(tables.pieces + piece * 2) * 6
-    end = tl.load(fields + 1) + tl.load(fields + 2)
+    _, _, end, _ = sequence_of(tables, tl.load(tables.pieces + piece * 2))
     position = chunk * CHUNK + row
     mask = ((row >= low) & (row < high) & (position >= end - ring))[:, None] & (column < channels)
     number = (first_row + row).to(tl.int64)
@@ -102,11 +101,12 @@ def short_convolution(
 ) -> torch.Tensor:
     """x [M, C], weight [C, 4] -> [M, C] in x's dtype; stores x in the state's ring of inputs.
 
-    Of a run longer than the ring its last rows are stored. Rows that no sequence names are zeros.
+    Of a run longer than the ring its last rows are stored. Rows that no sequence names are
+    undefined.
     """
     x = x if x.stride(1) == 1 else x.contiguous()
-    y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    tables = make_tables(batch, x.device)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    tables = Tables.of(batch)
     channels, ring = x.shape[1], state.inputs.shape[1]
     if not len(tables.pieces):
         return y

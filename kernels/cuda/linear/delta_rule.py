@@ -4,15 +4,16 @@ Factors of rows (`gates.py`), what rows of a chunk have to do with each other (`
 and the pass over chunks (`pass_chunks.py`). Prefill, decode and drafts are the same kernels.
 """
 
+from collections.abc import Sequence
+
 import torch
 
-from tpdet.kernels.cpu.linear.delta_rule import check_states, late_moves
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 from tpdet.kernels.cuda.linear.chunk_factors import chunk_factors
 from tpdet.kernels.cuda.linear.gates import DeltaStep, factors_of
-from tpdet.kernels.cuda.linear.pass_chunks import advance_chunks, pass_chunks
-from tpdet.kernels.cuda.linear.tables import ChunkScratch, LinearShape, make_tables
+from tpdet.kernels.cuda.linear.pass_chunks import advance_chunks, advance_late, pass_chunks
+from tpdet.kernels.cuda.linear.tables import ChunkScratch, LinearShape, Tables
 from tpdet.kernels.inputs.linear_state import (
     BLOCK_ROWS,
     DeltaGates,
@@ -24,6 +25,8 @@ from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import CHUNK_TOKENS
 
 _COLUMNS = 32
+_LATE_TURNS = 8
+_LATE_SEQUENCES = 256
 
 
 def gated_delta(
@@ -38,21 +41,24 @@ def gated_delta(
 ) -> torch.Tensor:
     """q, k [M, Hk, Dk], v [M, Hv, Dv] behind the convolution, a, b [M, Hv] -> o [M, Hv, Dv].
 
-    As the CPU's. Rows that no sequence names are zeros.
+    As the CPU's. Rows that no sequence names are undefined. That states stand where rows begin, and
+    that drafts cross one end of a chunk at most, is the state table's to check.
     """
-    check_states(batch)
-    out = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
-    tables = make_tables(batch, v.device)
-    pieces = len(tables.pieces)
+    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    tables = Tables.of(batch)
+    sequences, pieces = len(tables.states), len(tables.pieces)
     if not pieces:
         return out
     shape = _shape(state)
-    advance_states(state, late_moves(batch))
+    heads, parts = shape.KEY_HEADS * shape.GROUP, cdiv(shape.VALUE_SIZE, shape.COLUMNS)
+    form = {"SHAPE": shape, "num_warps": 4, "enable_fp_fusion": False}
+    advance_late[(min(sequences, _LATE_TURNS), heads, parts)](
+        state, tables, sequences, SEQUENCES=_LATE_SEQUENCES, **form, **dependent_launch(v.device)
+    )
     q, k, v = (_with_dense_rows(x) for x in (q, k, v))
-    a, b = a.contiguous(), b.contiguous()
-    step = DeltaStep(q, k, v, a, b, q.stride(0), k.stride(0), v.stride(0))
+    strides = q.stride(0), k.stride(0), v.stride(0), a.stride(0), b.stride(0)
+    step = DeltaStep(q, k, v, a, b, *strides)
     factors = factors_of(step, gates)
-    heads = shape.KEY_HEADS * shape.GROUP
 
     def fp32(*sizes: int) -> torch.Tensor:
         return torch.empty(pieces, *sizes, dtype=torch.float32, device=v.device)
@@ -65,29 +71,31 @@ def gated_delta(
         fp32(heads, CHUNK_TOKENS),
         fp32(heads, CHUNK_TOKENS),
     )
-    form = {"SHAPE": shape, "num_warps": 4, "enable_fp_fusion": False}
     read = step, factors, state, scratch, tables
     chunk_factors[(pieces, heads)](*read, **form, **dependent_launch(v.device))
-    grid = len(tables.sequences), heads, cdiv(shape.VALUE_SIZE, shape.COLUMNS)
-    pass_chunks[grid](*read, out, **form, **dependent_launch(v.device))
+    pass_chunks[(sequences, heads, parts)](*read, out, **form, **dependent_launch(v.device))
     return out
 
 
-def advance_states(state: LinearState, moves: tuple[StateMove, ...]) -> None:
-    """Write boundary[target] of each move: the state of its source behind all rows of the chunk."""
-    if not moves:
-        return
-    shape, device = _shape(state), state.boundary.device
-    table = torch.tensor(moves, dtype=torch.int32, device=device)
-    heads = shape.KEY_HEADS * shape.GROUP
-    advance_chunks[(len(moves), heads, cdiv(shape.VALUE_SIZE, shape.COLUMNS))](
-        state,
-        table,
-        SHAPE=shape,
-        num_warps=4,
-        enable_fp_fusion=False,
-        **dependent_launch(device),
-    )
+def advance_states(states: Sequence[LinearState], moves: Sequence[StateMove]) -> None:
+    """Write boundary[target] of each move: the state of its source behind all rows of the chunk.
+
+    states: of all layers.
+    """
+    shape, device = _shape(states[0]), states[0].boundary.device
+    table = torch.tensor(moves, dtype=torch.int32)
+    if device.type == "cuda":
+        table = table.pin_memory().to(device, non_blocking=True)
+    heads, parts = shape.KEY_HEADS * shape.GROUP, cdiv(shape.VALUE_SIZE, shape.COLUMNS)
+    for state in states:
+        advance_chunks[(len(moves), heads, parts)](
+            state,
+            table,
+            SHAPE=shape,
+            num_warps=4,
+            enable_fp_fusion=False,
+            **dependent_launch(device),
+        )
 
 
 def _shape(state: LinearState) -> LinearShape:

@@ -35,7 +35,7 @@ _ROWS = 16
 
 
 class DeltaStep(NamedTuple):
-    """Rows of a step: q, k [M, Hk, D], v [M, Hv, Dv], a, b [M, Hv]; those of q, k, v lie apart."""
+    """Rows of a step: q, k [M, Hk, D], v [M, Hv, Dv], a, b [M, Hv], so many values apart."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -45,6 +45,8 @@ class DeltaStep(NamedTuple):
     q_stride: int
     k_stride: int
     v_stride: int
+    a_stride: int
+    b_stride: int
 
 
 class RowFactors(NamedTuple):
@@ -134,8 +136,8 @@ def row_factors(
     for i in range(GROUP):
         value_head = head * GROUP + i
         spot = rows * (KEY_HEADS * GROUP) + value_head
-        a = tl.load(step.a + spot, mask=live, other=0.0)
-        b = tl.load(step.b + spot, mask=live, other=0.0)
+        a = tl.load(step.a + rows * step.a_stride + value_head, mask=live, other=0.0)
+        b = tl.load(step.b + rows * step.b_stride + value_head, mask=live, other=0.0)
         logs = log_decay(a, tl.load(gates.a_log + value_head), tl.load(gates.dt_bias + value_head))
         tl.store(factors.decay + spot, logs, mask=live)
         tl.store(factors.strength + spot, sigmoid(b) * of_key, mask=live)

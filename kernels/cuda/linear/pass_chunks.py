@@ -18,7 +18,7 @@ from tpdet.kernels.cuda.linear.products import (
     sum_of_exact,
     sum_of_split,
 )
-from tpdet.kernels.cuda.linear.tables import CHUNK, SEQUENCE_FIELDS
+from tpdet.kernels.cuda.linear.tables import CHUNK, sequence_of
 
 BLOCK = tl.constexpr(16)
 BLOCKS = tl.constexpr(4)
@@ -84,9 +84,11 @@ def pass_chunks(
     KEY_SIZE: tl.constexpr = SHAPE.KEY_SIZE
     head, part = tl.program_id(1), tl.program_id(2)
     key_head = head // SHAPE.GROUP
-    fields = tables.sequences + tl.program_id(0) * SEQUENCE_FIELDS
-    start, end = tl.load(fields + 2), tl.load(fields + 2) + tl.load(fields + 1)
-    slot, piece = tl.load(fields + 3).to(tl.int64), tl.load(fields + 5).to(tl.int64)
+    first_row, start, end, slot = sequence_of(tables, tl.program_id(0))
+    if start == end:
+        return
+    of_state = tables.states + tl.program_id(0) * 4
+    drafts, piece = tl.load(of_state + 2), tl.load(of_state + 3).to(tl.int64)
     small, lane = tl.arange(0, BLOCK), tl.arange(0, SHAPE.KEY_LANES)[None, :]
     column = part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     there = column < SHAPE.VALUE_SIZE
@@ -98,7 +100,7 @@ def pass_chunks(
     first_chunk, last_chunk = start // CHUNK, (end - 1) // CHUNK
     for chunk in range(first_chunk, last_chunk + 1):
         low, high = tl.maximum(start - chunk * CHUNK, 0), tl.minimum(end - chunk * CHUNK, CHUNK)
-        number = (tl.load(fields) + chunk * CHUNK - start).to(tl.int64)
+        number = (first_row + chunk * CHUNK - start).to(tl.int64)
         ring = slot * SHAPE.RING + chunk * CHUNK % SHAPE.RING
         of_head = piece * HEADS + head
         state_high, state_low = high_and_low(total, TWO)
@@ -168,21 +170,18 @@ def pass_chunks(
             whole = tl.load(scratch.begun + of_head * CHUNK + (CHUNK - 1))
             total = whole * total + sum_of_exact(moved, TWO)
         piece += 1
-    if (last_chunk > first_chunk) & (tl.load(fields + 4) == 0):
+    if (last_chunk > first_chunk) & (drafts == 0):
         tl.store(boundary, total, mask=inside)
 
 
 @triton.jit
-def advance_chunks(state, moves, SHAPE: tl.constexpr, DEPENDENT: tl.constexpr):
-    """Grid: moves [N, 3] int32 (source, target, chunk) x value heads x parts of the columns."""
-    await_earlier(DEPENDENT)
+def advance(state, source, target, chunk, SHAPE: tl.constexpr):
+    """boundary[target] becomes source's, moved on by the chunk's rows: a program's columns."""
     HEADS: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
     TWO: tl.constexpr = SHAPE.TWO
     KEY_SIZE: tl.constexpr = SHAPE.KEY_SIZE
     head, part = tl.program_id(1), tl.program_id(2)
-    fields = moves + tl.program_id(0) * 3
-    source, target = tl.load(fields).to(tl.int64), tl.load(fields + 1).to(tl.int64)
-    ring = source * SHAPE.RING + tl.load(fields + 2) * CHUNK % SHAPE.RING
+    ring = source * SHAPE.RING + chunk * CHUNK % SHAPE.RING
     row, small = tl.arange(0, CHUNK), tl.arange(0, BLOCK)
     lane = tl.arange(0, SHAPE.KEY_LANES)[None, :]
     column = part * SHAPE.COLUMNS + tl.arange(0, SHAPE.COLUMNS)[None, :]
@@ -208,3 +207,36 @@ def advance_chunks(state, moves, SHAPE: tl.constexpr, DEPENDENT: tl.constexpr):
     total = decay_of(whole) * total + sum_of_exact(moved, TWO)
     boundary, inside = state_pointers(state, target, head, part, SHAPE)
     tl.store(boundary, total, mask=inside)
+
+
+@triton.jit
+def advance_chunks(state, moves, SHAPE: tl.constexpr, DEPENDENT: tl.constexpr):
+    """Grid: moves [N, 3] int32 (source, target, chunk) x value heads x parts of the columns."""
+    await_earlier(DEPENDENT)
+    fields = moves + tl.program_id(0) * 3
+    source, target = tl.load(fields).to(tl.int64), tl.load(fields + 1).to(tl.int64)
+    advance(state, source, target, tl.load(fields + 2), SHAPE)
+
+
+@triton.jit(do_not_specialize=["count"])
+def advance_late(
+    state, tables, count, SHAPE: tl.constexpr, SEQUENCES: tl.constexpr, DEPENDENT: tl.constexpr
+):
+    """The states of sequences whose first row begins a chunk for which they do not stand yet.
+
+    Grid: turns x value heads x parts of the columns; the turns deal out the `count` sequences'
+    states that are late, which are few: one row of 64 begins a chunk.
+    """
+    await_earlier(DEPENDENT)
+    for first in range(0, count, SEQUENCES):
+        index = first + tl.arange(0, SEQUENCES)
+        live = index < count
+        start = tl.load(tables.rows + index * 3 + 2, mask=live, other=0)
+        standing = tl.load(tables.states + index * 4 + 1, mask=live, other=0)
+        live &= tl.load(tables.rows + index * 3 + 1, mask=live, other=0) > 0
+        late = (live & (standing < start // CHUNK)).to(tl.int32)
+        order = tl.cumsum(late, axis=0)
+        for number in range(tl.program_id(0), tl.sum(late, axis=0), tl.num_programs(0)):
+            one = tl.sum(tl.where((late > 0) & (order == number + 1), index, 0), axis=0)
+            slot = tl.load(tables.states + one * 4).to(tl.int64)
+            advance(state, slot, slot, tl.load(tables.states + one * 4 + 1), SHAPE)

@@ -10,16 +10,22 @@ from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import CHUNK_TOKENS
 
 CHUNK = tl.constexpr(CHUNK_TOKENS)
-SEQUENCE_FIELDS = tl.constexpr(6)
 
 
 class Tables(NamedTuple):
-    """Work of a step: sequences int32 [B, 6] (first row, count, start, slot, drafts, first piece),
-    pieces int32 [T, 2] (sequence, chunk), in order of sequences and chunks.
+    """Work of a step, on the device: `rows`, `states` and `pieces` of a `PagedBatch`.
+
+    Pads of a graph's step are sequences without rows, and pieces of such.
     """
 
-    sequences: torch.Tensor
+    rows: torch.Tensor
+    states: torch.Tensor
     pieces: torch.Tensor
+
+    @staticmethod
+    def of(batch: PagedBatch) -> "Tables":
+        """Those of a batch; nothing is copied."""
+        return Tables(batch.rows, batch.states, batch.pieces)
 
 
 class ChunkScratch(NamedTuple):
@@ -53,29 +59,19 @@ class LinearShape(NamedTuple):
 
 
 @triton.jit
+def sequence_of(tables, index):
+    """(first row, start, end, slot) of a sequence: its rows stand at positions [start, end)."""
+    rows = tables.rows + index * 3
+    start = tl.load(rows + 2)
+    slot = tl.load(tables.states + index * 4).to(tl.int64)
+    return tl.load(rows), start, start + tl.load(rows + 1), slot
+
+
+@triton.jit
 def rows_of_piece(tables, piece):
     """(first row, slot, chunk, low, high): rows [low, high) of the chunk are this step's."""
-    sequence = tl.load(tables.pieces + piece * 2)
     chunk = tl.load(tables.pieces + piece * 2 + 1)
-    fields = tables.sequences + sequence * SEQUENCE_FIELDS
-    start = tl.load(fields + 2)
+    first_row, start, end, slot = sequence_of(tables, tl.load(tables.pieces + piece * 2))
     low = tl.maximum(start - chunk * CHUNK, 0)
-    high = tl.minimum(start + tl.load(fields + 1) - chunk * CHUNK, CHUNK)
-    first_row = tl.load(fields) + chunk * CHUNK - start
-    return first_row, tl.load(fields + 3).to(tl.int64), chunk, low, high
-
-
-def make_tables(batch: PagedBatch, device: torch.device) -> Tables:
-    """The tables of a batch, on its device."""
-    sequences: list[tuple[int, ...]] = []
-    pieces: list[tuple[int, int]] = []
-    for each in batch.sequences:
-        fields = each.first_row, each.count, each.start, each.slot, int(each.drafts), len(pieces)
-        if each.count:
-            chunks = range(each.start // CHUNK_TOKENS, (each.length - 1) // CHUNK_TOKENS + 1)
-            pieces += [(len(sequences), chunk) for chunk in chunks]
-            sequences.append(fields)
-    return Tables(
-        torch.tensor(sequences, dtype=torch.int32, device=device).view(-1, 6),
-        torch.tensor(pieces, dtype=torch.int32, device=device).view(-1, 2),
-    )
+    high = tl.minimum(end - chunk * CHUNK, CHUNK)
+    return first_row + chunk * CHUNK - start, slot, chunk, low, high

@@ -114,7 +114,7 @@ def a_moved_state_stands_where_its_rows_end():
     state = state_of(rows, 3)
     run(rows, state, 0, 70)
     run(rows, state, 70, 58)  # chunk 1 is full, and stands behind chunk 0
-    delta_rule.advance_states(state, (StateMove(0, 2, 1),))
+    delta_rule.advance_states((state,), (StateMove(0, 2, 1),))
     same(run(rows, state, 128, 72, slot=2, standing=2), wanted[128:], "from the snapshot")
     same(run(rows, state, 128, 72, standing=1), wanted[128:], "from the slot itself")
 
@@ -124,7 +124,7 @@ def factors_have_the_bits_of_the_cpu():
     a, b = rows.a * 20, rows.b * 30
     a[7], b[8], a[9], b[9] = torch.nan, torch.nan, torch.inf, -torch.inf
     here = on_gpu(rows._replace(a=a, b=b))
-    strides = (x.stride(0) for x in here[:3])
+    strides = (x.stride(0) for x in here[:5])
     got = factors_of(DeltaStep(*here[:5], *strides), here.gates)
     key = reciprocal_length(rows.k.float(), LENGTH_EPS)
     same(got.key.cpu(), key, "keys' factors")

@@ -101,6 +101,8 @@ def padded(sequences, rows, splits):
         batch.blocks,
         more(batch.splits, [height, 0], splits),
         more(batch.short, [height, 0], rows),
+        batch.states,
+        batch.pieces,
         1,
     )
 

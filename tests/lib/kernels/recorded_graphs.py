@@ -11,14 +11,21 @@ import pytest
 import torch
 
 from tpdet.kernels.cpu.attention import attention
+from tpdet.kernels.cpu.linear import convolution, delta_rule
 from tpdet.kernels.cpu.pointwise import rotate_and_store
-from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedSequence
-from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedBatch, PagedSequence
+from tpdet.kernels.order import CHUNK_TOKENS, PAGE_TOKENS
 from tpdet.models import micro_batches
 from tpdet.models.decoder import Decoder
 from tpdet.runner import runner
 from tpdet.runner.graphs import engine_graphs
 from tpdet.runner.graphs.graph_room import GraphRoom
+
+SEQUENCES_OPERATIONS = (
+    (attention, "paged_attention"),
+    (convolution, "short_convolution"),
+    (delta_rule, "gated_delta"),
+)
 
 
 class Recorded:
@@ -49,11 +56,18 @@ def listed(batch):
             wanted = [[sequence, split] for split in range(-(-(start + count) // PAGE_TOKENS))]
             assert splits[begin : begin + len(wanted)] == wanted, f"splits of {sequence}"
             found[sequence] = wanted
-    made = []
+    made, states = [], batch.states.tolist()
     for sequence in found:
         first, count, start = rows[sequence]
         pages = tables[sequence][: -(-(start + count) // PAGE_TOKENS)]
-        made.append(PagedSequence(first, count, start, tuple(pages)))
+        slot, standing, drafts, piece = states[sequence] if states else (-1, 0, 0, 0)
+        if states:
+            chunks = range(start // CHUNK_TOKENS, -(-(start + count) // CHUNK_TOKENS))
+            wanted = [[sequence, chunk] for chunk in chunks]
+            assert batch.pieces[piece : piece + len(wanted)].tolist() == wanted
+        made.append(PagedSequence(first, count, start, tuple(pages), slot, standing, bool(drafts)))
+    named = sum(count for _, count, _ in rows)
+    assert not states or sum(each.count for each in made) == named, "rows that no list names"
     return tuple(sorted(made, key=lambda each: each.first_row))
 
 
@@ -63,19 +77,23 @@ def store_by_slots(k, v, k_pages, v_pages, batch):
     v_pages[pages, :, places] = v
 
 
-def attend_by_lists(plain):
-    def attend(q, k_pages, v_pages, batch, window, *more):
-        sequences = listed(batch)
-        out = torch.zeros_like(q)
-        if sequences:
-            out = plain(q, k_pages, v_pages, replace(batch, sequences=sequences), window, *more)
-        unnamed = torch.ones(len(q), dtype=torch.bool)
+def by_lists(plain):
+    """An operation of sequences' rows that reads the lists of its batch."""
+
+    def run(*given):
+        sequences = listed(next(each for each in given if isinstance(each, PagedBatch)))
+        lists = [
+            replace(each, sequences=sequences) if isinstance(each, PagedBatch) else each
+            for each in given
+        ]
+        out = plain(*lists)
+        unnamed = torch.ones(len(out), dtype=torch.bool)
         for sequence in sequences:
             unnamed[sequence.first_row : sequence.first_row + sequence.count] = False
         out[unnamed] = torch.nan
         return out
 
-    return attend
+    return run
 
 
 @contextmanager
@@ -99,7 +117,8 @@ def recorded_graphs(cut_from=None):
         patch.setattr(engine_graphs, "GraphRoom", Room)
         patch.setattr(runner, "captures_graphs", lambda config, device: True)
         patch.setattr(rotate_and_store, "store_kv", store_by_slots)
-        patch.setattr(attention, "paged_attention", attend_by_lists(attention.paged_attention))
+        for module, name in SEQUENCES_OPERATIONS:
+            patch.setattr(module, name, by_lists(getattr(module, name)))
         if cut_from is not None:
             patch.setattr(micro_batches, "MICRO_BATCH_ROWS", cut_from)
             patch.setattr(Decoder, "overlaps_exchanges", property(lambda self: True))

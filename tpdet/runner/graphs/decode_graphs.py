@@ -20,10 +20,15 @@ from tpdet.runner.graphs.packed_step import BatchShape, StepShape
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, HEAD_ROWS)
 
 
-def decode_shapes(max_rows: int, width: int, fixed_rows: int = 0) -> list[StepShape]:
-    """Shapes that graphs are captured for, ascending; tables have `width` pages."""
+def decode_shapes(
+    max_rows: int, width: int, fixed_rows: int = 0, linear: bool = False
+) -> list[StepShape]:
+    """Shapes that graphs are captured for, ascending; tables have `width` pages.
+
+    linear: whether the model has linear layers.
+    """
     return [
-        StepShape((BatchShape(rows, rows, 0, splits, width),))
+        StepShape((BatchShape(rows, rows, 0, splits, width, linear=linear),))
         for rows in row_buckets(max_rows, fixed_rows)
         for splits in split_buckets(rows, width, times=2)
     ]

@@ -44,7 +44,8 @@ class DraftGraphs(CapturedSteps):
         max_rows: sequences of a step, at most; width: pages of a table's row.
         """
         self._width = width
-        shapes = [] if source.room is not None else rehearsed_shapes(max_rows, width)
+        linear = source.pages.states is not None
+        shapes = [] if source.room is not None else rehearsed_shapes(max_rows, width, linear)
         super().__init__(source, shapes)
         self._graphs: dict[StepShape, Graph] = {}
         self._most = _MOST_GRAPHS
@@ -99,25 +100,26 @@ def draft_shape(rows: PlanRows, total: int, width: int) -> StepShape:
     needed = int(((rows.start + rows.count - 1) // PAGE_TOKENS + 1).sum())
     splits = _least([*_split_buckets(sequences, width)], needed)
     positions = _least(_POSITIONS, int(rows.count.max()))
-    return _shape_of(_least(_ROWS, total), sequences, splits, width, positions)
+    linear = bool(rows.states)
+    return _shape_of(_least(_ROWS, total), sequences, splits, width, positions, linear)
 
 
-def rehearsed_shapes(max_rows: int, width: int) -> list[StepShape]:
+def rehearsed_shapes(max_rows: int, width: int, linear: bool = False) -> list[StepShape]:
     """Shapes whose kernels are those of every shape, for steps of up to `max_rows` sequences."""
     most = _least(_SEQUENCES, min(max_rows, _REHEARSED))
     return [
-        _shape(sequences, positions, splits, width)
+        _shape(sequences, positions, splits, width, linear)
         for sequences in dict.fromkeys((1, most))
         for positions in _POSITIONS
         for splits in _split_buckets(sequences, width)
     ]
 
 
-def usual_shapes(max_rows: int, width: int, tokens: int) -> list[StepShape]:
+def usual_shapes(max_rows: int, width: int, tokens: int, linear: bool = False) -> list[StepShape]:
     """Shapes of steps of few sequences that are not long, with up to `tokens` of each."""
     most = _least(_SEQUENCES, min(max_rows, USUAL_SEQUENCES))
     shapes = [
-        _shape_of(_least(_ROWS, rows), sequences, splits, width, positions)
+        _shape_of(_least(_ROWS, rows), sequences, splits, width, positions, linear)
         for sequences in _SEQUENCES
         if sequences <= most
         for positions in _POSITIONS
@@ -130,21 +132,23 @@ def usual_shapes(max_rows: int, width: int, tokens: int) -> list[StepShape]:
     return list(dict.fromkeys(shapes))
 
 
-def largest_shape(max_rows: int, width: int) -> StepShape:
+def largest_shape(max_rows: int, width: int, linear: bool = False) -> StepShape:
     """The shape with the largest buffer, for steps of up to `max_rows` sequences."""
     sequences = _least(_SEQUENCES, min(max_rows, HEAD_ROWS))
-    return _shape(sequences, SHORT_TOKENS, sequences * width, width)
+    return _shape(sequences, SHORT_TOKENS, sequences * width, width, linear)
 
 
-def _shape(sequences: int, positions: int, splits: int, width: int) -> StepShape:
+def _shape(sequences: int, positions: int, splits: int, width: int, linear: bool) -> StepShape:
     rows = _least(_ROWS, min(sequences * positions, HEAD_ROWS))
-    return _shape_of(rows, sequences, splits, width, positions)
+    return _shape_of(rows, sequences, splits, width, positions, linear)
 
 
 @cache
-def _shape_of(rows: int, sequences: int, splits: int, width: int, positions: int) -> StepShape:
+def _shape_of(
+    rows: int, sequences: int, splits: int, width: int, positions: int, linear: bool
+) -> StepShape:
     """One object for each shape: it knows then where its parts lie."""
-    return StepShape((BatchShape(rows, sequences, 0, splits, width, positions),))
+    return StepShape((BatchShape(rows, sequences, 0, splits, width, positions, linear),))
 
 
 _split_buckets = partial(split_buckets, times=_TIMES_SPLITS)

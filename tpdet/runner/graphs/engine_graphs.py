@@ -78,11 +78,11 @@ def bytes_for_drafts(config: EngineConfig, context: int, vocabulary: int) -> int
     return usual * _GRAPH_BYTES + (HEAD_ROWS * vocabulary * 4 if usual else 0)
 
 
-def _usual_with_drafts(config: EngineConfig, width: int) -> list[StepShape]:
+def _usual_with_drafts(config: EngineConfig, width: int, linear: bool = False) -> list[StepShape]:
     """Shapes of steps with a draft model's drafts, if there is one; tables have `width` pages."""
     if config.draft_model is None or not config.drafters or config.fixed_batch is not None:
         return []
-    return usual_shapes(config.max_running, width, SHORT_TOKENS)
+    return usual_shapes(config.max_running, width, SHORT_TOKENS, linear)
 
 
 def make_graphs(
@@ -99,18 +99,18 @@ def make_graphs(
     Without `capture` every step is launched once and nothing is captured: what graphs need
     compiled; `model` may then be shallow. sampled: ids of the step before, as for `DecodeGraphs`.
     """
-    width = -(-context // PAGE_TOKENS)
-    decode = decode_shapes(config.max_running, width, config.fixed_batch or 0)
+    width, linear = -(-context // PAGE_TOKENS), pages.states is not None
+    decode = decode_shapes(config.max_running, width, config.fixed_batch or 0, linear)
     steps = []
     if model.attends_in_fixed_shapes:
-        steps = step_shapes(most, config.max_running, width, model.overlaps_exchanges)
+        steps = step_shapes(most, config.max_running, width, model.overlaps_exchanges, linear)
     room, first = None, model
     with_drafts = model.attends_in_fixed_shapes and config.fixed_batch is None
-    usual = _usual_with_drafts(config, width) if with_drafts else []
+    usual = _usual_with_drafts(config, width, linear) if with_drafts else []
     if capture:
         others = len(steps) + len(usual)
         _log.info("capturing CUDA graphs: %d of decode steps, %d others", len(decode), others)
-        drafts = [largest_shape(config.max_running, width)] if with_drafts else []
+        drafts = [largest_shape(config.max_running, width, linear)] if with_drafts else []
         words = max(shape.words for shape in (*decode, *steps, *drafts))
         room, first = GraphRoom(sampled.device, words), model.shallow()
     source = GraphSource(model, first, pages, sampled, room)

@@ -17,7 +17,7 @@ import torch
 
 from tpdet.control.plan import PlanRows
 from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedBatch, PagedSequence
-from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.kernels.order import CHUNK_TOKENS, PAGE_TOKENS
 
 _ALIGNED = 4  # int32 values in 16 bytes
 _INT64 = 2  # int32 values of one int64: an id, a position, a slot
@@ -25,7 +25,10 @@ _FIRST, _COUNT, START = range(3)
 """Columns of `spans`: a sequence's first row, its number of rows, the first row's position."""
 _SEQUENCE, _OFFSET = range(2)
 """Columns of the lists. `_OFFSET` is a row of the sequence in `blocks`, a split of the sequence in
-`splits`, and the sequence's first entry of `splits` in `short`."""
+`splits`, the sequence's first entry of `splits` in `short`, and a chunk in `pieces`."""
+_, _STANDING, _DRAFTS = range(3)
+"""Columns of `StepSpans.states`; the buffer has a sequence's first piece behind them."""
+_FIRST_PIECE = _DRAFTS + 1
 _Buffer = Any  # a tensor, or an array over its memory: both are cut and viewed alike
 
 
@@ -42,6 +45,8 @@ class BatchParts(NamedTuple):
     blocks: Any
     splits: Any
     short: Any
+    states: Any
+    pieces: Any
 
 
 class _PartBounds(NamedTuple):
@@ -63,7 +68,7 @@ class BatchShape:
     """Room of one batch: rows, sequences and entries of its work lists; pages of a table's row.
 
     With `splits`, sequences of up to `short_rows` rows in the step are short (`PagedBatch`); else
-    none is.
+    none is. linear: whether sequences have states of linear layers.
     """
 
     rows: int
@@ -72,6 +77,16 @@ class BatchShape:
     splits: int
     width: int
     short_rows: int = 1
+    linear: bool = False
+
+    @property
+    def pieces(self) -> int:
+        """Room for chunks in which rows lie: of sequences that are all short, or of any."""
+        if not self.linear:
+            return 0
+        if not self.blocks:
+            return min(self.rows, self.sequences * min(self.short_rows, 2))
+        return min(self.rows, self.sequences + self.blocks + self.rows // CHUNK_TOKENS)
 
     @property
     def short(self) -> int:
@@ -89,6 +104,8 @@ class BatchShape:
             blocks=(self.blocks, columns),
             splits=(self.splits, columns),
             short=(self.short, columns),
+            states=((self.sequences + 1) * self.linear, _FIRST_PIECE + 1),
+            pieces=(self.pieces, columns),
         )
 
 
@@ -140,12 +157,16 @@ class StepShape:
 
 @dataclass(frozen=True)
 class StepSpans:
-    """Sequences of a step or micro-batch: first row, count, start int64 [n]; tables [n, width]."""
+    """Sequences of a step or micro-batch: first row, count, start int64 [n]; tables [n, width].
+
+    states int64 [n, 3]: slot, standing, and whether it has drafts; zeros without linear layers.
+    """
 
     first: np.ndarray
     count: np.ndarray
     start: np.ndarray
     tables: np.ndarray
+    states: np.ndarray
 
     @staticmethod
     def of(rows: PlanRows, width: int, scratch: int) -> "StepSpans":
@@ -153,17 +174,25 @@ class StepSpans:
         count = rows.count
         tables = np.full((len(rows), width), scratch, np.int32)
         tables[np.arange(width) < rows.held[:, None]] = rows.page_ids
-        return StepSpans(np.cumsum(count) - count, count, rows.start, tables)
+        states = np.zeros((len(rows), _FIRST_PIECE), np.int64)
+        if rows.states:
+            states[:, :_DRAFTS] = rows.state_columns.T
+            states[:, _DRAFTS] = rows.samples > 1
+        return StepSpans(np.cumsum(count) - count, count, rows.start, tables, states)
 
     def cut(self, middle: int) -> tuple["StepSpans", "StepSpans"]:
         """The rows before `middle`, and the others counted from it; a sequence may be cut."""
         early = np.clip(middle - self.first, 0, self.count)
         late = self.count - early
         before, after = early > 0, late > 0
-        first = (self.first + early - middle)[after]
+        first, start = self.first + early - middle, self.start + early
+        states = self.states.copy()
+        states[before, _STANDING] = (start[before] - 1) // CHUNK_TOKENS
+        early_half = self.first, early, self.start, self.tables, self.states
+        late_half = first, late, start, self.tables, states
         return (
-            StepSpans(self.first[before], early[before], self.start[before], self.tables[before]),
-            StepSpans(first, late[after], (self.start + early)[after], self.tables[after]),
+            StepSpans(*(column[before] for column in early_half)),
+            StepSpans(*(column[after] for column in late_half)),
         )
 
     def within(self, shape: StepShape) -> list["StepSpans"] | None:
@@ -173,6 +202,8 @@ class StepSpans:
         would walk its keys alone.
         """
         begin, *others = shape.batches
+        if others and begin.linear and self.states[:, _DRAFTS].any():
+            return None  # a state that drafts leave behind is not the second batch's to move
         parts = list(self.cut(begin.rows)) if others else [self]
         if not begin.splits and (parts[0].count == 1).any():
             return None
@@ -189,11 +220,17 @@ class StepSpans:
             and len(self.count) <= shape.sequences
             and blocks.sum() <= shape.blocks
             and splits.sum() <= shape.splits
+            and (not shape.linear or self._pieces().sum() <= shape.pieces)
         )
 
     def short(self, shape: BatchShape) -> np.ndarray:
         """Which sequences are short in a batch."""
         return (self.count <= shape.short_rows) & bool(shape.splits)
+
+    def _pieces(self) -> np.ndarray:
+        """Chunks in which each sequence's rows lie."""
+        ends = (self.start + self.count - 1) // CHUNK_TOKENS
+        return ends - self.start // CHUNK_TOKENS + 1
 
     def _splits(self, short: np.ndarray) -> np.ndarray:
         """Attention splits of each short sequence."""
@@ -201,7 +238,7 @@ class StepSpans:
 
     def pack(self, shape: BatchShape, parts: BatchParts, scratch: int) -> None:
         """Write what fits a batch into its parts of a packed buffer on the host."""
-        positions, slots, tables, spans, blocks, splits, short = parts
+        positions, slots, tables, spans, blocks, splits, short, states, pieces = parts
         count, total = len(self.count), int(self.count.sum())
         index = np.repeat(np.arange(count), self.count)
         row_positions = np.arange(total) + np.repeat(self.start - self.first, self.count)
@@ -220,6 +257,8 @@ class StepSpans:
             self._pack_blocks(shape, np.flatnonzero(~is_short), blocks)
         if shape.splits:
             self._pack_splits(shape, np.flatnonzero(is_short), splits, short)
+        if shape.linear:
+            self._pack_states(shape, states, pieces)
 
     def _pack_blocks(self, shape: BatchShape, long: np.ndarray, blocks: np.ndarray) -> None:
         """In the order of `make_batch`: blocks with most keys first."""
@@ -242,6 +281,18 @@ class StepSpans:
         short[: len(listed), _SEQUENCE] = listed
         short[: len(listed), _OFFSET] = firsts
         short[len(listed) :] = (shape.sequences, 0)
+
+    def _pack_states(self, shape: BatchShape, states: np.ndarray, pieces: np.ndarray) -> None:
+        chunks = self._pieces()
+        firsts, total = np.cumsum(chunks) - chunks, int(chunks.sum())
+        states[: len(chunks), :_FIRST_PIECE] = self.states
+        states[: len(chunks), _FIRST_PIECE] = firsts
+        states[len(chunks) :] = 0
+        sequence = np.repeat(np.arange(len(chunks)), chunks)
+        pieces[:total, _SEQUENCE] = sequence
+        pieces[:total, _OFFSET] = np.arange(total) - firsts[sequence]
+        pieces[:total, _OFFSET] += self.start[sequence] // CHUNK_TOKENS
+        pieces[total:] = (shape.sequences, 0)
 
 
 def pack_step(

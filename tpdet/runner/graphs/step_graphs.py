@@ -135,7 +135,8 @@ def wanted_rows(rows: PlanRows, spans: StepSpans) -> StepSpans:
     owner = np.repeat(np.arange(len(logits)), logits)
     number = np.arange(len(owner)) + np.repeat(spans.first + spans.count - ends, logits)
     start = spans.start[owner] + number - spans.first[owner]
-    return StepSpans(number, np.ones_like(number), start, spans.tables[owner])
+    one = np.ones_like(number)
+    return StepSpans(number, one, start, spans.tables[owner], spans.states[owner])
 
 
 def pack_ends(wanted: StepSpans, shape: StepShape, packed: torch.Tensor, scratch: int) -> None:
@@ -149,16 +150,18 @@ def pack_ends(wanted: StepSpans, shape: StepShape, packed: torch.Tensor, scratch
     replace(wanted, first=np.arange(count)).pack(shape.batches[0], parts, scratch)
 
 
-def step_shapes(most_rows: int, max_running: int, width: int, overlapped: bool) -> list[StepShape]:
+def step_shapes(
+    most_rows: int, max_running: int, width: int, overlapped: bool, linear: bool = False
+) -> list[StepShape]:
     """Shapes that graphs are captured for, ascending; tables have `width` pages.
 
     most_rows: of a step; max_running: sequences of a step, at most; overlapped:
-    exchanges can overlap products.
+    exchanges can overlap products; linear: the model has linear layers.
     """
     return [
         shape
         for rows in step_rows(most_rows)
-        for shape in _shapes_of(rows, max_running, width, overlapped, most_rows)
+        for shape in _shapes_of(rows, max_running, width, overlapped, linear, most_rows)
     ]
 
 
@@ -186,17 +189,18 @@ def _coarse_rows(most: int) -> set[int]:
 
 
 def _shapes_of(
-    rows: int, max_running: int, width: int, overlapped: bool, most_rows: int
+    rows: int, max_running: int, width: int, overlapped: bool, linear: bool, most_rows: int
 ) -> Iterator[StepShape]:
     """By splits. Decode rows stand before prompts: in the second micro-batch none is short."""
     early = first_micro_batch(rows) if overlapped else rows
     sequences = min(max_running, early)
     for splits in _split_buckets(rows, most_rows, sequences * width):
-        batches = [BatchShape(early, sequences, _blocks(early, sequences), splits, width)]
+        blocks = _blocks(early, sequences)
+        batches = [BatchShape(early, sequences, blocks, splits, width, linear=linear)]
         if late := rows - early:
             sequences_late = min(max_running, late)
             blocks = _blocks(late, sequences_late)
-            batches.append(BatchShape(late, sequences_late, blocks, 0, width))
+            batches.append(BatchShape(late, sequences_late, blocks, 0, width, linear=linear))
         yield StepShape(tuple(batches))
 
 

@@ -91,7 +91,7 @@ def _logits(
                 continue
             ids = torch.tensor([(7 * p + 3) % vocab_size for p in range(start, start + size)])
             standing = max(0, start - 1) // CHUNK_TOKENS
-            sequence = PagedSequence(0, size, start, (own,), standing=standing)
+            sequence = PagedSequence(0, size, start, (own,), 0, standing)
             batches = micro_batches((sequence,), first.device, model.overlaps_exchanges)
             x_MH = model.hidden(ids.to(first.device), pages, *batches)
             blocks.append(model.local_logits(x_MH[-1:]))

@@ -26,5 +26,4 @@ def apply_state_events(pool: StatePool, events: Iterable[StateEvent]) -> None:
             snapshot = slot - pool.running
             pool.keep_tail(source, snapshot, position)
             move = StateMove(source, pool.boundary_of(snapshot), event.chunk - 1)
-            for state in pool.layers:
-                ops.advance_states(state, (move,))
+            ops.advance_states(pool.layers, (move,))

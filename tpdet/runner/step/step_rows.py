@@ -26,18 +26,18 @@ class StepRows:
 
 
 def gather_rows(
-    rows: PlanRows, fixed_batch: int, scratch_page: int, scratch_slot: int = 0
+    rows: PlanRows, fixed_batch: int, scratch_page: int, scratch_slot: int = -1
 ) -> StepRows:
     """The rows of a plan; a decode step (one token a row) is padded to `fixed_batch` rows.
 
-    With `fixed_batch` 0 nothing is padded.
+    With `fixed_batch` 0 nothing is padded. scratch_slot: of pads' states, -1 where there are none.
     """
     ids: list[int] = []
     wanted: list[int] = []
     sequences, ends = [], []
     for row in rows:
         count = len(row.token_ids)
-        state = max(row.slot, 0), row.standing, row.samples > 1
+        state = row.slot, row.standing, row.samples > 1
         sequences.append(PagedSequence(len(ids), count, row.start, row.pages, *state))
         if row.logits:
             before = count - row.logits

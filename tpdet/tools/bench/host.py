@@ -206,7 +206,8 @@ def plan_only(engine: Engine) -> None:
     engine.run_ahead = True
     runner, config = engine.runner, engine.config
     assert runner.pages is not None
-    shapes = decode_shapes(config.max_running, -(-runner.max_model_len // PAGE_TOKENS))
+    width, linear = -(-runner.max_model_len // PAGE_TOKENS), runner.pages.states is not None
+    shapes = decode_shapes(config.max_running, width, linear=linear)
     room = _EmptyRoom(runner.device, max(shape.words for shape in shapes))
     source = GraphSource(runner.model, runner.model, runner.pages, runner.sampled, room)
     decode = _EmptyGraphs(source, shapes)

@@ -17,12 +17,12 @@ from tpdet.kernels.inputs.linear_state import DeltaGates, LinearState
 ROWS, FP32, INT32 = "*bf16", "*fp32", "*i32"
 SHAPE = LinearShape(16, 2, 128, 128, 128, 32, 128, True)
 TYPES = {
-    "step": DeltaStep(ROWS, ROWS, ROWS, FP32, FP32, "i32", "i32", "i32"),
+    "step": DeltaStep(ROWS, ROWS, ROWS, FP32, FP32, *(5 * ["i32"])),
     "gates": DeltaGates(FP32, FP32),
     "factors": RowFactors(FP32, FP32, FP32, "*i64"),
     "state": LinearState(FP32, ROWS, FP32, FP32, "*i64", ROWS),
     "scratch": ChunkScratch(ROWS, FP32, FP32, FP32, FP32),
-    "tables": Tables(INT32, INT32),
+    "tables": Tables(INT32, INT32, INT32),
     "moves": INT32,
     "inputs": ROWS,
     "scale": "fp32",
@@ -42,6 +42,7 @@ CASES = [
     ),
     (chunk_factors.chunk_factors, {"SHAPE": SHAPE}, 0),
     (pass_chunks.advance_chunks, {"SHAPE": SHAPE}, 0),
+    (pass_chunks.advance_late, {"SHAPE": SHAPE, "SEQUENCES": 256}, 0),
     (pass_chunks.pass_chunks, {"SHAPE": SHAPE}, 400),
 ]
 """Kernels, constants, and the bytes a thread that may be spilled."""

@@ -100,7 +100,7 @@ def test_several_sequences_and_states_moved_out_of_place_have_the_bits_of_the_cp
     for rule, state in zip((cpu_rule, delta_rule), states, strict=True):
         first = make_batch((linear_sequence(0, 64, 0, 2), linear_sequence(64, 5, 0, 1)))
         rule.gated_delta(*rows.at(0, 69), state, first)
-        rule.advance_states(state, (StateMove(2, 3, 0),))
+        rule.advance_states((state,), (StateMove(2, 3, 0),))
         late = linear_sequence(0, 1, 64, 2), linear_sequence(1, 19, 5, 1)
         outputs.append(rule.gated_delta(*rows.at(69, 89), state, make_batch(late)))
     assert_same_bits(outputs[1], outputs[0], "late rows")
