@@ -115,9 +115,10 @@ def run(
     Not `look`: nobody sees the logits, as when serving. `waves`: more requests, each wave when
     the one before is done, or a function of the engine that is called then. `local_size`: so many
     ranks pretend to share a host. `timeout`: seconds of the whole run of several.
-    The engine has no drafters unless the settings say so.
+    The engine has no drafters unless the settings say so, and room for as many sequences as these.
     """
-    given = {"kv_pages": 64, "drafts": "off"} | settings
+    together = sum(request.params.n for request in requests)
+    given = {"kv_pages": 64, "drafts": "off", "max_num_seqs": max(16, together)} | settings
     config = EngineConfig.from_values(model=str(model), **given)
 
     def one_rank(world):
