@@ -171,6 +171,15 @@ def test_a_server_is_loaded_and_the_run_appended(server, tmp_path, capsys):
     assert found["accepted_draft_tokens"] == 0  # its metrics count them, and nobody drafts
 
 
+def test_a_load_of_chats(server, capsys):
+    arguments = ["bench", "serve", "--base-url", server.url, "--requests", "2", "--generate", "4",
+                 "--input", "3", "--vocabulary", "200", "--chat"]  # fmt: skip
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["completed"], found["total_output_tokens"]) == (2, 8)
+    assert found["total_input_tokens"] > 6  # the template's tokens, and of each id its digits
+
+
 def test_requests_that_all_fail_are_a_failure(server, capsys):
     arguments = ["bench", "serve", "--base-url", server.url, "--requests", "2", "--model", "other"]
     assert main(arguments) == 70

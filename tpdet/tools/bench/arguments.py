@@ -47,6 +47,8 @@ _ENGINE = (
 """Besides the settings of `LLM`, each with its default there."""
 _SHAPES = flag("--model-shape", f"a list of {', '.join(sorted(SHAPES))}", default=_MODEL_SHAPES)
 _URL = "http://127.0.0.1:8000"
+_AS_CHAT = "send prompts as a chat's message, the ids in decimals"
+_CHAT = flag("--chat", _AS_CHAT, action="store_true")
 _OUR_KEY = "(default: the key in TPDET_API_KEY or VLLM_API_KEY)"
 
 
@@ -113,6 +115,7 @@ BENCHMARKS = (
         count("--generate", "tokens of each answer", default=64),
         figure("--temperature", "0 is greedy", default=0.0),
         count("--vocabulary", "prompt ids are below it", default=1000),
+        _CHAT,
         count("--seed", "of prompts and arrivals", default=0),
         figure("--timeout", "seconds for one request", default=600.0),
     )),
@@ -134,6 +137,7 @@ BENCHMARKS = (
         flag("--input", "prompt tokens, N or LEAST:MOST", default="512"),
         count("--generate", "tokens of each answer", default=128),
         count("--vocabulary", "prompt ids are below it", default=1000),
+        _CHAT,
         count("--seed", "of prompts", default=0),
         figure("--timeout", "seconds for one request", default=600.0),
     )),

@@ -43,7 +43,8 @@ class HttpLoad:
     """Requests of random prompts of `shortest` to `longest` ids, for exactly `generate` tokens.
 
     concurrency: requests at a time, at most; None for all. rate: requests a second, with random
-    (Poisson) arrivals; None sends all at once. timeout: seconds for one request.
+    (Poisson) arrivals; None sends all at once. timeout: seconds for one request. chat: each prompt
+    is a chat's message, its ids in decimals, so that its tokens are the server's to count.
     """
 
     requests: int
@@ -56,22 +57,30 @@ class HttpLoad:
     vocabulary: int = 1000
     seed: int = 0
     timeout: float = 600.0
+    chat: bool = False
+
+    @property
+    def path(self) -> str:
+        """Where requests go."""
+        return "/v1/chat/completions" if self.chat else "/v1/completions"
 
 
 def load_of(options: argparse.Namespace, **others: Any) -> HttpLoad:
     """The load that flags ask for. Raises UsageError for what is no range of lengths."""
     shortest, longest = parse_range(options.input)
     fields = {
-        name: getattr(options, name) for name in ("generate", "vocabulary", "seed", "timeout")
+        name: getattr(options, name)
+        for name in ("generate", "vocabulary", "seed", "timeout", "chat")
     }
     return HttpLoad(shortest=shortest, longest=longest, **fields, **others)
 
 
 def request_body(model: str, ids: Sequence[int], load: HttpLoad) -> dict[str, Any]:
-    """The body of a streamed completion that ends only after `load.generate` tokens."""
+    """The body of a streamed answer that ends only after `load.generate` tokens."""
+    message = {"role": "user", "content": " ".join(map(str, ids))}
     return {
         "model": model,
-        "prompt": ids,
+        **({"messages": [message]} if load.chat else {"prompt": ids}),
         "max_tokens": load.generate,
         "temperature": load.temperature,
         "ignore_eos": True,
@@ -91,7 +100,7 @@ async def send(target: Target, load: HttpLoad) -> tuple[list[Answer], float]:
         async with limit:
             try:
                 return await asyncio.wait_for(
-                    stream(target.address, "/v1/completions", target.headers, body), load.timeout
+                    stream(target.address, load.path, target.headers, body), load.timeout
                 )
             except TimeoutError:
                 return Answer(error=f"no end within {load.timeout:g} s")

@@ -146,13 +146,13 @@ async def check_server(target: Target, load: HttpLoad) -> None:
     """
     ids = prompt(load.longest, load.vocabulary, load.seed)
     body = request_body(target.model, ids, load)
-    answer = await stream(target.address, "/v1/completions", target.headers, body)
+    answer = await stream(target.address, load.path, target.headers, body)
     where = f"{target.name} at {target.address}"
     if answer.error is not None:
         raise UsageError(f"{where} refuses the load's request: {answer.error}")
     if not answer.output_tokens:
         raise UsageError(f"{where} gives no usage: it needs stream_options.include_usage")
-    if answer.input_tokens != len(ids):
+    if answer.input_tokens != len(ids) and not load.chat:
         raise UsageError(
             f"{where} read {answer.input_tokens} tokens of a prompt of {len(ids)} ids: it needs "
             "token ids as the prompt of /v1/completions"
