@@ -107,6 +107,7 @@ def run(
     waves=(),
     local_size=None,
     timeout=240.0,
+    world=None,
     **settings,
 ) -> Run:
     """Run `requests` together at a tensor-parallel size; `change(engine)` runs before them.
@@ -114,14 +115,15 @@ def run(
     `each_step(engine, step)` runs after every step on rank 0. `ahead`: steps overlap, as on a GPU.
     Not `look`: nobody sees the logits, as when serving. `waves`: more requests, each wave when
     the one before is done, or a function of the engine that is called then. `local_size`: so many
-    ranks pretend to share a host. `timeout`: seconds of the whole run of several.
+    ranks pretend to share a host. `timeout`: seconds of the whole run of several. `world`: that of
+    this rank, where all ranks call this, in place of `tp`; those above 0 get None.
     The engine has no drafters unless the settings say so, and room for as many sequences as these.
     """
     together = sum(request.params.n for request in requests)
     given = {"kv_pages": 64, "drafts": "off", "max_num_seqs": max(16, together)} | settings
     config = EngineConfig.from_values(model=str(model), **given)
 
-    def one_rank(world):
+    def one_rank(world, close=False):
         result = Run()
         names = {}
 
@@ -138,6 +140,8 @@ def run(
             change(engine)
         if world.rank > 0:
             engine.worker_loop()
+            if close:
+                engine.runner.close()
             return None
         result.fingerprint = engine.system_fingerprint
         for wave in (requests, *waves):
@@ -160,8 +164,12 @@ def run(
         result.steps = engine.statistics().steps
         result.preemptions = engine.statistics().preemptions
         engine.stop_workers()
+        if close:
+            engine.runner.close()  # NCCL waits for the last graph when the world closes
         return result
 
+    if world is not None:
+        return one_rank(world, close=True)
     if tp == 1:
         return one_rank(SoloWorld())
     return run_threads(tp, one_rank, timeout, local_size)[0]

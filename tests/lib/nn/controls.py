@@ -32,13 +32,14 @@ def library_log_softmax(model: Path, sampled: SampledTokens) -> int:
         """A model with torch's log-softmax in place of ours."""
 
         def __init__(self, world):
-            self.model = tpdet.nn.load(model, world, device="cpu")
+            self.model = tpdet.nn.load(model, world)
 
         def log_prob(self, ids, lengths):
             """As `CausalLM.log_prob`."""
             parts = self.model(ids, lengths).split(lengths)
             logits = torch.cat([part[:-1] for part in parts])
-            following = torch.cat([part[1:] for part in torch.tensor(ids).split(lengths)])
+            tokens = torch.tensor(ids, device=logits.device)
+            following = torch.cat([part[1:] for part in tokens.split(lengths)])
             return torch.log_softmax(logits, -1).gather(1, following[:, None])[:, 0]
 
     return mismatches(recomputed_bits(Library, sampled, 1), sampled.bits)
@@ -76,7 +77,7 @@ def stale_page(model: Path, sampled: SampledTokens | None = None, reload: bool =
 
 def _changed(model: Path, part: str, factor: float):
     """The model with the parameters of a part of it multiplied."""
-    trained = tpdet.nn.load(model, device="cpu")
+    trained = tpdet.nn.load(model)
     with torch.no_grad():
         for name, values in trained.named_parameters():
             if part in name:

@@ -2,21 +2,24 @@
 
 import random
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import torch
 
 import tpdet.nn
 from tests.lib.engine_harness import ask, dictate_drafts, run
 from tests.lib.thread_world import run_threads
-from tpdet.comm.world.world import SoloWorld
+from tpdet.comm.world.world import SoloWorld, World
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.requests.request import Request, TokenOutput
 
 _STEP_TOKENS = 96
-_TIMEOUT = 3000.0
+TIMEOUT = 3000.0
 _PREFIX = 280  # over a page, so that it is shared
 _VOCABULARY = 1100
 _FOREIGN = "foreign"
@@ -46,6 +49,23 @@ class SampledTokens:
             raise ValueError(f"the tokens met no {', '.join(missing)}: sample more of them")
 
 
+def on_ranks(
+    ranks: int, function: Callable[[World], Any], processes: World | None, kind: object
+) -> Any:
+    """What `function(world)` returns on rank 0, of `ranks` ranks, a value of type `kind`.
+
+    processes: the world of this process, whose ranks all call this and get the value; one of them
+    or all compute. None for threads.
+    """
+    if processes is None:
+        return function(SoloWorld()) if ranks == 1 else run_threads(ranks, function, TIMEOUT)[0]
+    value = None
+    if processes.rank < ranks:
+        value = function(SoloWorld() if ranks == 1 else processes)
+    processes.set_timeout(TIMEOUT)  # an engine's own was shorter
+    return msgspec.json.decode(processes.broadcast_bytes(msgspec.json.encode(value)), type=kind)
+
+
 def bits_of(value: float) -> int:
     """The bits of an fp32 number."""
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
@@ -58,10 +78,12 @@ def sample_tokens(
     answers: SampledTokens | None = None,
     of_wave: int = 8,
     seed: int = 0,
+    processes: World | None = None,
 ) -> SampledTokens:
     """Sample `count` tokens of each request of two waves, which meet what `met` counts.
 
     Drafts are dictated, by `answers` to the same requests (None: any tokens), often wrong ones.
+    processes: as for `on_ranks`.
     """
     draw = random.Random(seed)
     waves = [_wave(draw, count, range(first, first + of_wave)) for first in (0, of_wave)]
@@ -86,30 +108,34 @@ def sample_tokens(
         totals = engine.statistics().totals
         met["drafts"], met["accepted drafts"] = totals.draft_tokens, totals.accepted_draft_tokens
 
-    result = run(
-        model,
-        waves[0],
-        tp=ranks,
-        preempt_every=of_wave,
-        change=lambda engine: dictate_drafts(engine, propose),
-        each_step=watch,
-        look=False,
-        timeout=_TIMEOUT,
-        waves=waves[1:],
-        max_num_batched_tokens=_STEP_TOKENS,
-        max_num_seqs=of_wave - 2,
-        kv_pages=5 * of_wave,
-    )
-    sampled = SampledTokens(met=met)
-    own = [it for it in chain(*waves) if not it.request_id.startswith(_FOREIGN)]
-    for request in own:
-        tokens = [o for o in result.outputs[request.request_id] if isinstance(o, TokenOutput)]
-        sampled.prompts.append(request.prompt_token_ids)
-        sampled.outputs.append([token.token_id for token in tokens])
-        sampled.bits.append([bits_of(token.logprob) for token in tokens])
-    met["prefix tokens"] = sum(result.cached(request.request_id) for request in own)
-    met["preemptions"] = result.preemptions
-    return sampled
+    def sample(world):
+        result = run(
+            model,
+            waves[0],
+            preempt_every=of_wave,
+            change=lambda engine: dictate_drafts(engine, propose),
+            each_step=watch,
+            look=False,
+            waves=waves[1:],
+            world=world,
+            max_num_batched_tokens=_STEP_TOKENS,
+            max_num_seqs=of_wave - 2,
+            kv_pages=5 * of_wave,
+        )
+        if result is None:
+            return None
+        sampled = SampledTokens(met=met)
+        own = [it for it in chain(*waves) if not it.request_id.startswith(_FOREIGN)]
+        for request in own:
+            tokens = [o for o in result.outputs[request.request_id] if isinstance(o, TokenOutput)]
+            sampled.prompts.append(request.prompt_token_ids)
+            sampled.outputs.append([token.token_id for token in tokens])
+            sampled.bits.append([bits_of(token.logprob) for token in tokens])
+        met["prefix tokens"] = sum(result.cached(request.request_id) for request in own)
+        met["preemptions"] = result.preemptions
+        return sampled
+
+    return on_ranks(ranks, sample, processes, SampledTokens)
 
 
 def _wave(draw: random.Random, count: int, numbers: range) -> list[Request]:
@@ -135,10 +161,16 @@ def _drawn(draw: random.Random, length: int) -> list[int]:
     return [draw.randrange(_VOCABULARY) for _ in range(length)]
 
 
-def recomputed_bits(load, sampled: SampledTokens, ranks: int, together: int = 5) -> list[list[int]]:
+def recomputed_bits(
+    load: Callable[[World], Any],
+    sampled: SampledTokens,
+    ranks: int,
+    together: int = 5,
+    processes: World | None = None,
+) -> list[list[int]]:
     """Bits of the same tokens by a model over `ranks` ranks; `load(world)` makes it.
 
-    together: sequences of a packed batch.
+    together: sequences of a packed batch. processes: as for `on_ranks`.
     """
 
     def one_rank(world):
@@ -156,13 +188,10 @@ def recomputed_bits(load, sampled: SampledTokens, ranks: int, together: int = 5)
             outputs = sampled.outputs[first : first + together]
             for part, output in zip(parts, outputs, strict=True):
                 results.append(part[len(part) - len(output) :].view(torch.int32).tolist())
+        assert len({*world.gather_bytes(msgspec.json.encode(results))}) == 1, "ranks differ"
         return results
 
-    if ranks == 1:
-        return one_rank(SoloWorld())
-    ranks_results = run_threads(ranks, one_rank, _TIMEOUT)
-    assert all(each == ranks_results[0] for each in ranks_results), "ranks differ"
-    return ranks_results[0]
+    return on_ranks(ranks, one_rank, processes, list[list[int]])
 
 
 def mismatches(ours: list[list[int]], theirs: list[list[int]]) -> int:
@@ -175,5 +204,5 @@ def mismatches(ours: list[list[int]], theirs: list[list[int]]) -> int:
 
 
 def loader(model: Path, **settings):
-    """What `recomputed_bits` loads."""
-    return lambda world: tpdet.nn.load(model, world, device="cpu", **settings)
+    """What `recomputed_bits` loads, on a GPU where there is one."""
+    return lambda world: tpdet.nn.load(model, world, **settings)
