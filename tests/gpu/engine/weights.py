@@ -2,6 +2,10 @@
 
 python -m tests.gpu.engine.weights [SHAPE]        (times and memory; qwen3-8b by default)
 python -m tests.gpu.engine.weights nccl           (the check of bits that needs two GPUs)
+torchrun --nproc-per-node 2 -m tests.gpu.engine.weights updates 50 [FILE]
+                              (so many updates in a row; also without torchrun, on one GPU)
+
+FILE is a results file, or a folder of them, to which `updates` appends its rows.
 """
 
 import base64
@@ -25,15 +29,20 @@ from tpdet.checkpoint.model_config.known_shapes import write_shape
 from tpdet.checkpoint.transfer import nccl
 from tpdet.checkpoint.transfer.announced import announced
 from tpdet.checkpoint.transfer.carriers import chunks_of
+from tpdet.comm.device import open_world
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.control.weight_orders import CarrierInfo, TensorsInfo
 from tpdet.engine import Engine
 from tpdet.kernels.cuda.digests.blake3 import blake3_of
+from tpdet.tools.measurement.results_file import append_run
 from tpdet.tools.synthetic.make_model import make_model
+from tpdet.tools.worlds.machine import machine
 
 SIZES = {"hidden": 512, "layers": 2, "heads": 8, "kv_heads": 2, "intermediate": 1024, "vocab": 1100}
 FAMILIES = ("qwen3", "qwen2", "phi3", "qwen3_moe", "gpt_oss", "glm4_moe")
+LONG_RUN = {"qwen3": {"kv_heads": 8}, "qwen2": {"tie": True}, "qwen3_moe": {}}
+"""The models of `updates`, and how they differ from the others."""
 CHUNK = 1 << 30
 ALLOWED = 512 << 20
 
@@ -54,46 +63,88 @@ def check_digests():
     return {"messages": len(parts)}
 
 
-def check_update(family, dtype="bfloat16"):
-    """Two updates with graphs: the digest and every logit are those of a fresh start."""
+class Turns(LocalSender):
+    """Hands out the tensors of models in turn, those of one an update, on every rank alike."""
+
+    def __init__(self, models):
+        super().__init__()
+        self.models, self.updates = models, 0
+
+    def receive(self, tensors, info, take, tick):
+        """As `WeightCarrier.receive`."""
+        self.updates += 1
+        self.tensors = self.models[self.updates % len(self.models)]
+        super().receive(tensors, info, take, tick)
+
+
+def check_update(family, updates=2, world=None, **options):
+    """Updates in a row with graphs: each digest and logit is that of a fresh start.
+
+    Three models take turns. world: that of this rank; None for one. Ranks above 0 get None.
+    """
+    world = world or SoloWorld()
     with tempfile.TemporaryDirectory() as folder:
-        tie = family == "qwen2"
-        models = [
-            make_model(Path(folder) / str(i), like=family, seed=i, tie=tie, dtype=dtype, **SIZES)
-            for i in (0, 1)
-        ]
+        shape = SIZES | {"dtype": "bfloat16", "tie": family == "qwen2"} | options
+        models = [make_model(Path(folder) / str(i), like=family, seed=i, **shape) for i in range(3)]
+        tensors = [tensors_of(model) for model in models]
+        for name, values in tensors[0].items():
+            assert not torch.equal(values, tensors[1][name]), f"{name} stays as it was"
+        turns = [number % 3 for number in range(1, updates + 1)]
         draw = random.Random(1)
         prompt = [draw.randrange(1024) for _ in range(300)]
 
         def asked(name):
             return [ask(name, prompt), ask(f"{name}s", prompt[:40], temperature=0.9, seed=3)]
 
+        sender = Turns([{name: each.cuda() for name, each in of.items()} for of in tensors])
+        waves, digests = [], []
+
+        def swap(engine):
+            names = sorted(tensors[0])
+            random.Random(sender.updates).shuffle(names)
+            engine.weights.start_update()
+            engine.weights.update(info_of(tensors[0], names))
+            digests.append(engine.weights.finish_update())
+
+        for number in range(updates):
+            waves += [swap, asked(f"n{number}")]
+        settings = {"device": "cuda", "change": sender.joined, "waves": waves}
+        found = run(models[0], asked("a"), world=world, **settings)
+        if found is None:
+            return None
         fresh = [run(model, asked("a"), device="cuda") for model in models]
-        sender, waves, digests = LocalSender(), [], []
-
-        def swap(which):
-            def wave(engine):
-                tensors = tensors_of(models[which])
-                sender.tensors = {name: tensor.cuda() for name, tensor in tensors.items()}
-                names = sorted(tensors, reverse=True)
-                engine.weights.start_update()
-                engine.weights.update(info_of(tensors, names))
-                digests.append(engine.weights.finish_update())
-
-            return wave
-
-        for number, which in enumerate((1, 0)):
-            waves += [swap(which), asked(f"n{number}")]
-        found = run(models[0], asked("a"), waves=waves, change=sender.joined, device="cuda")
-        for name, which in (("n0", 1), ("n1", 0)):
+        rows = 0
+        for number, which in enumerate(turns):
             for suffix in ("", "s"):
-                assert found.answer(name + suffix) == fresh[which].answer("a" + suffix)
-            for key in [key for key in found.logits if key[0].startswith(name)]:
-                alone = key[0].replace(name, "a"), *key[1:]
-                assert_same_bits(found.logits[key], fresh[which].logits[alone], str(key))
-        started = [engine_of(model).weights.digest for model in (models[1], models[0])]
-        assert digests == started, "digests of a start read the files' bytes on the CPU"
-    return {"updates": len(digests)}
+                name = f"n{number}{suffix}"
+                assert found.answer(name) == fresh[which].answer("a" + suffix), name
+                for key in [key for key in found.logits if key[0] == name]:
+                    alone = fresh[which].logits["a" + suffix, *key[1:]]
+                    assert_same_bits(found.logits[key], alone, str(key))
+                    rows += 1
+        started = [engine_of(model).weights.digest for model in models]
+        wanted = [started[which] for which in turns]
+        assert digests == wanted, "digests of a start read the files' bytes on the CPU"
+    return {"updates": len(digests), "rows of logits": rows}
+
+
+def updates_in_a_row(count, file=None):
+    """`check_update` of LONG_RUN on the ranks of a launcher, or on one; rank 0 says what came."""
+    world, rows = open_world("cuda", 600.0), []
+    for family, options in LONG_RUN.items():
+        seen = check_update(family, count, world, **options)
+        world.set_timeout(600.0)  # an engine's own was shorter
+        if seen is not None:
+            row = {"case": "updates in a row, digests and logits of a fresh start"}
+            row |= {"model": family, "dtype": "bfloat16", "tp": world.size}
+            rows.append(row | {"value": seen.pop("updates"), "unit": "equal"} | seen)
+            print(json.dumps(rows[-1]), flush=True)
+    here = machine("cuda", world.size)
+    if file is not None and world.rank == 0:
+        launch = "python" if world.size == 1 else f"torchrun --nproc-per-node {world.size}"
+        command = f"{launch} -m tests.gpu.engine.weights updates {count} FILE"
+        append_run(Path(file), "updates", here, command, rows)
+    world.close()
 
 
 def engine_of(model, **settings):
@@ -295,5 +346,7 @@ def measure(shape):
 if __name__ == "__main__":
     if sys.argv[1:] == ["nccl"]:
         print(check_nccl())
+    elif sys.argv[1:2] == ["updates"]:
+        updates_in_a_row(int(sys.argv[2]), *sys.argv[3:4])
     else:
         measure(*(sys.argv[1:] or ["qwen3-8b"]))
