@@ -11,7 +11,6 @@ import argparse
 import json
 import multiprocessing
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,8 +23,8 @@ import httpx
 import torch
 
 from tests.gpu.engine.weights import NcclTrainer, ipc_handle
+from tests.gpu.lib.served import served
 from tpdet.checkpoint.model_config.known_shapes import SHAPES, write_shape
-from tpdet.launch.host.interpreter import python_command
 from tpdet.tools.synthetic.make_model import tensor_shapes
 
 PACKED = 512 << 20
@@ -153,22 +152,10 @@ class Trainer:
 def measure(options: argparse.Namespace, folder: Path) -> bool:
     """Print a row a round; whether each kept to its memory."""
     model = write_shape(folder / "m", options.shape)
-    command = python_command("-m", "tpdet", "serve", "--tp", str(options.tp), "--model", str(model))
-    command += ["--load-format", "dummy", "--skip-tokenizer-init", "--served-model-name", "m"]
-    command += ["--port", "0", "--run-dir", str(folder / "run"), "--kv-pages", "1024"]
-    command += ["--max-model-len", "4096", "--admin-listen", "127.0.0.1:0"]
-    server = subprocess.Popen([*command, "--weights-peers", "127.0.0.1"])
-    try:
-        ready = folder / "run" / "ready.json"
-        while not ready.exists():
-            if server.poll() is not None:
-                raise SystemExit(f"the server ended with {server.returncode}")
-            time.sleep(0.1)
-        facts = json.loads(ready.read_text())
+    flags = ["--tp", str(options.tp), "--load-format", "dummy", "--skip-tokenizer-init"]
+    flags += ["--kv-pages", "1024", "--max-model-len", "4096"]
+    with served(model, folder, *flags) as facts:
         return rounds(options, facts["url"], facts["admin_url"])
-    finally:
-        server.terminate()
-        server.wait(60)
 
 
 def rounds(options: argparse.Namespace, url: str, admin_url: str) -> bool:

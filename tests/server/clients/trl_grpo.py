@@ -27,22 +27,64 @@ ANSWERS, TOKENS, TEMPERATURE = 4, 12, 0.7
 
 
 def bits(values: list[list[float]] | torch.Tensor) -> torch.Tensor:
-    """Values, fp32 numbers, as int32."""
-    return torch.as_tensor(values, dtype=torch.float32).detach().contiguous().view(torch.int32)
+    """Values, fp32 numbers, as int32 in the host's memory."""
+    tensor = torch.as_tensor(values, dtype=torch.float32).detach().cpu()
+    return tensor.contiguous().view(torch.int32)
 
 
-class Rollouts:
-    """What `GRPOTrainer` calls for answers: weights to the server, answers, the comparison."""
+class Comparison:
+    """Log-probabilities that a server gave, beside those of the weights in a trainer's memory."""
 
-    def __init__(self, url: str, model: Path, root: Path, skipped: int | None) -> None:
-        self.client = VLLMClient(base_url=url, connection_timeout=30)
-        self.http = httpx.Client(base_url=url, timeout=120)
-        self.tokenizer = AutoTokenizer.from_pretrained(model)
-        self.exact = tpdet.nn.load(model, device="cpu")
-        self.root, self.skipped = root, skipped
+    def __init__(self, directory: Path) -> None:
+        self.exact = tpdet.nn.load(directory)
         self.steps: list[dict] = []
         self.sampled: dict[tuple[int, ...], torch.Tensor] = {}
         self.digest = hashlib.sha256()
+
+    def compare(
+        self, model: torch.nn.Module, sequences: list[list[int]], logprobs: list[list[float]]
+    ) -> None:
+        """Keep how many of a step's log-probabilities are computed again to the bit."""
+        sampled, recomputed = bits(logprobs), self.recompute(model, sequences)
+        self.sampled = dict(zip(map(tuple, sequences), sampled, strict=True))
+        equal = int((sampled == recomputed).sum())
+        self.digest.update(json.dumps([sequences, logprobs]).encode())
+        self.steps.append({"tokens": sampled.numel(), "recomputed": equal, "trl": 0})
+
+    def recompute(self, model: torch.nn.Module, sequences: list[list[int]]) -> torch.Tensor:
+        """Bits of the answers' log-probabilities by `tpdet.nn`, of the weights in memory."""
+        self.exact.load_state_dict(model.state_dict())
+        lengths = [len(sequence) for sequence in sequences]
+        ids = [token for sequence in sequences for token in sequence]
+        with torch.no_grad():
+            scores = self.exact.log_prob(ids, lengths, temperature=TEMPERATURE)
+        parts = scores.split([length - 1 for length in lengths])
+        return bits(torch.stack([part[-TOKENS:] for part in parts]))
+
+    def watch(self, module: torch.nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+        """A forward hook: how many of TRL's own log-probabilities have the sampler's bits."""
+        for ids, mask, scores in zip(
+            kwargs["input_ids"], kwargs["attention_mask"], output.log_probs, strict=True
+        ):
+            own = self.sampled[tuple(ids[mask.bool()].tolist())]
+            self.steps[-1]["trl"] += int((bits(scores[-TOKENS:]) == own).sum())
+
+    def add_rewards(self, trainer: GRPOTrainer) -> None:
+        """Put what the trainer logged beside each step."""
+        logged = [entry for entry in trainer.state.log_history if "reward" in entry]
+        for step, entry in zip(self.steps, logged, strict=True):
+            step |= {"reward": entry["reward"], "grad_norm": entry["grad_norm"]}
+
+
+class Rollouts(Comparison):
+    """What `GRPOTrainer` calls for answers: weights to the server, answers, the comparison."""
+
+    def __init__(self, url: str, model: Path, root: Path, skipped: int | None) -> None:
+        super().__init__(model)
+        self.client = VLLMClient(base_url=url, connection_timeout=30)
+        self.http = httpx.Client(base_url=url, timeout=120)
+        self.tokenizer = AutoTokenizer.from_pretrained(model)
+        self.root, self.skipped = root, skipped
 
     def tell(self, path: str, **body: object) -> dict:
         """The answer of a control route. Raises httpx.HTTPStatusError where it refuses."""
@@ -76,35 +118,44 @@ class Rollouts:
         completion_ids = answers["completion_ids"]
         logprobs = [[top[0] for top in answer] for answer in answers["logprobs"]]
         sequences = [[*p, *c] for p, c in zip(prompt_ids, completion_ids, strict=True)]
-        sampled, recomputed = bits(logprobs), self.recompute(trainer.model, sequences)
-        self.sampled = dict(zip(map(tuple, sequences), sampled, strict=True))
-        equal = int((sampled == recomputed).sum())
-        self.digest.update(json.dumps([sequences, logprobs]).encode())
-        self.steps.append({"tokens": sum(map(len, completion_ids)), "recomputed": equal, "trl": 0})
+        self.compare(trainer.model, sequences, logprobs)
         return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": logprobs}
-
-    def recompute(self, model: torch.nn.Module, sequences: list[list[int]]) -> torch.Tensor:
-        """Bits of the answers' log-probabilities by `tpdet.nn`, of the weights in memory."""
-        self.exact.load_state_dict(model.state_dict())
-        lengths = [len(sequence) for sequence in sequences]
-        ids = [token for sequence in sequences for token in sequence]
-        with torch.no_grad():
-            scores = self.exact.log_prob(ids, lengths, temperature=TEMPERATURE)
-        parts = scores.split([length - 1 for length in lengths])
-        return bits(torch.stack([part[-TOKENS:] for part in parts]))
-
-    def watch(self, module: torch.nn.Module, args: tuple, kwargs: dict, output: object) -> None:
-        """A forward hook: how many of TRL's own log-probabilities have the sampler's bits."""
-        for ids, mask, scores in zip(
-            kwargs["input_ids"], kwargs["attention_mask"], output.log_probs, strict=True
-        ):
-            own = self.sampled[tuple(ids[mask.bool()].tolist())]
-            self.steps[-1]["trl"] += int((bits(scores[-TOKENS:]) == own).sum())
 
 
 def reward(completion_ids: list[list[int]], **columns: object) -> list[float]:
     """The share of even token ids."""
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+
+
+def trainer_of(
+    comparison: Comparison, directory: Path, root: Path, steps: int, rollout=None, **settings
+) -> GRPOTrainer:
+    """TRL's trainer of a model in fp32. root: where its files go; settings: of `GRPOConfig`."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model.register_forward_hook(comparison.watch, with_kwargs=True)
+    given = {
+        "output_dir": str(root / "trainer"),
+        "max_steps": steps,
+        "per_device_train_batch_size": ANSWERS * 2,
+        "num_generations": ANSWERS,
+        "max_completion_length": TOKENS,
+        "temperature": TEMPERATURE,
+        "learning_rate": 1e-4,
+        "logging_steps": 1,
+        "report_to": [],
+        "save_strategy": "no",
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "seed": 0,
+    }
+    return GRPOTrainer(
+        model=model,
+        args=GRPOConfig(**given | settings),
+        reward_funcs=reward,
+        train_dataset=Dataset.from_dict({"prompt": PROMPTS * 4}),
+        processing_class=AutoTokenizer.from_pretrained(directory),
+        rollout_func=rollout,
+    )
 
 
 def main() -> None:
@@ -118,38 +169,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rollouts = Rollouts(options.url, options.model, options.root, options.skip_sync)
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
-    model.register_forward_hook(rollouts.watch, with_kwargs=True)
-    config = GRPOConfig(
-        output_dir=str(options.root / "trainer"),
-        max_steps=options.steps,
-        per_device_train_batch_size=ANSWERS * 2,
-        num_generations=ANSWERS,
-        max_completion_length=TOKENS,
-        temperature=TEMPERATURE,
-        learning_rate=1e-4,
-        logging_steps=1,
-        report_to=[],
-        save_strategy="no",
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        seed=0,
-    )
-    trainer = GRPOTrainer(
-        model=model,
-        args=config,
-        reward_funcs=reward,
-        train_dataset=Dataset.from_dict({"prompt": PROMPTS * 4}),
-        processing_class=rollouts.tokenizer,
-        rollout_func=rollouts,
-    )
+    arguments = rollouts, options.model, options.root, options.steps
+    trainer = trainer_of(*arguments, rollouts, use_cpu=True)
     trainer.train()
+    rollouts.add_rewards(trainer)
     digest = rollouts.synchronise(trainer.model, options.steps)
     rollouts.digest.update(digest.encode())
-    logged = [entry for entry in trainer.state.log_history if "reward" in entry]
-    for step, entry in zip(rollouts.steps, logged, strict=True):
-        step |= {"reward": entry["reward"], "grad_norm": entry["grad_norm"]}
     seen = {
         "file": hashlib.sha256(Path(inspect.getfile(GRPOTrainer)).read_bytes()).hexdigest(),
         "steps": rollouts.steps,
