@@ -16,7 +16,6 @@ from typing import Any, ParamSpec, TypeVar, cast
 import numpy as np
 import torch
 
-from tpdet.kernels import gate
 from tpdet.kernels.cpu.attention import attention as cpu_attention
 from tpdet.kernels.cpu.experts import sums as cpu_sums
 from tpdet.kernels.cpu.gemm import column as cpu_column
@@ -29,6 +28,7 @@ from tpdet.kernels.cpu.pointwise import activation as cpu_activation
 from tpdet.kernels.cpu.pointwise import embedding as cpu_embedding
 from tpdet.kernels.cpu.pointwise import finish as cpu_finish
 from tpdet.kernels.cpu.pointwise import fold as cpu_fold
+from tpdet.kernels.cpu.pointwise import gate as cpu_gate
 from tpdet.kernels.cpu.pointwise import norm as cpu_norm
 from tpdet.kernels.cpu.pointwise import rotary as cpu_rotary
 from tpdet.kernels.cpu.pointwise import rotate_and_store as cpu_rotate_and_store
@@ -103,8 +103,8 @@ norm_by_mass = _by_device(cpu_norm.norm_by_mass)
 activate_and_multiply = _by_device(cpu_activation.activate_and_multiply)
 activate_alone = _by_device(cpu_activation.activate_alone)
 soft_cap = _by_device(cpu_soft_cap.soft_cap)
-gate_heads = _recordable(gate.gate_heads)
-gate_lanes = _recordable(gate.gate_lanes)
+gate_heads = _by_device(cpu_gate.gate_heads)
+gate_lanes = _by_device(cpu_gate.gate_lanes)
 rotate_heads = _by_device(cpu_rotary.rotate_heads)
 store_kv = _by_device(cpu_embedding.store_kv)
 rotate_and_store = _by_device(cpu_rotate_and_store.rotate_and_store)

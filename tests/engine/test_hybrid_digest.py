@@ -1,58 +1,13 @@
 """One digest of a hybrid's answers: sizes, batches, chunks, preemption, prefix hits, drafts."""
 
-import hashlib
-
-import msgspec
 import pytest
-import torch
 
 from tests.conftest import HYBRIDS
-from tests.lib.engine_harness import ask, dictate_drafts, leave_out_freely, run
+from tests.lib.engine_harness import ask, run
+from tests.lib.hybrid_answers import CUTS, LONG, SHORT, asked, crowd, digest, drafted
+from tests.lib.kernels.recorded_graphs import recorded_graphs
 from tpdet.kernels import ops
 from tpdet.kernels.order import CHUNK_TOKENS
-
-VOCABULARY = 1100
-LONG = torch.randint(0, 1024, (600,), generator=torch.Generator().manual_seed(8)).tolist()
-TOKENS = 12
-SHORT = {"max_num_batched_tokens": 1000}
-
-
-def asked(prompt=LONG[:300], name="a", **params):
-    return ask(name, prompt, max_tokens=TOKENS, logprobs=0, **params)
-
-
-def digest(found, name="a", first=0):
-    """SHA-256 over an answer and the bits of its logits from position `first` on."""
-    body = hashlib.sha256(repr(found.answer(name)).encode())
-    of = {position: row for (request, _, position), row in found.logits.items() if request == name}
-    for position in sorted(of):
-        if position >= first:
-            body.update(of[position].numpy().tobytes())
-    return body.hexdigest()
-
-
-def drafted(model, answer, right, length, prompt=LONG[:300], tokens=TOKENS, **settings):
-    """An answer with drafts in runs of `length`, whose first `right` tokens are right."""
-
-    def dictate(sequence, most):
-        output = len(sequence.tokens) - sequence.prompt_length
-        told = answer[output : output + min(most, length)]
-        return [(t + (i >= right)) % VOCABULARY for i, t in enumerate(told)]
-
-    def change(engine):
-        leave_out_freely(engine)
-        dictate_drafts(engine, dictate)
-
-    request = ask("a", prompt, max_tokens=tokens, logprobs=0)
-    request = msgspec.structs.replace(request, drafts=((1,),))
-    return run(model, [request], change=change, look=False, **settings)
-
-
-def crowd(model, others=15, **settings):
-    """The answer beside others, which come and go."""
-    beside = [asked(LONG[i : i + 17 * i], f"other {i}") for i in range(1, 1 + others)]
-    half = others // 2
-    return run(model, [*beside[:half], asked(), *beside[half:]], max_num_seqs=16, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +19,6 @@ def hybrid(tiny_model):
 def plain(hybrid):
     """The answer alone, its prompt in one step."""
     return run(hybrid, [asked()], dtype="bfloat16", **SHORT)
-
-
-CUTS = (1, 63, 64, 65, 1000)
 
 
 @pytest.mark.parametrize("budget", [65, pytest.param(1, marks=pytest.mark.slow)])
@@ -96,6 +48,18 @@ def test_a_hit_ends_at_a_snapshot_and_changes_no_bit(hybrid, plain):
 def test_right_wrong_and_half_right_drafts_change_no_bit(hybrid, plain, right, length):
     found = drafted(hybrid, plain.tokens("a"), right, length, dtype="bfloat16", **SHORT)
     assert found.answer("a") == plain.answer("a")
+
+
+@pytest.mark.parametrize("cut_from", [None, pytest.param(100, marks=pytest.mark.slow)])
+def test_graphs_change_no_bit(hybrid, plain, cut_from):
+    """Steps replayed from buffers: prompts, decode rows, drafts, and what is preempted."""
+    how = {"dtype": "bfloat16", "max_num_seqs": 4, "max_model_len": 512}
+    with recorded_graphs(cut_from) as replays:
+        found = crowd(hybrid, 3, preempt_every=5, max_num_batched_tokens=200, **how)
+        told = drafted(hybrid, plain.tokens("a"), 4, 5, **how, **SHORT)
+    assert digest(found) == digest(plain) and told.answer("a") == plain.answer("a")
+    kinds = {(len(shape.batches), *(b.short_rows for b in shape.batches)) for shape in replays}
+    assert kinds >= {(1, 1), (1, 16) if cut_from is None else (2, 1, 1)}
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from tests.gpu.attention.decode import decode_checks
 from tests.gpu.attention.prefill import prefill_checks
 from tests.gpu.engine.bits import engine_checks, make_models
 from tests.gpu.engine.dependent import dependent_checks
+from tests.gpu.engine.hybrids import hybrid_checks, make_hybrids
 from tests.gpu.engine.interventions import intervention_checks
 from tests.gpu.engine.weights import weight_checks
 from tests.gpu.experts.bits import expert_checks
@@ -42,6 +43,7 @@ SUITES = {
     "invariant": lambda _: invariant_checks(),
     "log_prob": lambda _: log_prob_checks(),
     "engine": engine_checks,
+    "hybrids": hybrid_checks,
     "interventions": intervention_checks,
 }
 """Each suite's checks, by the folder that holds the models of its checks."""
@@ -58,6 +60,8 @@ def prepare(folder, chosen):
     """`folder`, with the models of the chosen checks in it."""
     if any(name.startswith("engine:") for name in chosen):
         make_models(folder)
+    if any(name.startswith("hybrids:") for name in chosen):
+        make_hybrids(folder)
     return folder
 
 

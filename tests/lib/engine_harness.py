@@ -108,6 +108,7 @@ def run(
     local_size=None,
     timeout=240.0,
     world=None,
+    runners=None,
     **settings,
 ) -> Run:
     """Run `requests` together at a tensor-parallel size; `change(engine)` runs before them.
@@ -116,7 +117,8 @@ def run(
     Not `look`: nobody sees the logits, as when serving. `waves`: more requests, each wave when
     the one before is done, or a function of the engine that is called then. `local_size`: so many
     ranks pretend to share a host. `timeout`: seconds of the whole run of several. `world`: that of
-    this rank, where all ranks call this, in place of `tp`; those above 0 get None.
+    this rank, where all ranks call this, in place of `tp`; those above 0 get None. `runners`: a
+    list with the runner of this rank's earlier run, which is used again; an empty one gets it.
     The engine has no drafters unless the settings say so, and room for as many sequences as these.
     """
     together = sum(request.params.n for request in requests)
@@ -135,7 +137,12 @@ def run(
                     raise AssertionError(f"{key} was computed again with other bits")
 
         looked = tap if look and world.rank == 0 else None
-        engine = Engine(config, world, looked, preempt_every, run_ahead=ahead)
+        runner = runners[0] if runners else None
+        if runner is not None:
+            runner.reset_pages(config.kv_pages)
+        engine = Engine(config, world, looked, preempt_every, runner, ahead)
+        if runners == []:
+            runners.append(engine.runner)
         if change is not None:
             change(engine)
         if world.rank > 0:

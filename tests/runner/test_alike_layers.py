@@ -6,12 +6,14 @@ import torch
 pytest.importorskip("triton")
 
 from tests.lib.kernels.symbolic_launches import symbolic_launches
-from tpdet.cache.kv import allocate_pages
+from tpdet.cache.kv import LayerPages, allocate_pages
+from tpdet.cache.states import allocate_states
 from tpdet.checkpoint.model_config import load_model_config
 from tpdet.checkpoint.source import UnreadWeights
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.kernels.cuda.hardware import H200
+from tpdet.layers.partition import state_shape
 from tpdet.models.decoder import Decoder
 from tpdet.runner.graphs.packed_step import BatchShape, StepShape, packed_batches
 from tpdet.runner.start.contracts import partition_of
@@ -26,6 +28,11 @@ def memory():
         yield made
 
 
+def parts_of(layer):
+    """The tensors of a layer's pages, or of its states."""
+    return (layer.keys, layer.values) if isinstance(layer, LayerPages) else layer
+
+
 class Steps:
     """A model whose steps are launched over memory of names."""
 
@@ -36,8 +43,13 @@ class Steps:
         self.memory = memory
         self.model = Decoder(UnreadWeights(torch.bfloat16, CPU), partition, 2048)
         heads = len(partition.key_heads)
-        self.pages = allocate_pages(model.num_layers, 3, heads, model.head_dim, torch.bfloat16, CPU)
-        self.shape = StepShape((BatchShape(ROWS, ROWS, 0, 2 * ROWS, 8),))
+        layers, linear = model.attention_layers, model.linear
+        self.pages = allocate_pages(layers, 3, heads, model.head_dim, torch.bfloat16, CPU)
+        if linear is not None:
+            states = allocate_states(state_shape(partition), ROWS, 0, torch.bfloat16, CPU)
+            self.pages = self.pages.beside(states, linear.layers)
+        batch = BatchShape(ROWS, ROWS, 0, 2 * ROWS, 8, linear=linear is not None)
+        self.shape = StepShape((batch,))
         self.packed = torch.zeros(self.shape.words, dtype=torch.int32)
 
     def run(self, alike=None, but_last=False):
@@ -45,10 +57,11 @@ class Steps:
         self.memory.clear()
         ids, batches = packed_batches(self.shape, self.packed, 2)
         if but_last:
-            rows = self.model.begin(ids, self.pages, *batches, alike)
+            unfinished = self.model.begin(ids, self.pages, *batches, alike)
+            rows = unfinished.hidden_MH, *unfinished.projected
         else:
             rows = (self.model.hidden(ids, self.pages, *batches, alike=alike),)
-        pages = [each for layer in self.pages.layers for each in (layer.keys, layer.values)]
+        pages = [part for layer in self.pages.layers for part in parts_of(layer)]
         names = [self.memory.name(each.data_ptr()) for each in (*rows, *pages)]
         return names, len(self.memory.launches)
 

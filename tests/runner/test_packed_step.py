@@ -9,7 +9,7 @@ import torch
 
 from tpdet.control.plan import NO_ROWS, PlanRows, Row
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
-from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.kernels.order import CHUNK_TOKENS, PAGE_TOKENS
 from tpdet.models.micro_batches import MICRO_BATCH_ROWS, first_micro_batch
 from tpdet.runner.graphs.packed_step import (
     BatchShape,
@@ -33,7 +33,9 @@ def random_rows(draw, sequences, most, singles):
         held = -(-(start + count) // PAGE_TOKENS)
         pages = tuple(draw.sample(range(SCRATCH), held + (held < WIDTH and draw.randrange(2))))
         ids = tuple(draw.randrange(-9, 1000) for _ in range(count))
-        rows.append(Row(index, 0, 0, start, ids, pages, pages, draw.randrange(count + 1)))
+        state = index, max(0, start // CHUNK_TOKENS - draw.randrange(2))
+        logits = draw.randrange(count + 1)
+        rows.append(Row(index, 0, 0, start, ids, pages, pages, logits, 0, *state))
     return PlanRows.of(rows)
 
 
@@ -45,11 +47,10 @@ def halves_of(rows, middle):
             half, first = halves[place >= middle], place - middle * (place >= middle)
             start = row.start + token
             if half and token and half[-1].start + half[-1].count == start:
-                last = half.pop()
-                count = last.count + 1
-                half.append(PagedSequence(last.first_row, count, last.start, row.pages))
+                half[-1] = replace(half[-1], count=half[-1].count + 1)
             else:
-                half.append(PagedSequence(first, 1, start, row.pages))
+                standing = (start - 1) // CHUNK_TOKENS if token else row.standing
+                half.append(PagedSequence(first, 1, start, row.pages, row.slot, standing))
             place += 1
     return halves
 
@@ -68,7 +69,7 @@ def check_batch(batch, shape, sequences):
     """The real numbers are `make_batch`'s; what follows them is inert."""
     wanted = make_batch(tuple(sequences), short_tokens=int(shape.splits > 0))
     total, count = wanted.row_count, len(sequences)
-    for name in ("positions", "slots", "blocks", "splits", "short"):
+    for name in ("positions", "slots", "blocks", "splits", "short", "states", "pieces"):
         real = getattr(wanted, name)
         assert torch.equal(getattr(batch, name)[: len(real)], real), name
     widest = wanted.tables.shape[1]
@@ -104,9 +105,9 @@ def test_random_steps_are_packed_as_batches_are_made():
         splits = draw.choice((0, sequences * WIDTH))
         splits = splits or int((early.count == 1).any()) * sequences * WIDTH
         room = draw.choice((sequences, 40))
-        halves = [BatchShape(middle, room, height, splits, WIDTH)]
+        halves = [BatchShape(middle, room, height, splits, WIDTH, linear=True)]
         if middle < height:
-            halves.append(BatchShape(height - middle, room, height, 0, WIDTH))
+            halves.append(BatchShape(height - middle, room, height, 0, WIDTH, linear=True))
         shape = StepShape(tuple(halves))
         ids, batches = packed(rows, shape)
         assert ids[:total].tolist() == [i for row in rows for i in row.token_ids]
@@ -146,6 +147,22 @@ def test_what_a_shape_has_no_room_for_does_not_fit():
     cut = StepShape((BatchShape(257, 3, 3, 9, WIDTH), late))
     assert spans(row(257), row(1, 9)).within(cut) is not None
     assert spans(row(257), row(1, 9), row(1, 3)).within(cut) is None
+
+
+def test_of_linear_layers_drafts_are_not_cut_and_each_chunk_wants_room():
+    def spans(count, start, *rows, samples=0):
+        row = Row(0, 0, 0, start, (5,) * count, ALL_PAGES, ALL_PAGES, 1, samples, 3, start // 64)
+        return StepSpans.of(PlanRows.of([row, *rows]), WIDTH, SCRATCH)
+
+    half = BatchShape(257, 3, 3, 9, WIDTH, linear=True)
+    cut, crossing = StepShape((half, half)), Row(1, 0, 0, 63, (5,) * 2, (2,), (2,), 1, 0, 4, 0)
+    assert spans(9, 60, crossing).within(cut) is not None
+    assert spans(9, 60, crossing, samples=9).within(cut) is None
+    few = BatchShape(16, 4, 0, 9, WIDTH, 16, linear=True)
+    assert few.pieces == 8 and BatchShape(16, 16, 0, 9, WIDTH, linear=True).pieces == 16
+    assert spans(9, 60, *[crossing] * 3).fits(few)
+    narrow = replace(few, rows=3, sequences=2)
+    assert narrow.pieces == 3 and not spans(1, 60, *[crossing] * 2).fits(replace(narrow, rows=9))
 
 
 def test_rows_of_buckets():

@@ -14,7 +14,7 @@ from tpdet.kernels.inputs.norm import Finish, norm_weight
 from tpdet.kernels.inputs.product import Product
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.linear import ColumnLinear, ColumnPart
-from tpdet.layers.micro_batch import MicroBatch
+from tpdet.layers.micro_batch import MicroBatch, Projected
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.layers.projection_norm import ProjectionNorm
@@ -134,11 +134,11 @@ class Attention:
 
     def project(
         self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: LayerCache
-    ) -> torch.Tensor:
+    ) -> Projected:
         """The rows' x -> their rotated queries [M, Hq, D]; their k and v are stored.
 
-        Gates, where heads have them, stand behind the queries: [M, 2 * Hq, D]. rotary: tables of
-        cos and sin [positions, D / 2].
+        Gates [M, Hq, D], where heads have them, are a second part. rotary: tables of cos and sin
+        [positions, D / 2].
         """
         assert isinstance(pages, LayerPages)
         count, queries = rows.x_MH.shape[0], self._query_heads + sum(self._padding)
@@ -159,23 +159,22 @@ class Attention:
             (pages.keys, pages.values),
             rows.batch,
         )
-        behind = [gate.view(count, -1, self._head) for gate in gates]
-        return torch.cat([rotated, *behind], dim=1) if behind else rotated
+        return rotated, *(gate.view(count, -1, self._head) for gate in gates)
 
     def attend(
-        self, q_MQD: torch.Tensor, rows: MicroBatch, finish: Finish, pages: LayerCache
+        self, projected: Projected, rows: MicroBatch, finish: Finish, pages: LayerCache
     ) -> Pending:
-        """Queries of `project` -> what becomes of the block's result: the stream and its norm.
+        """Rows of `project` -> what becomes of the block's result: the stream and its norm.
 
         The rows may be some of those that were projected. Their x is not read.
         """
         assert isinstance(pages, LayerPages)
         before, after = self._padding
         seen = self._window, self._cap, self._sinks
-        queries = self._query_heads + before + after
-        mixed = self._arithmetic.attend(q_MQD[:, :queries], pages, rows.batch, *seen)
-        if self._gated:
-            mixed = ops.gate_heads(mixed, q_MQD[:, queries:])
+        q_MQD, *gates = projected
+        mixed = self._arithmetic.attend(q_MQD, pages, rows.batch, *seen)
+        for gate_MQD in gates:
+            mixed = ops.gate_heads(mixed, gate_MQD)
         if before or after:
             mixed = mixed[:, before : before + self._query_heads]
         return self._output(mixed.flatten(1), rows, finish)

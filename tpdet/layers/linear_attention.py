@@ -23,7 +23,7 @@ from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.order import CONVOLUTION_TAPS, cut_leaves
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.linear import ColumnLinear, ColumnPart, read_parts
-from tpdet.layers.micro_batch import MicroBatch
+from tpdet.layers.micro_batch import MicroBatch, Projected
 from tpdet.layers.partition import Partition, state_shape
 from tpdet.layers.products import LayerProduct
 from tpdet.layers.row_layers import row_linear, row_rule
@@ -130,7 +130,7 @@ class DeltaNet:
 
     def project(
         self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], state: LayerCache
-    ) -> torch.Tensor:
+    ) -> Projected:
         """The rows' x -> what the output product reads [M, V, D]; the state takes them in."""
         assert self._convolution is not None and self._norm is not None
         assert self._decay_factors is not None and self._decay_biases is not None
@@ -152,12 +152,13 @@ class DeltaNet:
             rows.batch,
         )
         z_MVD = mixed_MN[:, channels:].view(count, -1, self._value_size)
-        return ops.gated_norm(o_MVD, z_MVD, self._norm, self._eps)
+        return (ops.gated_norm(o_MVD, z_MVD, self._norm, self._eps),)
 
     def attend(
-        self, mixed_MVD: torch.Tensor, rows: MicroBatch, finish: Finish, state: LayerCache
+        self, projected: Projected, rows: MicroBatch, finish: Finish, state: LayerCache
     ) -> Pending:
         """Rows of `project` -> what becomes of the block's result: the stream and its norm."""
+        (mixed_MVD,) = projected
         return self._output(mixed_MVD.flatten(1), rows, finish)
 
     def adopt(self, arithmetic: Arithmetic) -> None:

@@ -5,6 +5,7 @@ depends on which rows it is computed with.
 """
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -13,6 +14,10 @@ from tpdet.kernels.inputs.norm import Finish
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
+
+Projected: TypeAlias = tuple[torch.Tensor, ...]
+"""What a layer's mixer makes of its rows before it mixes them, each [M, heads, D]: queries, and
+gates where heads have some; of linear attention what its output product reads."""
 
 
 @dataclass

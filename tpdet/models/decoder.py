@@ -16,7 +16,7 @@ from tpdet.kernels import ops
 from tpdet.kernels.exact.rotary_tables import identity_table, rotary_table
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.layers.arithmetic import Arithmetic
-from tpdet.layers.micro_batch import MicroBatch
+from tpdet.layers.micro_batch import MicroBatch, Projected
 from tpdet.layers.norm import NormLayer
 from tpdet.layers.partition import Partition
 from tpdet.layers.pooling_head import PoolingHead
@@ -26,14 +26,15 @@ from tpdet.models.layer import DecoderLayer
 
 
 class Unfinished(NamedTuple):
-    """What `Decoder.finish` needs of rows: the last layer's queries [M, Hq, D], the fp32 stream."""
+    """What `Decoder.finish` needs of rows: the fp32 stream, and what the last layer projected."""
 
-    q_MQD: torch.Tensor
     hidden_MH: torch.Tensor
+    projected: Projected
 
     def of(self, wanted_R: torch.Tensor) -> "Unfinished":
         """Some of the rows, by their numbers int64 [R]."""
-        return Unfinished(*(each.index_select(0, wanted_R) for each in self))
+        projected = tuple(part.index_select(0, wanted_R) for part in self.projected)
+        return Unfinished(self.hidden_MH.index_select(0, wanted_R), projected)
 
 
 class Decoder:
@@ -132,18 +133,19 @@ class Decoder:
             alike.launch(rows, run)
         for call in calls if alike is None else ():
             run(call)
-        return Unfinished(last.layer.project(rows, last.rotary, last.pages), rows.hidden_MH)
+        projected = last.layer.project(rows, last.rotary, last.pages)
+        return Unfinished(rows.hidden_MH, projected)
 
     def finish(
         self, unfinished: Unfinished, pages: KeyValuePages, batch: PagedBatch
     ) -> torch.Tensor:
         """The rest of the last layer -> [R, H], normed; batch: of these rows, which it attends."""
-        q_RQD, hidden_RH = unfinished
+        hidden_RH, projected = unfinished
         if not len(hidden_RH):
             return hidden_RH.to(self._norm.norm.dtype)
         rows = MicroBatch(batch, hidden_RH, hidden_RH[:0], False)  # attention reads no x
         layer = self.layers[-1]
-        layer.attend(q_RQD, rows, pages.layers[layer.index])
+        layer.attend(projected, rows, pages.layers[layer.index])
         rows.settle()
         layer.feed(rows, self._norm.norm)
         rows.settle()
@@ -200,10 +202,12 @@ class Decoder:
     def shallow(self) -> "Decoder":
         """The same weights with one layer of each kind: it launches every kernel that this does.
 
-        Its answers mean nothing: it is for warm-up and capture.
+        Its last layer is of the model's last one's kind. Its answers mean nothing: it is for
+        warm-up and capture.
         """
         other, kinds = copy(self), self._kinds
-        other.layers = [self.layers[kinds.index(kind)] for kind in sorted(set(kinds))]
+        ordered = [*sorted(set(kinds[:-1]) - {kinds[-1]}), kinds[-1]]
+        other.layers = [self.layers[kinds.index(kind)] for kind in ordered]
         return other
 
     def keep_routes(self, routes: torch.Tensor | None) -> None:

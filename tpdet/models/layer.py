@@ -13,7 +13,7 @@ from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.attention import Attention
 from tpdet.layers.experts import ExpertMlp
 from tpdet.layers.linear_attention import DeltaNet
-from tpdet.layers.micro_batch import MicroBatch
+from tpdet.layers.micro_batch import MicroBatch, Projected
 from tpdet.layers.mlp import GatedMlp, PlainMlp
 from tpdet.layers.norm import NormLayer
 from tpdet.layers.partition import Partition
@@ -88,17 +88,17 @@ class DecoderLayer:
 
     def project(
         self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: LayerCache
-    ) -> torch.Tensor:
-        """The rows' x -> what `attend` reads: queries [M, Hq, D]; keys and values are stored.
+    ) -> Projected:
+        """The rows' x -> what `attend` reads; keys and values, or states, are stored.
 
         Of a linear layer: its rows [M, Hv, Dv]; the states have moved.
         """
         return self._attention.project(rows, rotary, pages)
 
-    def attend(self, q_MQD: torch.Tensor, rows: MicroBatch, pages: LayerCache) -> None:
+    def attend(self, projected: Projected, rows: MicroBatch, pages: LayerCache) -> None:
         """Begin to add attention to the stream of rows, which may be some of those projected."""
         finish = Finish(rows.hidden_MH, self.norms.before_mlp, self.norms.behind_attention)
-        rows.pending = self._attention.attend(q_MQD, rows, finish, pages)
+        rows.pending = self._attention.attend(projected, rows, finish, pages)
 
     def feed(self, rows: MicroBatch, following: Norm | None) -> None:
         """Begin to add the feed-forward block to the stream; following: the norm it is read by."""

@@ -403,7 +403,6 @@ def test_a_draft_model_is_planned_as_a_file_of_settings_starts_it(
         (("--context", "10000"), "10000"),
         (("--nodes", "0"), "--nodes 0"),
         (("--gpu-memory-utilization", "2"), "utilization"),
-        (("--model", "qwen3.5-9b"), "not served by GPUs yet, run it with --device cpu"),
     ],
 )
 def test_a_wrong_wish_is_refused(capsys, arguments, word):

@@ -95,11 +95,6 @@ def check_widths(config: ModelConfig, device: str) -> None:
         widths["experts' width"] = config.mixture.width
     if device == "cpu":
         return
-    if config.linear is not None or config.attention_gate:
-        raise UsageError(
-            f"{config.family}: linear attention and gates of heads are not served by GPUs yet, run "
-            "it with --device cpu"
-        )
     if config.head_dim not in HEAD_SIZES:
         raise UsageError(
             f"heads of {config.head_dim}: a GPU has kernels for {', '.join(map(str, HEAD_SIZES))}, "

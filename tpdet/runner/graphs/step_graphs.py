@@ -91,13 +91,15 @@ class StepGraphs(CapturedSteps):
         if end not in self._batches:
             self._batches[end] = packed_batches(end, self._buffer.packed, self._scratch)
         numbers_R, (batch,) = self._batches[end]
-        some = Unfinished(*self._kept).of(numbers_R[: end.rows if count else 0])
+        hidden_MH, *projected = self._kept
+        some = Unfinished(hidden_MH, tuple(projected)).of(numbers_R[: end.rows if count else 0])
         return self._model.finish(some, self._pages, batch)[:count]
 
     def _finish_all(self, model: Decoder, shape: StepShape, packed: torch.Tensor) -> torch.Tensor:
         """The rest of the last layer for all rows of a packed step: [M, H], normed."""
         _, (batch,) = packed_batches(shape, packed, self._scratch)
-        rows = Unfinished(*(each[: shape.rows] for each in self._kept))
+        hidden_MH, *projected = (part[: shape.rows] for part in self._kept)
+        rows = Unfinished(hidden_MH, tuple(projected))
         return model.finish(rows, self._pages, batch)
 
     def _results(
@@ -110,7 +112,8 @@ class StepGraphs(CapturedSteps):
         if not self._finishes:
             return (model.hidden(ids_M, self._pages, *batches, alike=alike),)
         (batch,) = batches
-        return model.begin(ids_M, self._pages, batch, alike)
+        unfinished = model.begin(ids_M, self._pages, batch, alike)
+        return unfinished.hidden_MH, *unfinished.projected
 
     def _rehearse(self, shape: StepShape, packed: torch.Tensor) -> None:
         super()._rehearse(shape, packed)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpdet.cache.kv import KeyValuePages
+from tpdet.cache.state_table import StateRoom
 from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.config import EngineConfig
 from tpdet.control.plan import MAX_STEP_DRAFTS
@@ -94,7 +95,7 @@ def warm_engine(loaded: "LoadedModel", weights_there: Callable[[], None]) -> int
     """
     config, context, model = loaded.config, loaded.max_model_len, loaded.decoder
     device, sampled, most = loaded.device, loaded.sampled, loaded.step_tokens.most
-    pages = loaded.allocate_pages(pages_needed(most, context))
+    pages = loaded.allocate_pages(pages_needed(most, context), StateRoom(1, 0))
     graphs = captures_graphs(config, device)
     steps = model, pages, sampled, loaded.sharing, config, most, context, graphs
     loaded.ahead.compile(lambda: rehearse_steps(*steps), "warm-up")

@@ -11,6 +11,7 @@ from tests.lib.some_slow import some_slow
 from tpdet.kernels.cuda.linear import chunk_factors, convolution, gated_norm, gates, pass_chunks
 from tpdet.kernels.cuda.linear.gates import DeltaStep, RowFactors
 from tpdet.kernels.cuda.linear.tables import ChunkScratch, LinearShape, Tables
+from tpdet.kernels.cuda.pointwise import gate
 from tpdet.kernels.cuda.pointwise.norm import eps_bits
 from tpdet.kernels.inputs.linear_state import DeltaGates, LinearState
 
@@ -27,9 +28,13 @@ TYPES = {
     "inputs": ROWS,
     "scale": "fp32",
     "weight": FP32,
+    "sums": FP32,
+    "gate": ROWS,
 }
 TYPES |= dict.fromkeys(("out", "x", "y", "o", "z"), ROWS)
-TYPES |= dict.fromkeys(("m", "count", "stride", "z_stride", "channels", "ring"), "i32")
+TYPES |= dict.fromkeys(
+    ("m", "count", "stride", "z_stride", "channels", "ring", "width", "gate_stride", "rows"), "i32"
+)
 """The types of all kernels' arguments, by name."""
 CASES = [
     (gates.row_factors, {"KEY_HEADS": 16, "GROUP": 2, "SIZE": 128, "LANES": 128, "ROWS": 16}, 0),
@@ -40,6 +45,8 @@ CASES = [
         {"HEADS": 32, "N": 128, "EPS_BITS": eps_bits(1e-6), "ROWS": 8, "BLOCK": 128},
         0,
     ),
+    (gate.gate_values, {"BLOCK": 1024}, 0),
+    (gate.gate_sums, {"BLOCK": 1024}, 0),
     (chunk_factors.chunk_factors, {"SHAPE": SHAPE}, 0),
     (pass_chunks.advance_chunks, {"SHAPE": SHAPE}, 0),
     (pass_chunks.advance_late, {"SHAPE": SHAPE, "SEQUENCES": 256}, 0),
