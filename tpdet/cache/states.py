@@ -90,9 +90,9 @@ class StatePool:
         return self.running
 
     def clear(self, slot: int) -> None:
-        """Make a slot that of a sequence without rows."""
+        """Make a slot that of a sequence without rows, before which three of zeros stand."""
         self.whole.boundary[:, slot].zero_()
-        self.whole.inputs[:, slot].zero_()
+        self._tail(slot, 0).zero_()
 
     def fill(self, value: float) -> None:
         """Write a value everywhere; integers become the largest ones."""

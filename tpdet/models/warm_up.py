@@ -12,6 +12,8 @@ from dataclasses import replace
 import torch
 
 from tpdet.cache.kv import KeyValuePages
+from tpdet.kernels import ops
+from tpdet.kernels.inputs.linear_state import StateMove
 from tpdet.kernels.inputs.paged_batch import PagedSequence
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.order import CHUNK_TOKENS, PAGE_TOKENS
@@ -67,6 +69,8 @@ def warm_up(
     for sequences, whole in _steps(min(max_seqs, max_tokens), max_tokens, context):
         of = model if whole else first
         _step(of, pages, device, sequences, logit_rows, sampled, whole, processed)
+    if pages.states is not None:
+        ops.advance_states(pages.states.layers[:1], (StateMove(0, pages.states.pad_slot, 0),))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -5,10 +5,8 @@ import torch
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import K_GROUP, Tile
-from tpdet.kernels.cuda.gemm.variants.variant import Operands
+from tpdet.kernels.cuda.gemm.variants.variant import DESCRIPTOR_BYTES, Operands
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
-
-_DESCRIPTOR_BYTES = 16  # alignment of a base and of a row
 
 
 def run_chain(operands: Operands, tile: Tile, sms: int) -> None:
@@ -49,6 +47,6 @@ def descriptor_sms(*tensors: torch.Tensor) -> int:
         return 0
     for tensor in tensors:
         row = tensor.stride(-2) * tensor.element_size()
-        if row % _DESCRIPTOR_BYTES or tensor.data_ptr() % _DESCRIPTOR_BYTES:
+        if row % DESCRIPTOR_BYTES or tensor.data_ptr() % DESCRIPTOR_BYTES:
             return 0
     return multiprocessors(tensors[0].device)

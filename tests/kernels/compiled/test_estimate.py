@@ -73,6 +73,13 @@ def test_the_least_estimate_is_chosen_and_what_has_no_cost_is_not(monkeypatch):
     assert not estimate.estimated_choices(ROWS, 8192, GPU)
 
 
+def test_rows_of_output_that_no_descriptor_reaches_have_other_tiles():
+    for columns, reached in ((1, False), (2, False), (4, True), (12, True)):
+        found = estimate.estimated_choices(Product("head", columns, 2048), 256, GPU)
+        variants = [variant_of(choice.tile).descriptors for choice in found.values()]
+        assert variants and any(variants) is reached, columns
+
+
 MEASURED = [path.stem for path in sorted(model.FOLDER.glob("*.json"))]
 
 

@@ -36,7 +36,7 @@ class FakeSlot:
     def clear(self) -> None:
         """Hold the state before position 0."""
         self.boundary = np.empty(0, int)
-        self.inputs[:] = BEFORE
+        self.inputs[-TAPS:] = BEFORE
 
     def advanced(self, chunk: int) -> np.ndarray:
         """The boundary after the rows of `chunk`, at which it is."""

@@ -48,7 +48,7 @@ def rehearse_checks(
 def forms_of(model: ModelConfig) -> Forms:
     """The forms of kernels that a model takes."""
     caps = model.attention_cap, model.logit_cap
-    return Forms(model.activation, model.norm, *caps, model.sinks)
+    return Forms(model.activation, model.norm, *caps, model.sinks, model.linear is not None)
 
 
 def rehearse_steps(

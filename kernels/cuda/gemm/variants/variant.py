@@ -15,6 +15,8 @@ from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.hardware import Gpu
 from tpdet.kernels.inputs.gated import GROUP
 
+DESCRIPTOR_BYTES = 16
+"""Alignment of a base and of a row of a tensor that a descriptor reaches."""
 _BARRIER_BYTES = 2048  # beside the stages of a kernel that loads by descriptors
 
 
@@ -110,7 +112,9 @@ class Variant:
         """Whether it can compute the shape by the tile in the shared memory of a program."""
         room = self.held_bytes(shape.column_bytes, tile, gpu) <= gpu.shared_bytes
         pairs = not shape.gated or tile.columns % (2 * GROUP) == 0
-        return room and pairs and shape.k % tile.depth == 0 and self.takes(shape, tile)
+        aligned = not self.descriptors or shape.n * shape.column_bytes % DESCRIPTOR_BYTES == 0
+        whole = shape.k % tile.depth == 0
+        return room and pairs and aligned and whole and self.takes(shape, tile)
 
     def held_bytes(self, size: int, tile: Tile, gpu: Gpu) -> int:
         """Shared memory of a program on a GPU; size: bytes of a value.

@@ -1,0 +1,51 @@
+"""Times of `LLM.generate`: decode steps by batch, prompts by number and length, the ids' digest."""
+
+import hashlib
+import statistics
+import time
+from collections.abc import Sequence
+
+from tpdet import LLM, SamplingParams
+from tpdet.tools.bench.load import prompt
+
+INPUT, TOKENS, TURNS = 128, 65, 5
+
+
+def generate_times(
+    llm: LLM, batches: Sequence[int], prompts: Sequence[tuple[int, int]]
+) -> dict[str, object]:
+    """Medians of TURNS: ms of a decode step at each batch, and of prompts (how many, how long).
+
+    `ids`: the digest of all ids, which other ways to compute the same have in common.
+    """
+    row: dict[str, object] = {}
+    vocabulary, digest = llm.engine.model_config.vocab_size, hashlib.blake2b(digest_size=8)
+
+    def seconds(asked: list[list[int]], tokens: int) -> float:
+        params = SamplingParams(
+            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
+        )
+        before = time.perf_counter()
+        outputs = llm.generate(asked, params, use_tqdm=False)
+        taken = time.perf_counter() - before
+        digest.update(repr([list(one.outputs[0].token_ids) for one in outputs]).encode())
+        return taken
+
+    turn = 0
+    for batch in batches:
+        steps = []
+        for _ in range(TURNS):
+            turn += 1
+            asked = [list(prompt(INPUT, vocabulary, f"{turn}-{i}")) for i in range(batch)]
+            first = seconds(asked, 1)
+            steps.append((seconds(asked, TOKENS) - first) / (TOKENS - 1))
+        row[f"ms at {batch}"] = round(1e3 * statistics.median(steps), 3)
+    for count, length in prompts:
+        taken = []
+        for _ in range(TURNS):
+            turn += 1
+            asked = [list(prompt(length, vocabulary, f"{turn}-{i}")) for i in range(count)]
+            taken.append(seconds(asked, 1))
+        median = statistics.median(taken)
+        row[f"ms of {count} x {length}"] = round(1e3 * median, 2)
+    return row | {"ids": digest.hexdigest()}

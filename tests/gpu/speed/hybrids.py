@@ -1,0 +1,92 @@
+"""Decode steps and prompts of hybrids by `LLM.generate`, beside what a step must read.
+
+    python -m tests.gpu.speed.hybrids [--shapes qwen3.5-9b,qwen3.5-35b-a3b] [--tp 1]
+        [--batches 1,16,64,256]
+
+Random weights in bf16. A row is one shape: milliseconds of a token at each batch and of prompts,
+slots of states, and gigabytes that a step of the largest batch reads of weights and of states,
+counted: a state at its chunk's start, and half of the rows of a chunk. The recurrent form would
+read and write the state itself.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from tests.gpu.lib.generate_times import INPUT, TOKENS, generate_times
+from tpdet import LLM
+from tpdet.cache.states import StateShape
+from tpdet.checkpoint.model_config.known_shapes import write_shape
+from tpdet.kernels.inputs.linear_state import BLOCK_ROWS
+from tpdet.kernels.order import CHUNK_TOKENS
+from tpdet.layers.partition import state_shape
+from tpdet.models.footprint import weight_bytes
+
+PROMPTS = ((1, 512), (1, 2048), (8, 2048), (1, 16384))
+_GIGA = 1e9
+
+
+def state_bytes_read(shape: StateShape, itemsize: int) -> float:
+    """Bytes that a decode row of one sequence reads of its states, over 64 positions' average."""
+    row = shape.key_heads * shape.key_size * itemsize
+    row += shape.value_heads * (4 * (shape.value_size + BLOCK_ROWS) + 8)
+    boundary = 4 * shape.value_heads * shape.key_size * shape.value_size
+    return shape.layers * (boundary + (CHUNK_TOKENS - 1) / 2 * row)
+
+
+def measured(model: str, ranks: int, batches: list[int], context: int) -> dict[str, object]:
+    """Start, and measure."""
+    begin, most = time.perf_counter(), max(batches)
+    with LLM(
+        model=model,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        tensor_parallel_size=ranks,
+        max_num_seqs=most,
+        max_model_len=context,
+        drafts="off",
+    ) as llm:
+        runner = llm.engine.runner
+        partition = runner.loaded.partition
+        shape, size = state_shape(partition), getattr(torch, partition.config.dtype).itemsize
+        assert shape is not None
+        row = {
+            "start s": round(time.perf_counter() - begin, 1),
+            "KV pages": runner.num_pages,
+            "slots": list(runner.state_room),
+            "GB of weights": round(weight_bytes(partition) / _GIGA, 2),
+            "GB of states": round(most * state_bytes_read(shape, size) / _GIGA, 2),
+        }
+        longest = [each for each in PROMPTS if each[1] < context]
+        return row | generate_times(llm, batches, longest)
+
+
+def main(arguments: list[str]) -> int:
+    """Every shape; 1 where one failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.speed.hybrids", allow_abbrev=False)
+    parser.add_argument("--shapes", default="qwen3.5-9b,qwen3.5-35b-a3b")
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--batches", default="1,16,64,256")
+    parser.add_argument("--max-model-len", type=int, default=17000)
+    options = parser.parse_args(arguments)
+    print(torch.cuda.get_device_name(), torch.__version__, flush=True)
+    batches, failed = [int(batch) for batch in options.batches.split(",")], False
+    context = max(options.max_model_len, INPUT + TOKENS)
+    with tempfile.TemporaryDirectory(prefix="tpdet-hybrids-") as name:
+        for shape in options.shapes.split(","):
+            model, named = str(write_shape(Path(name) / shape, shape)), {"shape": shape}
+            try:
+                row = measured(model, options.tp, batches, context)
+            except Exception as error:
+                row, failed = {"failed": f"{type(error).__name__}: {error}"}, True
+            print(json.dumps(named | {"tp": options.tp} | row), flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
