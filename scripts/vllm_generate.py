@@ -36,11 +36,15 @@ def main(arguments: list[str]) -> int:
     if embed is not None:
         settings |= _POOLING
     llm = vllm.LLM(
-        model=model, tensor_parallel_size=int(size), skip_tokenizer_init=True, **settings
+        model=model,
+        tensor_parallel_size=int(size),
+        skip_tokenizer_init=embed is None,  # its pooling wants a tokenizer
+        **settings,
     )
     vocabulary = llm.llm_engine.model_config.get_vocab_size()
     sizes = Sizes(vocabulary=min(Sizes.vocabulary, vocabulary))
-    sizes = replace(sizes, **load, contexts=tuple(load.get("contexts", ())))
+    contexts = tuple(load.pop("contexts", ()))
+    sizes = replace(sizes, **load, contexts=contexts)
     rows = generate_rows(llm, vllm.SamplingParams, sizes) if embed is None else None
     found = {
         "peer": f"vLLM {vllm.__version__}",
