@@ -1,5 +1,6 @@
 """Shared fixtures: tiny checkpoints and a tokenizer made once; which files of tests begin."""
 
+import atexit
 import gc
 import os
 import signal
@@ -34,6 +35,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
+    gc.freeze()  # tests collect garbage, of which there is none among what is imported
+    atexit.register(gc.unfreeze)
     gc.enable()
 
 

@@ -99,8 +99,9 @@ def test_gradients_of_a_sequence_are_those_it_has_alone(family, dtype):
             assert all(map(same_bits, alone, batched))
         again = gradients(model, rows, "right")[1]
     assert len(weights) > 10 and all(map(same_bits, weights, again))
-    stock = [gradients(model, [row], "right")[0][0] for row in rows]
-    assert not all(map(same_bits, stock, gradients(model, rows, "left")[0]))
+    if dtype == torch.float32:  # in bf16 some machines' stock arithmetic happens to agree
+        stock = [gradients(model, [row], "right")[0][0] for row in rows]
+        assert not all(map(same_bits, stock, gradients(model, rows, "left")[0]))
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
