@@ -102,7 +102,7 @@ def make_batch(
     widest = max((len(sequence.pages) for sequence in sequences), default=0)
     blocks, splits, short = _work(sequences, short_tokens)
     states, pieces = _state_work(sequences)
-    views = _pack(
+    positions_M, slots_M, tables, rows, *lists = _pack(
         (positions, slots),
         (
             ([v for s in sequences for v in (*s.pages, *[-1] * (widest - len(s.pages)))], widest),
@@ -116,7 +116,20 @@ def make_batch(
         device,
     )
     short_rows = max((sequences[index].count for index, _ in short), default=0)
-    return PagedBatch(sequences, *views, short_rows=short_rows)
+    block_list, split_list, short_list, state_list, piece_list = lists
+    return PagedBatch(
+        sequences,
+        positions_M,
+        slots_M,
+        tables,
+        rows,
+        block_list,
+        split_list,
+        short_list,
+        state_list,
+        piece_list,
+        short_rows,
+    )
 
 
 def _slots(sequence: PagedSequence) -> list[int]:

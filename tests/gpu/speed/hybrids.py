@@ -6,7 +6,7 @@
 Random weights in bf16. A row is one shape: milliseconds of a token at each batch and of prompts,
 slots of states, and gigabytes that a step of the largest batch reads of weights and of states,
 counted: a state at its chunk's start, and half of the rows of a chunk. The recurrent form would
-read and write the state itself.
+read and write the state itself. Where the GPU's rates are known, floors of decode steps too.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from tpdet.kernels.inputs.linear_state import BLOCK_ROWS
 from tpdet.kernels.order import CHUNK_TOKENS
 from tpdet.layers.partition import state_shape
 from tpdet.models.footprint import weight_bytes
+from tpdet.tools.measurement.floor import decode_work, here
 
 PROMPTS = ((1, 512), (1, 2048), (8, 2048), (1, 16384))
 _GIGA = 1e9
@@ -62,8 +63,13 @@ def measured(model: str, ranks: int, batches: list[int], context: int) -> dict[s
             "GB of weights": round(weight_bytes(partition) / _GIGA, 2),
             "GB of states": round(most * state_bytes_read(shape, size) / _GIGA, 2),
         }
-        longest = [each for each in PROMPTS if each[1] < context]
-        return row | generate_times(llm, batches, longest)
+        if (rates := here()) is not None:
+            config, half = partition.config, INPUT + TOKENS // 2
+            for batch in batches:
+                work = decode_work(config, batch, half).over(ranks)
+                row[f"floor at {batch}"] = round(1e3 * work.seconds(rates), 3)
+        prompts = [(count, length) for count, length in PROMPTS if length < context]
+        return row | generate_times(llm, batches, prompts)
 
 
 def main(arguments: list[str]) -> int:

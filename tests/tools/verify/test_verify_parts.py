@@ -70,6 +70,7 @@ def test_pooled_prompts_have_the_relations_in_which_no_text_follows():
     generated = that_apply_to(GROUPS["all"], None)
     assert set(GROUPS["all"]) - set(generated) == {"prefixes", "packed"}
     assert "packed" in that_apply_to(GROUPS["all"], None, quantised=True)
+    assert "draft_model" not in that_apply_to(GROUPS["steps"], None, hybrid=True)
     last = that_apply_to(GROUPS["steps"], "last")
     assert last == ("alone", "batch", "chunks", "whole", "preempted", "prefixes")
     assert that_apply_to(last, "mean") == last[:-1], "a mean reads no pages of the cache"

@@ -276,13 +276,14 @@ def _expert_notes(world: PlanWorld, batch: int) -> tuple[str, ...]:
 
 
 def _state_notes(memory: Memory) -> tuple[str, ...]:
-    """What the states of linear attention take; () for a model without."""
+    """What states of linear attention take, and what is not timed; () for a model without."""
     if not memory.slot:
         return ()
     return (
         f"states of linear attention take {memory.slot / 2**20:.1f} MiB for each of the "
         f"{memory.batch} sequences of the batch and {memory.snapshot / 2**20:.1f} MiB for each of "
         f"{memory.snapshots:,} snapshots at page ends",
+        "of linear attention products alone are timed: its other kernels have no constants yet",
     )
 
 

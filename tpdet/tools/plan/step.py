@@ -89,7 +89,7 @@ def decode_parts(world: PlanWorld, batch: int, context: int) -> Parts:
     inside, between = exchange_seconds(constants, levels, batch, world.network)
     return {
         "products": _layers_products(world, batch) + _head(world, batch),
-        "attention": layers * constants.decode_attention.seconds(work),
+        "attention": config.attention_layers * constants.decode_attention.seconds(work),
         "other kernels": layers * _between_products(world, batch),
         "sampling": _sampling(world, batch),
         "exchange in a node": exchanges * inside + _expert_rows(world, batch),
@@ -109,8 +109,9 @@ def prefill_parts(world: PlanWorld, length: int) -> Parts:
     overlaps = world.ranks > 1 and world.partition.experts is None
     micro_batches = 2 if overlaps and rows >= MICRO_BATCH_ROWS else 1
     size = -(-rows // micro_batches)
-    attention = rows * attention_flops(config, length / 2) / layers / world.ranks
-    attention_time = layers * world.constants.prefill_attention.seconds(attention)
+    attends = config.attention_layers
+    attention = rows * attention_flops(config, length / 2) / attends / world.ranks
+    attention_time = attends * world.constants.prefill_attention.seconds(attention)
     products = micro_batches * _layers_products(world, size)
     other = layers * micro_batches * _between_products(world, size)
     inside, between = _prefill_exchanges(world, micro_batches, products + attention_time + other)

@@ -71,16 +71,19 @@ def that_apply(relations: tuple[str, ...], device: str, control: bool) -> tuple[
 
 
 def that_apply_to(
-    relations: tuple[str, ...], row: str | None, quantised: bool = False
+    relations: tuple[str, ...], row: str | None, quantised: bool = False, hybrid: bool = False
 ) -> tuple[str, ...]:
     """Those that apply to a model which pools this row of a prompt; None: it generates.
 
     No text follows a pooled prompt, and only last rows are pooled behind pages of the cache.
-    quantised: whether its weights can stay packed.
+    quantised: whether its weights can stay packed. hybrid: whether it has linear attention, with
+    which no model drafts.
     """
     left_out = _NOT_POOLED if row is not None else ()
     if not quantised:
         left_out = (*left_out, "packed")
+    if hybrid:
+        left_out = (*left_out, "draft_model")
     if row != "last":
         left_out = (*left_out, "prefixes")
     return tuple(name for name in relations if name not in left_out)

@@ -201,4 +201,5 @@ def _checked(spec: VerifySpec, worlds: Sequence[tuple[int, LaunchWay]], device: 
         and directory.is_dir()
         and read_stored_form(directory).quantisation is not None
     )
-    return msgspec.structs.replace(spec, relations=that_apply_to(spec.relations, row, quantised))
+    chosen = that_apply_to(spec.relations, row, quantised, config.linear is not None)
+    return msgspec.structs.replace(spec, relations=chosen)
