@@ -19,7 +19,7 @@ SCHEMA = {
     "required": ["age", "kind"],
     "additionalProperties": False,
 }
-MOST = 100
+MOST = 80
 DRAWN = {"temperature": 1.0, "n": 2}
 FREE = [
     ask("early", range(9), seed=1, max_tokens=MOST, logprobs=1, **DRAWN),

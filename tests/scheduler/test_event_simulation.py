@@ -22,7 +22,7 @@ def simulate(seed: int, count: int, ahead: bool, losses=(), rate=30.0, **limits)
 
 @pytest.mark.parametrize(
     ("ahead", "count"),
-    [(False, 700), (True, 2000), pytest.param(True, 20_000, marks=pytest.mark.slow)],
+    [(False, 400), (True, 800), pytest.param(True, 20_000, marks=pytest.mark.slow)],
 )
 def test_whatever_happens_every_finished_answer_is_the_one_computed_alone(ahead, count):
     losses = [3.0 * i for i in range(1, 9)]

@@ -92,9 +92,9 @@ def test_under_random_load_with_shared_prefixes_answers_are_those_computed_alone
     random_, settings_ = random.Random(seed), LOADS[seed]
     scheduler = make_scheduler(prefix_identity=b"m", **settings_)
     sim = Faults(scheduler, random_, 0.05)
-    run_and_check(sim, random_, 200, 700, ahead)
+    run_and_check(sim, random_, 120, 700, ahead)
     statistics = scheduler.statistics()
-    assert statistics.totals.prefix_hit_tokens > 10_000
+    assert statistics.totals.prefix_hit_tokens > 5_000
     assert sim.struck and sim.failures
     if settings_["num_pages"] < 10:
         assert statistics.preemptions > 0

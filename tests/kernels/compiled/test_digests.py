@@ -12,7 +12,11 @@ from tpdet.kernels.cuda.digests.blake3 import hash_chunks, join_nodes
     ("kernel", "arguments"),
     [
         (hash_chunks, "words messages table nodes first stop columns"),
-        (join_nodes, "nodes messages table joined joined_messages level count columns"),
+        pytest.param(
+            join_nodes,
+            "nodes messages table joined joined_messages level count columns",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_kernel_compiles(kernel, arguments):

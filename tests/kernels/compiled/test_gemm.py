@@ -21,6 +21,7 @@ from tpdet.kernels.fold_program import own_program
 from tpdet.kernels.inputs.norm import Finish, Norm
 
 SIZES = "n", "k", "stride_x"
+of_some_tiles = pytest.mark.parametrize("every", some_slow([False], [False, True]))
 
 
 def compile_for_hopper(kernel, types, constants, warps, stages, sizes=SIZES):
@@ -40,6 +41,12 @@ def check(ptx, log, name, expected, fused_allowed=False, spills_allowed=0):
     assert "serialized" not in log and "C7515" not in log, log
     spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", log)]
     assert spilled and max(spilled) <= spills_allowed, f"{name}: {log}"
+
+
+def tiles_of(every, **asked):
+    """All static tiles, or the largest of each variant."""
+    tiles = sorted(static_tiles(**asked), key=lambda tile: tile.rows * tile.columns)
+    return tiles if every else {tile.variant: tile for tile in tiles}.values()
 
 
 def descriptor_types(variant, out, gated=False):
@@ -64,10 +71,11 @@ def pointer_types(dtype, out=None):
     return types | dict.fromkeys(("m", "n", "k", "stride_x"), "i32")
 
 
+@of_some_tiles
 @pytest.mark.parametrize("dtype", some_slow(["bf16", "fp32"], ["bf16", "fp16", "fp32"]))
-def test_pointer_kernels_compile_to_matrix_instructions(dtype):
+def test_pointer_kernels_compile_to_matrix_instructions(dtype, every):
     float32 = dtype == "fp32"
-    for tile in static_tiles(float32=float32, wide_out=False, descriptors=False):
+    for tile in tiles_of(every, float32=float32, wide_out=False, descriptors=False):
         constants = {"FORM": form(tile, BIAS=True), "expert_ids": None}
         kernel = gemm_pointer.pointer_chain
         types = pointer_types(dtype)
@@ -76,10 +84,11 @@ def test_pointer_kernels_compile_to_matrix_instructions(dtype):
         check(ptx, log, "pointer_chain", wanted, fused_allowed=float32)
 
 
+@of_some_tiles
 @pytest.mark.parametrize("out", some_slow(["bf16"], ["bf16", "fp32"]))
-def test_descriptor_kernels_compile_without_serialised_matrix_instructions(out):
+def test_descriptor_kernels_compile_without_serialised_matrix_instructions(out, every):
     wide = out == "fp32"
-    for tile in static_tiles(float32=False, wide_out=wide, descriptors=True):
+    for tile in tiles_of(every, float32=False, wide_out=wide, descriptors=True):
         if not variant_of(tile).descriptors:
             continue
         types, constants = descriptor_types(tile, out), {"FORM": form(tile, BIAS=not wide)}
@@ -88,11 +97,12 @@ def test_descriptor_kernels_compile_without_serialised_matrix_instructions(out):
         check(ptx, log, "descriptor_chain", ["wgmma.mma_async", "cp.async.bulk.tensor"])
 
 
+@of_some_tiles
 @pytest.mark.parametrize("float32", [False, True])
-def test_kernels_of_unequal_leaves_compile_to_matrix_instructions(float32):
+def test_kernels_of_unequal_leaves_compile_to_matrix_instructions(float32, every):
     """A leaf's steps are known then: two, three, and one."""
     dtype = "fp32" if float32 else "bf16"
-    for tile in static_tiles(float32=float32, wide_out=True, descriptors=not float32):
+    for tile in tiles_of(every, float32=float32, wide_out=True, descriptors=not float32):
         constants = {"FORM": form(tile, EDGES=(0, 2, 5, 6))}
         if variant_of(tile).descriptors:
             types, kernel = descriptor_types(tile, "fp32"), gemm_descriptor.descriptor_chain

@@ -138,9 +138,12 @@ def test_four_stages_of_the_largest_tile_fit_a_gated_product_alone():
     assert FOUR_STAGES <= H200.shared_bytes < slots_bytes(four, 2)
 
 
+FITTING = ("pairs", RootForm(1, 4, 1, 2), False, 7), ("tree", RootForm(1, 2, 2, 2), True, 5)
+
+
 @pytest.mark.parametrize(
     ("name", "form", "sent", "most"),
-    [("pairs", RootForm(1, 4, 1, 2), False, 7), ("tree", RootForm(1, 2, 2, 2), True, 5)],
+    some_slow([FITTING[1]], FITTING),
 )
 def test_what_is_said_to_fit_does_and_no_stage_more(name, form, sent, most):
     fits = [folds(form, 512, replace(TILE, stages=n), H200) for n in (most, most + 1)]

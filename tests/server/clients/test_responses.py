@@ -177,13 +177,15 @@ def test_items_are_what_the_model_said_in_its_order(server):
     assert answer.headers["tpdet-dropped-tools"] == "web_search, custom-grammar"
 
 
-def test_a_call_in_which_the_limit_cut_is_an_incomplete_item(server):
+@pytest.mark.parametrize("apart", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_call_in_which_the_limit_cut_is_an_incomplete_item(server, apart):
+    """Limits `apart` tokens; `text/parsing/test_cut_calls` has every cut of a text."""
     patch = f"{call('apply_patch', json.dumps({'input': 'a patch'}))}{END}"
     texts = {"custom_tool_call": (patch, "input", "a patch")}
     texts["function_call"] = (f"{call()}{END}", "arguments", '{"command": "ls"}')
     for kind, (text, field, whole) in texts.items():
         found = set()
-        for most in range(20, 76):
+        for most in range(20, 76, apart):
             fields = {"max_output_tokens": most, "tools": [*TOOLS, CUSTOM]}
             answer = response_of(ask(server, text, **fields))
             streamed = assembled(events_of(ask(server, text, stream=True, **fields)))
