@@ -8,6 +8,7 @@ _AT_MOST_READERS = ("HTTP between tokens, P99", "HTTP first token, mean")
 _LEFT_OUT = (
     "HTTP a later token, mean",
     "HTTP whole answer, P99",
+    "LLM prefill of 8,192",
     "LLM start, empty kernel cache",
 )
 """Cases of which a short page has nothing."""
