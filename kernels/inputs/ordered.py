@@ -14,9 +14,11 @@ import torch
 
 UNIT = 64
 """Rows, and columns, of codes that lie together."""
-E4M3, INT4, INT4_OF_HALF, E2M1 = range(4)
-"""Ways by which codes become numbers (`cuda/gemm/packed/recipes.py`); INT4's scales are bf16 or
-fp16."""
+SCRATCH_BYTES = 256 << 20
+"""What the numbers of a weight take in scratch at most: tiles alone unpack a larger one."""
+E4M3, INT4, INT4_OF_HALF, E2M1, INT4_ZERO, INT4_ZERO_OF_HALF, INT8 = range(7)
+"""Ways by which codes become numbers (`cuda/gemm/packed/recipes.py`); of int4 scales are bf16 or
+fp16, and there are zero points or none."""
 
 
 class OrderedForm(NamedTuple):
@@ -39,7 +41,7 @@ class OrderedWeight:
 
     recipe: one of the ways. codes: int32 [L * blocks, K / 64 * lines, 32], a block 64 rows.
     scales: [L, K / group, blocks * 64 / scale_rows] as stored. group: columns that share a scale;
-    scale_rows: rows that do. shape: [L, N, K].
+    scale_rows: rows that do. shape: [L, N, K]. zeros: uint8, the zero points of scales, if any.
     """
 
     recipe: int
@@ -49,11 +51,13 @@ class OrderedWeight:
     group: int
     scale_rows: int
     shape: tuple[int, int, int]
+    zeros: torch.Tensor | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of its tensors."""
-        return self.codes.nbytes + self.scales.nbytes
+        zeros = 0 if self.zeros is None else self.zeros.nbytes
+        return self.codes.nbytes + self.scales.nbytes + zeros
 
     @property
     def form(self) -> OrderedForm:
@@ -65,6 +69,8 @@ class OrderedWeight:
         """This one, with the values of another of its form: graphs hold the addresses."""
         self.codes.copy_(other.codes)
         self.scales.copy_(other.scales)
+        if self.zeros is not None and other.zeros is not None:
+            self.zeros.copy_(other.zeros)
         return self
 
 

@@ -135,7 +135,7 @@ class PackedMatrix:
         lead = self.lead + begin * per_byte - skipped * size if self.group else 0
         zeros = None
         if self.zeros is not None:
-            zeros = pack(self._zero_codes()[:, skipped:after].clone(), self.bits)
+            zeros = pack(self.zero_codes()[:, skipped:after].clone(), self.bits)
         scales, scale_rows = self.scales[:, skipped:after], self.scale_rows
         if scale_rows is not None and len(scale_rows):
             least, most = int(scale_rows.min()), int(scale_rows.max())
@@ -150,8 +150,8 @@ class PackedMatrix:
             zeros=zeros,
         )
 
-    def _zero_codes(self) -> torch.Tensor:
-        """uint8 [N, G], unpacked."""
+    def zero_codes(self) -> torch.Tensor:
+        """Zero points uint8 [N, G], less `zero`, which is added to each."""
         assert self.zeros is not None
         return unpack_bytes(self.zeros, self.bits)[:, : self.scales.shape[1]]
 
@@ -188,8 +188,6 @@ Weight = torch.Tensor | PackedMatrix | OrderedWeight
 WeightStack = torch.Tensor | PackedStack | OrderedWeight
 """What a product reads: numbers, or codes that become numbers when they are read. Those of a CPU
 lie as in the checkpoint, those of a GPU in the order of its kernels."""
-ExpertStack = torch.Tensor | PackedStack
-"""The same of experts, whose codes no kernel of a GPU reads."""
 
 
 def join_rows(parts: Sequence[PackedMatrix]) -> PackedMatrix:

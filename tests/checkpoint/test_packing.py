@@ -16,6 +16,7 @@ from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
 from tpdet.kernels.inputs.ordered import OrderedWeight
 from tpdet.layers.arithmetic import make_arithmetic
+from tpdet.layers.experts import ExpertMlp
 from tpdet.layers.linear import ColumnLinear, GatedLinear, RowLinear
 from tpdet.layers.row_layers import row_rule
 from tpdet.models.decoder import Decoder
@@ -30,9 +31,16 @@ SIZES = {
 }  # fmt: skip
 
 
+EXPERTS = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128}
+
+
 def quantised(folder, format_name, **more):
     """The directory of a small shape whose config says that it is quantised."""
-    config = SHAPES["qwen3-8b"] | SIZES | more
+    return written(folder, SHAPES["qwen3-8b"] | SIZES | more, format_name)
+
+
+def written(folder, config, format_name):
+    """The same of a config."""
     config["quantization_config"] = quantisation_config(format_name)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
@@ -86,6 +94,23 @@ def test_what_is_read_later_lies_where_nothing_was(format_name, tmp_path):
     for weight, other, numbers in zip(after, at_once, products, strict=True):
         assert_same_bits(weight.codes, other.codes)
         assert_same_bits(ordered_numbers(weight), numbers.view(weight.shape))
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_experts_lie_in_the_order_of_their_kernels(format_name, tmp_path):
+    config = SHAPES["qwen3-30b-a3b"] | SIZES | EXPERTS
+    folder = written(tmp_path, config, format_name)
+    source = source_of(folder)
+    decoder = decoder_of(folder, UnreadWeights(torch.bfloat16, CPU, source.packing))
+    before = [layer.gate_up.codes for layer in parts_of(decoder.layers, ExpertMlp)]
+    decoder.load(source)
+    dense = decoder_of(folder, source_of(folder, packed=False))
+    layers = (parts_of(each.layers, ExpertMlp) for each in (decoder, dense))
+    assert len(source.packing.expert_forms) == 2
+    for codes, packed, numbers in zip(before, *layers, strict=True):
+        assert packed.gate_up.codes is codes
+        assert_same_bits(ordered_numbers(packed.gate_up), numbers.gate_up)
+        assert_same_bits(ordered_numbers(packed.down), numbers.down)
 
 
 def test_a_matrix_that_no_kernel_reads_is_refused_by_name(tmp_path):

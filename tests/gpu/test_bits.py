@@ -19,6 +19,7 @@ from tests.gpu.engine.hybrids import hybrid_checks, make_hybrids
 from tests.gpu.engine.interventions import intervention_checks
 from tests.gpu.engine.weights import weight_checks
 from tests.gpu.experts.bits import expert_checks
+from tests.gpu.experts.packed import packed_expert_checks
 from tests.gpu.gemm import column_bits, columns
 from tests.gpu.gemm.leaf_bits import leaf_checks
 from tests.gpu.gemm.norm_bits import norm_checks
@@ -34,7 +35,7 @@ SUITES = {
     "prefill": lambda _: prefill_checks(),
     "decode": lambda _: decode_checks(),
     "gemm": lambda _: [*column_bits.column_checks(), *leaf_checks(), *norm_checks()],
-    "packed": lambda _: packed_checks(),
+    "packed": lambda _: [*packed_checks(), *packed_expert_checks()],
     "attention": lambda _: attention_checks(),
     "experts": lambda _: expert_checks(),
     "linear": lambda _: linear_checks(),

@@ -45,7 +45,7 @@ def draw_packed(
     form: Quantisation,
     device: torch.device | str = "cpu",
 ) -> PackedMatrix:
-    """The same as codes and scales: piece [N, K] of a quantised matrix, its codes uniform.
+    """The same as codes and scales: piece [N, K] of a quantised matrix, its codes about uniform.
 
     Raises UsageError for a form that is not drawn.
     """
@@ -65,6 +65,9 @@ def draw_packed(
     if form.kind == "fp8 block":
         codes = torch.where(codes & 127 == 127, codes - 1, codes)  # 127 is NaN
         scale_rows, kind = (torch.arange(rows, device=device) // BLOCK).int(), "e4m3"
+    else:  # of eight and more as many as of less than eight, so that numbers have mean 0
+        codes = torch.where(codes & 15 == 0, codes | 8, codes)
+        codes = torch.where(codes >> 4 == 0, codes | 128, codes)
     many = rows if scale_rows is None else -(-rows // BLOCK)
     spread = torch.rand((many, groups), generator=generator, device=device)
     scales = ((0.5 + spread) * _SIZES[form.kind]).bfloat16()

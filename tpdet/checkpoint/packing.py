@@ -32,7 +32,7 @@ class Packing:
     enabled: whether quantised weights of the layers' products stay as they are stored. required:
     whether one that no kernel of this device reads is refused; else it becomes numbers. on_gpu:
     whether a GPU's kernels are to read them. drawn: the form of random weights of a quantised
-    model. forms: of the weights that a GPU has.
+    model. forms, expert_forms: of the weights that a GPU has, of experts apart.
     """
 
     checkpoint: Checkpoint | None
@@ -44,6 +44,7 @@ class Packing:
     on_gpu: bool = False
     drawn: Quantisation | None = None
     forms: dict[OrderedForm, None] = field(default_factory=dict)
+    expert_forms: dict[OrderedForm, None] = field(default_factory=dict)
     _said: dict[str, None] = field(default_factory=dict)
 
     def packs(self, names: Sequence[str], widths: Sequence[int]) -> bool:
@@ -59,12 +60,6 @@ class Packing:
             return not any(width % group for width in widths)
         why = refusal(self._sample(names[0]), widths)
         return not why or self._unread(names[0], why)
-
-    def packs_experts(self, names: Sequence[str]) -> bool:
-        """The same of an expert's matrices, which no kernel of a GPU reads yet."""
-        if not self._alike(names):
-            return False
-        return not self.on_gpu or self._unread(names[0], "experts")
 
     def _alike(self, names: Sequence[str]) -> bool:
         """Whether they are to stay packed if they can, and are in one form."""
@@ -106,11 +101,13 @@ class Packing:
     def unread(self, read: TensorRead) -> PackedMatrix:
         """A matrix of the form and shape of `matrix`, in which nothing means anything."""
         sample, (rows, columns) = self._sample(read.name), read.held
-        codes = torch.zeros(rows, columns * sample.bits // 8, dtype=torch.uint8)
+        size, device = (rows, columns * sample.bits // 8), self.device
+        codes = torch.zeros(size, dtype=torch.uint8, device=device)
         groups, of_rows = -(-columns // (sample.group or columns)), None
         if sample.scale_rows is not None:
-            of_rows = (torch.arange(rows) // BLOCK).int()
-        scales = torch.ones(rows if of_rows is None else -(-rows // BLOCK), groups)
+            of_rows = (torch.arange(rows, device=device) // BLOCK).int()
+        many = rows if of_rows is None else -(-rows // BLOCK)
+        scales = torch.ones(many, groups, device=device)
         return replace(
             sample,
             codes=codes,
@@ -118,7 +115,7 @@ class Packing:
             scales=scales.to(sample.scales.dtype),
             lead=0,
             scale_rows=of_rows,
-        ).on(self.device)
+        )
 
     def draws(self, name: str) -> bool:
         """Whether random weights of a name are codes and scales."""
@@ -133,13 +130,21 @@ class Packing:
 
     def laid_out(self, matrix: PackedMatrix, old: Weight | None) -> Weight:
         """A packed matrix as the device's kernels read it: in the memory of the old one, if any."""
-        return self._ordered([matrix], old) if self.on_gpu else matrix
+        return self._ordered([matrix], old, self.forms) if self.on_gpu else matrix
 
     def laid_out_leaves(self, leaves: PackedStack, old: WeightStack | None) -> WeightStack:
         """The same of a row product's leaves."""
-        return self._ordered(leaves.matrices, old) if self.on_gpu else leaves
+        return self._ordered(leaves.matrices, old, self.forms) if self.on_gpu else leaves
 
-    def _ordered(self, matrices: Sequence[PackedMatrix], old: object) -> OrderedWeight:
+    def laid_out_experts(self, experts: PackedStack, old: WeightStack | None) -> WeightStack:
+        """The same of a layer's experts."""
+        if not self.on_gpu:
+            return experts
+        return self._ordered(experts.matrices, old, self.expert_forms)
+
+    def _ordered(
+        self, matrices: Sequence[PackedMatrix], old: object, forms: dict[OrderedForm, None]
+    ) -> OrderedWeight:
         weight = ordered_weight(matrices)
-        self.forms[weight.form] = None
+        forms[weight.form] = None
         return old.copy_(weight) if isinstance(old, OrderedWeight) else weight

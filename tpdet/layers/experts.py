@@ -24,7 +24,7 @@ from tpdet.kernels import ops
 from tpdet.kernels.inputs.experts import Lanes
 from tpdet.kernels.inputs.gated import halves
 from tpdet.kernels.inputs.norm import Finish
-from tpdet.kernels.inputs.packed import ExpertStack, PackedStack, interleaved_rows, numbers_of
+from tpdet.kernels.inputs.packed import PackedStack, WeightStack, interleaved_rows, numbers_of
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.order import fold_tree
 from tpdet.kernels.partial_sums import relative_roots
@@ -45,8 +45,8 @@ class ExpertMlp:
     router: torch.Tensor | None = None
     router_bias: torch.Tensor | None = None
     choice_bias: torch.Tensor | None = None
-    gate_up: ExpertStack | None = None
-    down: ExpertStack | None = None
+    gate_up: WeightStack | None = None
+    down: WeightStack | None = None
     biases: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
     routes: torch.Tensor | None = None
     """int16 [slots of pages, k]: where the ids of each row are kept, if they are."""
@@ -149,7 +149,9 @@ class ExpertMlp:
         gate, up, down = (
             self._of_expert(expert, f"{part}.weight") for part in self._mixture.projections
         )
-        return source.packing.packs_experts([gate, up]) and source.packing.packs_experts([down])
+        hidden, width = self._hidden, self._mixture.width
+        packs = source.packing.packs
+        return packs([gate, up], [hidden]) and packs([down], [width])
 
     def _read_packed(self, source: WeightSource, weights: list[TensorRead]) -> None:
         """Read gate, up and down of each expert as codes and scales."""
@@ -158,7 +160,9 @@ class ExpertMlp:
             parts = [source.read_packed(read) for read in weights[expert : expert + 3]]
             gate_up.append(interleaved_rows(*parts[:2]))
             down.append(parts[2])
-        self.gate_up, self.down = PackedStack(gate_up), PackedStack(down)
+        lay_out = source.packing.laid_out_experts
+        self.gate_up = lay_out(PackedStack(gate_up), self.gate_up)
+        self.down = lay_out(PackedStack(down), self.down)
 
     def _place_router(self, read: torch.Tensor) -> None:
         self.router = place(self.router, read)

@@ -5,6 +5,9 @@ The planner predicts memory by it, and a start chooses how many tokens a step ma
 
 import torch
 
+from tpdet.checkpoint.model_config.quantisation import Quantisation
+from tpdet.kernels.inputs.ordered import SCRATCH_BYTES
+from tpdet.kernels.inputs.ordering import WHOLE_GROUP
 from tpdet.layers.partition import Partition
 from tpdet.models.products import (
     head_product,
@@ -13,16 +16,20 @@ from tpdet.models.products import (
     one_of_each_kind,
 )
 
-PACKED_BYTES = {"fp8 block": 1 + 2 / 1024, "packed int": 1 / 2 + 2 / 128, "mxfp4": 1 / 2 + 1 / 32}
-"""Bytes of a value and its share of a scale on a GPU, by `Quantisation.kind`: int of 4 bits in
-groups of 128, scales of 16 bits, of which a block has one for 8 rows."""
+
+def packed_value_bytes(form: Quantisation) -> float:
+    """Bytes of a value on a GPU, with its shares of a scale of 16 bits (e8m0: 8) and a zero point.
+
+    Eight rows have a scale of a block; one of a whole row is repeated for each group.
+    """
+    scale = 1.0 if form.kind == "mxfp4" else 2.0 / (8 if form.kind == "fp8 block" else 1)
+    return form.bits / 8 + (scale + form.zero_points) / (form.group or WHOLE_GROUP)
 
 
-def weight_bytes(partition: Partition, packed: str | None = None) -> int:
+def weight_bytes(partition: Partition, packed: Quantisation | None = None) -> int:
     """Shares of the products, the vocabulary's two tables (or the tied one), the norms.
 
-    packed: the kind of PACKED_BYTES in which products lie, but those of single experts; None for
-    numbers.
+    packed: the form in which products lie, but routers; None for numbers.
     """
     config = partition.config
     head = head_product(partition)
@@ -37,15 +44,17 @@ def weight_bytes(partition: Partition, packed: str | None = None) -> int:
     factors = 4 if config.norm == "rms_plus_one" else size  # 1 + w is never rounded
     saved = 0
     if packed is not None:
-        whole = sum(p.n * p.k for p in of_layers if not p.experts)
-        saved = int(whole * (size - PACKED_BYTES[packed]))
+        whole = sum(p.n * p.k * (p.experts or 1) for p in of_layers if p.kind != "head")
+        saved = int(whole * (size - packed_value_bytes(packed)))
     return values * size + norm_values(config) * factors + 4 * exact - saved
 
 
 def scratch_bytes(partition: Partition) -> int:
-    """The numbers of the largest product that steps of many rows unpack."""
-    products = (p for p in layer_products(partition) if not p.experts)
-    return max(p.n * p.k for p in products) * _itemsize(partition)
+    """The numbers of the largest product that steps of many rows unpack, once a layer."""
+    layers = one_of_each_kind(partition.config)
+    every = (product for index in layers for product in layer_products(partition, index))
+    sizes = [p.n * p.k * _itemsize(partition) for p in every if not p.experts]
+    return max((size for size in sizes if size <= SCRATCH_BYTES), default=0)
 
 
 def row_bytes(partition: Partition, slots: int) -> int:

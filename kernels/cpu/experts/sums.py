@@ -13,10 +13,10 @@ gather between.
 
 import torch
 
-from tpdet.kernels.cpu.gemm.column import column_gemm
+from tpdet.kernels.cpu.gemm.column import column_gemm, of_cpu
 from tpdet.kernels.cpu.pointwise.activation import activate_and_multiply
 from tpdet.kernels.inputs.experts import Lanes
-from tpdet.kernels.inputs.packed import ExpertStack
+from tpdet.kernels.inputs.packed import WeightStack
 from tpdet.kernels.order import evaluate
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -25,8 +25,8 @@ def expert_sums(
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: ExpertStack,
-    down: ExpertStack,
+    gate_up: WeightStack,
+    down: WeightStack,
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
     lanes: Lanes,
     shared: torch.Tensor | None = None,
@@ -47,7 +47,7 @@ def expert_sums(
 def expert_rows(
     x: torch.Tensor,
     ids: torch.Tensor,
-    gate_up: ExpertStack,
+    gate_up: WeightStack,
     bias: torch.Tensor | None,
     experts: range,
     total: int,
@@ -57,7 +57,7 @@ def expert_rows(
 
     gate_up [E, 2 * I, H], interleaved, of `experts` of `total`; a choice of none of them has +0.
     """
-    mixed = x.new_zeros(*ids.shape, gate_up.shape[1] // 2)
+    mixed, gate_up = x.new_zeros(*ids.shape, gate_up.shape[1] // 2), of_cpu(gate_up)
     for index, expert in enumerate(experts):
         rows, choice = torch.where(ids == expert)
         if len(rows):
@@ -71,14 +71,14 @@ def sums_of_rows(
     mixed: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    down: ExpertStack,
+    down: WeightStack,
     bias: torch.Tensor | None,
     lanes: Lanes,
     shared: torch.Tensor | None = None,
 ) -> PartialSums:
     """mixed [M, k, I], ids and weights [M, k], down [E, N, I] -> the roots of lanes [R, M, N]."""
     of_lane = len(lanes.experts) // lanes.held
-    sums = torch.zeros(lanes.held, len(ids), down.shape[1])
+    sums, down = torch.zeros(lanes.held, len(ids), down.shape[1]), of_cpu(down)
     for index, expert in enumerate(lanes.experts):
         rows, choice = torch.where(ids == expert)
         if not len(rows):

@@ -17,7 +17,7 @@ import torch
 
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.inputs.ordered import OrderedWeight
-from tpdet.kernels.inputs.packed import Weight
+from tpdet.kernels.inputs.packed import PackedStack, Weight, WeightStack
 
 ROWS = 16
 TALL_ROWS = 64  # of a call while as many are left: the BLAS is 1.4 times faster on them
@@ -50,6 +50,13 @@ def padded_rows(x: torch.Tensor) -> torch.Tensor:
     padded = torch.zeros(rows, x.shape[1], dtype=torch.float32)
     padded[: x.shape[0]] = x
     return padded
+
+
+def of_cpu(weight: WeightStack) -> torch.Tensor | PackedStack:
+    """The same weights. Raises TypeError for those in a GPU's order."""
+    if isinstance(weight, OrderedWeight):
+        raise TypeError("codes in a GPU's order have no product on a CPU")
+    return weight
 
 
 def chain(x: torch.Tensor, weight: Weight) -> torch.Tensor:

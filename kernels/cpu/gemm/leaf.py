@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tpdet.kernels.cpu.gemm.column import chain, padded_rows
-from tpdet.kernels.inputs.ordered import OrderedWeight
+from tpdet.kernels.cpu.gemm.column import chain, of_cpu, padded_rows
 from tpdet.kernels.inputs.packed import PackedStack, Weight, WeightStack
 from tpdet.kernels.order import Expression
 from tpdet.kernels.partial_sums import PartialSums
@@ -17,8 +16,7 @@ def leaf_gemm(x: torch.Tensor, weight: WeightStack, widths: tuple[int, ...] = ()
     widths: of leaves of unequal K, which lie side by side in x and in a weight [1, N, their sum].
     """
     weights: Sequence[Weight]
-    if isinstance(weight, OrderedWeight):
-        raise TypeError("codes in a GPU's order have no product on a CPU")
+    weight = of_cpu(weight)
     if isinstance(weight, PackedStack):
         weights = weight.matrices
     else:

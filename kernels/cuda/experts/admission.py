@@ -16,11 +16,14 @@ from tpdet.kernels.cuda.experts.tiles import ExpertWeight, programs, tiles_in_us
 from tpdet.kernels.cuda.gemm import trial_data
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
+from tpdet.kernels.cuda.gemm.packed.launch import PackedTile
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.inputs.experts import ExpertLayer
+from tpdet.kernels.inputs.ordered import OrderedWeight
 from tpdet.kernels.inputs.product import Product
 
-_EXPERTS = 3
+EXPERTS = 3
+"""Experts that a trial has."""
 
 
 def failing_tiles(
@@ -47,31 +50,39 @@ def differs(
 ) -> bool:
     """Whether a tile's rows have other bytes than the dense product's on any kind of data."""
     kinds = [kind for kind in trial_data.KINDS if kind != "heavy" or dtype != torch.float16]
-    return any(_differs(weight, tile, by_token, kind, device, dtype) for kind in kinds)
+    n, k = weight.n, weight.k
+    for kind in kinds:
+        drawn = trial_data.trial_weight(kind, EXPERTS * n, k, device)
+        weights = drawn.to(dtype).view(EXPERTS, n, k)
+        if differs_for(kind, weights, weights, weight.gated, tile, by_token):
+            return True
+    return False
 
 
-def _differs(
-    weight: ExpertWeight,
-    tile: Tile,
-    by_token: bool,
+def differs_for(
     kind: str,
-    device: torch.device,
-    dtype: torch.dtype,
+    weights: torch.Tensor | OrderedWeight,
+    numbers: torch.Tensor,
+    gated: bool,
+    tile: Tile | PackedTile,
+    by_token: bool,
 ) -> bool:
-    """Expert 0 has more rows than a block where that can be, expert 1 none, expert 2 a few."""
-    n, k, name = weight.n, weight.k, "silu" if weight.gated else ""
-    tokens = tile.rows - 1 if by_token else tile.rows + 5
+    """The same on one kind of data: weights of EXPERTS, beside dense products by their numbers.
+
+    Expert 0 has more rows than a block where that can be, expert 1 none, expert 2 a few.
+    """
+    (_, _, k), device, dtype = numbers.shape, numbers.device, numbers.dtype
+    name, tokens = "silu" if gated else "", tile.rows - 1 if by_token else tile.rows + 5
     x = trial_data.trial_rows(kind, tokens, k, device).to(dtype)
-    weights = trial_data.trial_weight(kind, _EXPERTS * n, k, device).to(dtype).view(_EXPERTS, n, k)
     ids = torch.tensor([0, 2], dtype=torch.int32, device=device).repeat(tokens, 1)
     ids[3:, 1] = -1
-    found = sort_tokens(ids, range(_EXPERTS), tile.rows, by_token)
-    shared = by_token and weight.gated  # down reads what gate and up have left in its rows
+    found = sort_tokens(ids, range(EXPERTS), tile.rows, by_token)
+    shared = by_token and gated  # down reads what gate and up have left in its rows
     rows = x if shared else rows_in_blocks(x, found)
     y = grouped_product(rows, weights, None, found, tile, programs(device), name, shared)
     differ = torch.zeros((), dtype=torch.bool, device=device)
     for choice, expert, count in ((0, 0, tokens), (1, 2, 3)):
-        rows_of, dense = x[:count], weights[expert]
+        rows_of, dense = x[:count], numbers[expert]
         wanted = gated_gemm(rows_of, dense) if name else column_gemm(rows_of, dense, None, dtype)
         rows = y[found.positions[:count, choice].long()]
         whole = torch.int16 if dtype.itemsize == 2 else torch.int32

@@ -16,7 +16,7 @@ from tpdet.kernels.cuda.gemm.choice.library import library_fits, library_product
 from tpdet.kernels.cuda.gemm.choice.shape_table import Admitted, library_rows
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.operands import descriptor_sms, fitted, run_chain
-from tpdet.kernels.cuda.gemm.packed.product import in_scratch, packed_product, unpacks
+from tpdet.kernels.cuda.gemm.packed.product import in_scratch, packed_product, way_for
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Operands
 from tpdet.kernels.cuda.launch.multiprocessors import all_free
@@ -64,8 +64,9 @@ def product_of_kind(
     by_library: (x [M, K], weight [N, K], rows, way) -> the result at `rows` >= M rows.
     """
     if isinstance(weight, OrderedWeight):
-        if not unpacks(len(x)):
-            return packed_product(kind, x, weight, bias, out_dtype)
+        way = way_for(x, weight)
+        if way is not None:
+            return packed_product(kind, x, weight, bias, out_dtype, way.tile)
         weight = in_scratch(weight)[0]
     x, w = fitted(x, weight.unsqueeze(0))
     (m, k), n, gated = x.shape, w.shape[1], activation_number(kind)

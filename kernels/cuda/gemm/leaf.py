@@ -17,7 +17,7 @@ from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice, cut_roots
 from tpdet.kernels.cuda.gemm.choice.shape_table import Admitted
 from tpdet.kernels.cuda.gemm.choice.variants import FOLDS, variant_of
 from tpdet.kernels.cuda.gemm.operands import check_depth, descriptor_sms, fitted, run_chain
-from tpdet.kernels.cuda.gemm.packed.product import in_scratch, packed_sums, unpacks
+from tpdet.kernels.cuda.gemm.packed.product import in_scratch, packed_sums, way_for
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm, root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Operands
@@ -68,8 +68,9 @@ def leaf_sums(
     Raises ValueError for operands that do not fit, and for a choice that the roots have no cut for.
     """
     if isinstance(weight, OrderedWeight):
-        if not unpacks(len(x)):
-            return packed_sums(x, weight, roots)
+        way = way_for(x, weight)
+        if way is not None:
+            return packed_sums(x, weight, roots, way)
         weight = in_scratch(weight)
     if widths:
         return PartialSums(unequal_leaf_gemm(x, weight, widths), roots)

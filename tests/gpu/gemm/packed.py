@@ -25,7 +25,7 @@ from tpdet.kernels.cuda.gemm.gated import gated_gemm
 from tpdet.kernels.cuda.gemm.leaf import leaf_gemm, leaf_sums
 from tpdet.kernels.cuda.gemm.leaf_trials import folded
 from tpdet.kernels.cuda.gemm.packed.admission import drawn_weight, failing_tiles
-from tpdet.kernels.cuda.gemm.packed.choice import CANDIDATES, fits, tile_of
+from tpdet.kernels.cuda.gemm.packed.choice import PackedWay, fits, way_of
 from tpdet.kernels.cuda.gemm.packed.launch import PackedTile, run_packed
 from tpdet.kernels.cuda.gemm.packed.product import in_scratch, packed_product, packed_sums
 from tpdet.kernels.inputs.ordered import (
@@ -33,11 +33,14 @@ from tpdet.kernels.inputs.ordered import (
     E4M3,
     INT4,
     INT4_OF_HALF,
+    INT4_ZERO,
+    INT4_ZERO_OF_HALF,
+    INT8,
     OrderedForm,
     OrderedWeight,
-    ordered_codes,
 )
-from tpdet.kernels.inputs.packed import PackedMatrix
+from tpdet.kernels.inputs.ordering import ordered_weight
+from tpdet.kernels.inputs.packed import PackedMatrix, pack
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.order import fold_plan
 from tpdet.kernels.partial_sums import PartialSums
@@ -48,13 +51,24 @@ FORMS = {
     "int4": (INT4, 4, 128, 1, "bfloat16"),
     "int4 of fp16": (INT4_OF_HALF, 4, 128, 1, "float16"),
     "mxfp4": (E2M1, 4, 32, 1, "uint8"),
+    "int4 with zero points": (INT4_ZERO, 4, 128, 1, "bfloat16"),
+    "int4 of fp16 with zero points": (INT4_ZERO_OF_HALF, 4, 128, 1, "float16"),
+    "int8": (INT8, 8, 128, 1, "bfloat16"),
 }
 SHAPES = {
     "gate_up": ("gated", (1, 24576, 4096)), "down": ("row", (8, 4096, 1536)),
     "qkv": ("column", (1, 6144, 4096)), "o": ("row", (8, 4096, 512)),
 }  # fmt: skip
 ROOTS = fold_plan("tree", 8, 1).roots[0]
-ROWS = (1, 8, 16, 64, 256, 512)
+ROWS = (1, 8, 16, 64, 128, 256, 512, 1024, 2048)
+CANDIDATES = (
+    PackedTile(8, 1, 128, 4), PackedTile(8, 1, 64, 6), PackedTile(16, 1, 128, 4),
+    PackedTile(16, 1, 64, 6), PackedTile(32, 1, 64, 4), PackedTile(64, 1, 64, 4),
+    PackedTile(64, 2, 64, 4), PackedTile(64, 2, 64, 6, True), PackedTile(128, 1, 64, 4),
+    PackedTile(128, 2, 64, 4), PackedTile(128, 2, 64, 4, True), PackedTile(256, 2, 64, 4),
+    PackedTile(256, 1, 64, 3),
+)  # fmt: skip
+"""Tiles worth measuring."""
 _TURNS = 230_000_000  # bytes
 _FINITE = 2.0**117  # scales under it keep all numbers in bf16
 
@@ -78,12 +92,19 @@ def products_are_the_dense_ones(name, shape_name):
                 else:
                     wanted = by_tile(kind, x, numbers[0], REFERENCE.at(k))
                 for tile in CANDIDATES:
-                    if fits(tile, weight) and tile.rows < 4 * rows + 8:
-                        for cut in (1, 2) if kind == "row" else (1,):
+                    if fits(tile, k) and tile.rows < 4 * rows + 8:
+                        for cut in cuts_of(kind, tile):
                             run = product_by(kind, x, tile, cut)
                             what = f"{kind} {rows} rows {data} {tile} cut {cut}"
                             found.keep(gives, partial(_whole, run, weight), wanted, what)
     return found.finish()
+
+
+def cuts_of(kind, tile):
+    """Leaves that a program of a tile folds: two fit its registers, four its shared memory."""
+    if kind != "row" or tile.rows > 128:
+        return (1,)
+    return (1, 2, 4) if tile.specialised else (1, 2)
 
 
 def _whole(run, weight):
@@ -92,25 +113,33 @@ def _whole(run, weight):
 
 
 def every_number_is_the_rule_s(name):
-    """All codes by all 16-bit scales that stay finite (of fp32: 32,768 drawn); y = 1 w."""
-    recipe, bits, group, scale_rows, dtype = FORMS[name]
-    k, scales = 256, every_scale(dtype)
-    n = len(scales) * scale_rows
-    codes = torch.arange(256, device="cuda").to(torch.uint8).expand(n, 256).clone()
-    codes = torch.where(codes & 127 == 127, 0, codes) if bits == 8 else codes & 15
-    packed = codes if bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4
-    of_row = scales.repeat_interleave(scale_rows)[:, None].expand(-1, k // group)
+    """All codes, by all zero points, by all 16-bit scales that stay finite (of fp32: 32,768 drawn).
+
+    y = 1 w.
+    """
+    recipe, bits, group, _, dtype = FORMS[name]
+    zeroed, scales = recipe in (INT4_ZERO, INT4_ZERO_OF_HALF), every_scale(dtype)
+    n, k = len(scales), 17 * 64 if zeroed else 256
+    group = 32 if zeroed else group
+    codes = torch.arange(k, device="cuda").to(torch.uint8).expand(n, k).clone()
+    if recipe == E4M3:
+        codes = torch.where(codes & 127 == 127, 0, codes)
+    packed = pack(codes if bits == 8 else codes & 15, bits)
+    by_group, zeros = scales[:, None].expand(-1, k // group), None
     kind = {E4M3: "e4m3", E2M1: "e2m1"}.get(recipe, "int")
-    matrix = PackedMatrix(kind, bits, packed, range(k), of_row, group, zero=8 * (kind == "int"))
-    wanted = matrix.numbers().bfloat16() + 0.0  # a chain begins at +0: -0 is gone
-    across = scales[:, None].expand(-1, k // group).T.contiguous()[None]
-    weight = OrderedWeight(
-        recipe, bits, ordered_codes(codes, bits), across, group, scale_rows, (1, n, k)
+    zero = (0 if zeroed else 1 << (bits - 1)) * (kind == "int")
+    if zeroed:
+        zeros, zero = pack((torch.arange(k // group, device="cuda") // 2 % 16).expand(n, -1), 4), 1
+    matrix = PackedMatrix(
+        kind, bits, packed, range(k), by_group, group, zeros=zeros, zero=zero, dtype=torch.bfloat16
     )
+    wanted = matrix.numbers().bfloat16() + 0.0  # a chain begins at +0: -0 is gone
+    weight = ordered_weight([matrix])
     one = torch.eye(k, device="cuda", dtype=torch.bfloat16)
     y = torch.empty(1, k, n, dtype=torch.bfloat16, device="cuda")
-    run_packed(one, weight, None, y, PackedTile(64, 1, 64, 4))
-    same(y[0].T, wanted, f"{n} rows by {len(scales)} scales")
+    for tile in (PackedTile(64, 1, 64, 4), PackedTile(64, 2, 64, 6, True)):
+        run_packed(one, weight, None, y, tile)
+        same(y[0].T, wanted, f"{n} rows by {len(scales)} scales by {tile}")
     same(in_scratch(weight)[0] + 0.0, wanted, "unpacked")
     return f"{len(scales)} scales"
 
@@ -131,15 +160,16 @@ def a_flipped_code_or_scale_is_found():
     """The start-up check's comparison sees one nibble, and one scale."""
     weight, numbers = drawn_weight(form_of("int4", (1, 528, 4096)), torch.device("cuda"))
     x = trial_data.trial_rows("random", 16, 4096, numbers.device)
-    wanted = packed_product("column", x, weight, None, torch.bfloat16)
+    tile = PackedTile(16, 1, 64, 6)
+    wanted = packed_product("column", x, weight, None, torch.bfloat16, tile)
     for change in (weight.codes.view(-1)[5:6], weight.scales.view(-1)[300:301]):
         kept = change.clone()
         change.copy_(kept * 2 if change.is_floating_point() else kept ^ 8)
-        found = packed_product("column", x, weight, None, torch.bfloat16)
+        found = packed_product("column", x, weight, None, torch.bfloat16, tile)
         if torch.equal(found.view(torch.int16), wanted.view(torch.int16)):
             raise AssertionError("a change reached no bit")
         change.copy_(kept)
-    same(packed_product("column", x, weight, None, torch.bfloat16), wanted, "put back")
+    same(packed_product("column", x, weight, None, torch.bfloat16, tile), wanted, "put back")
 
 
 def a_start_admits_them():
@@ -190,7 +220,9 @@ def wide_weight(name, shape):
     first = small.codes.view(leaves, -1, *small.codes.shape[1:])[:, :1]
     codes = first.expand(-1, n // 64, -1, -1).flatten(0, 1).contiguous()
     scales = small.scales[:, :, :1].expand(-1, -1, n // small.scale_rows).contiguous()
-    return OrderedWeight(**vars(small) | {"codes": codes, "scales": scales, "shape": shape})
+    zeros = None if small.zeros is None else small.zeros[:, :, :1].expand(-1, -1, n).contiguous()
+    parts = {"codes": codes, "scales": scales, "zeros": zeros, "shape": shape}
+    return OrderedWeight(**vars(small) | parts)
 
 
 def copies_of(weight):
@@ -211,10 +243,10 @@ def dense_product(kind, x, admitted):
     return lambda w: column_gemm(x, w[0], None, None, None, admitted)
 
 
-def product_by(kind, x, tile, cut=None):
+def product_by(kind, x, tile, cut=1):
     """The product of packed weights by a tile, as a function of them."""
     if kind == "row":
-        return lambda w: packed_sums(x, w, ROOTS, tile, 1 if tile.rows > 128 else cut)
+        return lambda w: packed_sums(x, w, ROOTS, PackedWay(tile, cut))
     return lambda w: packed_product(kind, x, w, None, x.dtype, tile)
 
 
@@ -227,11 +259,14 @@ def times_of(name, shape_name):
     out = torch.zeros(4096, dtype=torch.int32, device="cuda")
     for rows in ROWS:
         x = trial_data.trial_rows("random", rows, shape[0] * shape[2], out.device)
-        tiles = [tile for tile in CANDIDATES if fits(tile, whole) and tile.rows < 4 * rows + 8]
+        tiles = [tile for tile in CANDIDATES if fits(tile, shape[2]) and tile.rows < 4 * rows + 8]
         tiles = [tile for tile in tiles if tile.rows >= min(rows, 64)]
-        marks = ["*" * (tile == tile_of(rows, whole)) for tile in tiles]
-        names = ["read", *(f"{m}{tuple(t)}" for m, t in zip(marks, tiles, strict=True))]
-        runs = [partial(read_bytes, out), *(product_by(kind, x, tile) for tile in tiles)]
+        ways = [PackedWay(tile, cut) for tile in tiles for cut in cuts_of(kind, tile)]
+        marks = ["*" * (way == way_of(rows, whole.bits, shape)) for way in ways]
+        names = [f"{m}{tuple(w.tile)} by {w.cut}" for m, w in zip(marks, ways, strict=True)]
+        names = ["read", "unpack", *names]
+        runs = [partial(read_bytes, out), in_scratch]
+        runs += [product_by(kind, x, *way) for way in ways]
         [taken] = interleaved_medians([dense_product(kind, x, admitted)], dense, 7)
         each = interleaved_medians(runs, copies, 7)
         said = "  ".join(f"{n} {us:.2f}" for n, us in zip(names, each, strict=True))

@@ -1,6 +1,7 @@
 """Decode steps, prompts and memory of packed weights beside dense ones, by `LLM.generate`.
 
     python -m tests.gpu.speed.packed_weights [--shape qwen3-8b] [--formats int4-g128,fp8-block]
+        [--turns 5]
 
 Random weights of a quantised config, the same ones packed and dense. A row is one way of one
 format: milliseconds of a token at 1, 16, 64 and 256 sequences and of prompts of 512, 2,048 and
@@ -25,7 +26,7 @@ from tpdet import LLM, SamplingParams
 from tpdet.checkpoint.model_config.known_shapes import write_shape
 from tpdet.tools.bench.load import prompt
 
-BATCHES, INPUT, TOKENS, TURNS = (1, 16, 64, 256), 128, 65, 5
+BATCHES, INPUT, TOKENS = (1, 16, 64, 256), 128, 65
 PROMPTS = ((1, 512), (1, 2048), (8, 2048))  # prompts and tokens of each
 
 
@@ -39,8 +40,8 @@ def quantised_shape(folder: Path, shape: str, format_name: str) -> Path:
     return directory
 
 
-def one_way(model: str, weights: str) -> dict[str, object]:
-    """Start, and measure."""
+def one_way(model: str, weights: str, turns: int) -> dict[str, object]:
+    """Start, and measure so many times."""
     begin = time.perf_counter()
     llm = LLM(
         model=model,
@@ -67,7 +68,7 @@ def one_way(model: str, weights: str) -> dict[str, object]:
     turn = 0
     for batch in BATCHES:
         steps = []
-        for _ in range(TURNS):
+        for _ in range(turns):
             turn += 1
             prompts = [list(prompt(INPUT, vocabulary, f"{turn}-{i}")) for i in range(batch)]
             first = seconds(prompts, 1)
@@ -75,7 +76,7 @@ def one_way(model: str, weights: str) -> dict[str, object]:
         row[f"ms at {batch}"] = round(1e3 * statistics.median(steps), 3)
     for count, length in PROMPTS:
         taken = []
-        for _ in range(TURNS):
+        for _ in range(turns):
             turn += 1
             prompts = [list(prompt(length, vocabulary, f"{turn}-{i}")) for i in range(count)]
             taken.append(seconds(prompts, 1))
@@ -89,14 +90,15 @@ def one_way(model: str, weights: str) -> dict[str, object]:
 def main(arguments: list[str]) -> int:
     """Every format, dense and packed; 1 where ids differ."""
     if arguments[:1] == ["--one"]:
-        row = one_way(arguments[1], arguments[2])
-        Path(arguments[3]).write_text(json.dumps(row))
+        row = one_way(arguments[1], arguments[2], int(arguments[3]))
+        Path(arguments[4]).write_text(json.dumps(row))
         return 0
     parser = argparse.ArgumentParser(
         prog="python -m tests.gpu.speed.packed_weights", allow_abbrev=False
     )
     parser.add_argument("--shape", default="qwen3-8b")
     parser.add_argument("--formats", default="int4-g128,fp8-block")
+    parser.add_argument("--turns", default="5")
     options = parser.parse_args(arguments)
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     failed = False
@@ -108,7 +110,7 @@ def main(arguments: list[str]) -> int:
                 out = folder / "row.json"
                 out.unlink(missing_ok=True)
                 command = [sys.executable, "-m", "tests.gpu.speed.packed_weights", "--one"]
-                subprocess.run([*command, model, weights, str(out)], check=False)
+                subprocess.run([*command, model, weights, options.turns, str(out)], check=False)
                 if not out.exists():
                     print(json.dumps({"format": format_name, "weights": weights, "failed": True}))
                     failed = True

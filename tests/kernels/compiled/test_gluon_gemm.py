@@ -13,13 +13,17 @@ from tests.kernels.compiled.test_columns import check_gates
 from tests.kernels.compiled.test_gemm import check
 from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tests.lib.some_slow import some_slow
-from tpdet.kernels.cuda.gemm.packed.chain import PackedForm, packed_chain, unpacked_weight
-from tpdet.kernels.cuda.gemm.packed.choice import CANDIDATES
-from tpdet.kernels.cuda.gemm.packed.launch import ONE_LEAF, PackedTile
-from tpdet.kernels.cuda.gemm.variants.root_form import (
-    RootForm,
-    RootShape,
+from tpdet.kernels.cuda.gemm.packed.chain import (
+    DENSE,
+    IN_BLOCKS,
+    PackedForm,
+    packed_chain,
 )
+from tpdet.kernels.cuda.gemm.packed.choice import way_of
+from tpdet.kernels.cuda.gemm.packed.launch import ONE_LEAF, PackedTile
+from tpdet.kernels.cuda.gemm.packed.numbers import NumbersForm, unpacked_weight
+from tpdet.kernels.cuda.gemm.packed.warp_specialised import WarpPackedForm, warp_packed_chain
+from tpdet.kernels.cuda.gemm.variants.root_form import RootForm, RootShape
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Operands, ProductShape
 from tpdet.kernels.cuda.gemm.variants.warp_specialised import WarpForm, warp_specialised_fold
@@ -32,7 +36,15 @@ from tpdet.kernels.cuda.gemm.variants.warp_specialised_launch import (
 )
 from tpdet.kernels.cuda.gemm.variants.warp_specialised_parts import warp_specialised_parts
 from tpdet.kernels.cuda.hardware import H200, pretending
-from tpdet.kernels.inputs.ordered import E2M1, E4M3, INT4, INT4_OF_HALF
+from tpdet.kernels.inputs.ordered import (
+    E2M1,
+    E4M3,
+    INT4,
+    INT4_OF_HALF,
+    INT4_ZERO,
+    INT4_ZERO_OF_HALF,
+    INT8,
+)
 
 FORMS = {  # GROUPS, PARTS, PAIR; additions a value, in the code
     "cut": (2, 1, 1, 1), "sequential": (8, 1, 1, 1), "pairs": (4, 1, 2, 2), "tree": (2, 2, 2, 5),
@@ -212,11 +224,25 @@ PACKED = {  # bits, group, rows of a scale, its type, instructions of a value an
     INT4: (4, 128, 1, "bf16", "mul.rn.bf16x2", 1 / 2),
     INT4_OF_HALF: (4, 128, 1, "fp16", "fma.rn.bf16x2", 1 / 2),
     E2M1: (4, 32, 1, "u8", "mul.rn.bf16x2", 1),
+    INT4_ZERO: (4, 128, 1, "bf16", "mul.rn.bf16x2", 1 / 2),
+    INT4_ZERO_OF_HALF: (4, 128, 1, "fp16", "fma.rn.bf16x2", 1 / 2),
+    INT8: (8, 128, 1, "bf16", "mul.rn.f32", 1),
 }
-SOME_PACKED = [(E4M3, CANDIDATES[2], 1), (INT4, CANDIDATES[7], 0)]
+TILES = {
+    way.tile
+    for bits in (4, 8)
+    for n in (4096, 24576)
+    for k in (512, 4096)
+    for m in (1, 16, 32, 64, 128, 256, 1024)
+    if (way := way_of(m, bits, (1, n, k))) is not None and not way.tile.specialised
+}
+SOME_PACKED = [
+    (E4M3, PackedTile(16, 1, 128, 4), 1),
+    (INT4, PackedTile(128, 2, 64, 4), 0),
+]
 
 
-def packed_kernel(recipe, tile, gated, cut=1, k=4096):
+def packed_kernel(recipe, tile, gated, cut=1, k=4096, rows_of=DENSE):
     from triton.experimental.gluon.language import NVMMASharedLayout
 
     bits, group, scale_rows, scales, *_ = PACKED[recipe]
@@ -226,12 +252,14 @@ def packed_kernel(recipe, tile, gated, cut=1, k=4096):
         "code_tiles": f"tensordesc<i32[{tile.groups},{lines},32],{codes!r}>",
         "x_tiles": f"tensordesc<bf16[{tile.rows},{tile.depth}],{x!r}>",
         "scales": f"*{scales}",
+        "zeros": "*u8",
         "y": "*bf16" if gated else "*fp32",
         "bias": "*bf16",
+        "expert_ids": "*i32",
     } | dict.fromkeys(("m", "n", "steps", "blocks"), "i32")
     root = RootShape(1, 1, cut)
-    kept = 1 << (cut * k // group - 1).bit_length()
-    form = PackedForm(recipe, bits, *tile, group, scale_rows, kept, False, gated, root)
+    kept, ends = 1 << (cut * k // group - 1).bit_length(), (k // tile.depth % 2 == 1, rows_of.value)
+    form = PackedForm(recipe, bits, *tile[:4], group, scale_rows, kept, False, gated, root, *ends)
     multiples = "scales", "y", "bias", "n"
     options = {"num_warps": 4 * tile.groups}
     return hopper_kernel(packed_chain, types, {"FORM": form}, multiples, options)
@@ -241,7 +269,7 @@ def packed_kernel(recipe, tile, gated, cut=1, k=4096):
     ("recipe", "tile", "gated"),
     some_slow(
         SOME_PACKED,
-        [*product(PACKED, CANDIDATES, (0, 1))],
+        [*product(PACKED, sorted(TILES), (0, 1))],
     ),
     ids=str,
 )
@@ -258,6 +286,61 @@ def test_a_weight_becomes_numbers_in_registers(recipe, tile, gated):
     assert "st.shared" not in in_loop and "shfl.sync.bfly" not in in_loop
 
 
+def test_a_block_of_an_expert_takes_an_odd_number_of_steps():
+    ptx, log, held = packed_kernel(E2M1, PackedTile(32, 1, 64, 4), 1, k=2880, rows_of=IN_BLOCKS)
+    wanted = "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16"
+    check(ptx, log, "experts", [wanted, "cp.async.bulk.tensor.3d"])
+    assert "serialized" not in log and held <= H200.shared_bytes, held
+    assert ptx.count(wanted) == 3 * 64 // 16  # the first step, two of the loop
+
+
+def warp_kernel(recipe, rows, stages, gated=0, root=ONE_LEAF, rows_of=DENSE):
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    bits, group, scale_rows, scales, *_ = PACKED[recipe]
+    out, across = ("bf16", 2) if root == ONE_LEAF else ("fp32", 4), 32 if gated else 64
+    codes, x = NVMMASharedLayout(128, 32, 3), NVMMASharedLayout(128, 16, 2)
+    slot = NVMMASharedLayout(min(128, across * out[1]), 8 * out[1], 2)
+    types = {
+        "code_tiles": f"tensordesc<i32[1,{4 * bits},32],{codes!r}>",
+        "x_tiles": f"tensordesc<bf16[{rows},64],{x!r}>",
+        "y_tiles": f"tensordesc<{out[0]}[{rows},{across}],{slot!r}>",
+        "scales": f"*{scales}",
+        "zeros": "*u8",
+        "y": f"*{out[0]}",
+        "bias": "*bf16",
+        "expert_ids": "*i32",
+    } | dict.fromkeys(("m", "n", "roots", "steps"), "i32")
+    sizes = bits, rows, 1, 64, stages, group, scale_rows
+    ends = False, rows_of.value, True
+    form = WarpPackedForm(recipe, *sizes, False, gated, root, *ends)
+    multiples = "scales", "y", "bias", "n"
+    return hopper_kernel(warp_packed_chain, types, {"FORM": form}, multiples, {"num_warps": 4})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rows", "stages", "gated", "root", "rows_of"),
+    some_slow(
+        [(E4M3, 128, 5, 1, ONE_LEAF, DENSE)],
+        [
+            *((recipe, 128, 5, 1, ONE_LEAF, DENSE) for recipe in PACKED),
+            (E4M3, 128, 4, 0, RootShape(1, 2, 2), DENSE),
+            (INT4, 128, 4, 0, RootShape(4, 1, 2), DENSE),
+            (E2M1, 128, 6, 1, ONE_LEAF, IN_BLOCKS),
+        ],
+    ),
+    ids=str,
+)
+def test_consumers_unpack_while_products_run(recipe, rows, stages, gated, root, rows_of):
+    ptx, log, held = warp_kernel(recipe, rows, stages, gated, root, rows_of)
+    wanted = f"wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.bf16.bf16"
+    check(ptx, log, f"{recipe} {rows}", [wanted, "cp.async.bulk.tensor.3d", PACKED[recipe][4]])
+    assert "serialized" not in log and held <= H200.shared_bytes, held
+    granted = [int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)]
+    # ptxas gives weights in registers no more than the least that any warp has.
+    assert min(granted) >= 120, granted
+
+
 def test_two_leaves_are_folded_in_registers():
     ptx, log, held = packed_kernel(INT4, PackedTile(128, 2, 64, 4), 0, cut=2, k=1536)
     wanted = "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"
@@ -269,8 +352,8 @@ def test_two_leaves_are_folded_in_registers():
 @pytest.mark.parametrize("recipe", some_slow([INT4], list(PACKED)))
 def test_numbers_are_written_along_k(recipe):
     bits, group, scale_rows, scales, *_ = PACKED[recipe]
-    form = PackedForm(recipe, bits, 16, 1, 128, 1, group, scale_rows, 1, False, 0, ONE_LEAF)
-    types = {"codes": "*i32", "scales": f"*{scales}", "out": "*bf16"}
+    form = NumbersForm(recipe, bits, 16, 1, 128, group, scale_rows)
+    types = {"codes": "*i32", "scales": f"*{scales}", "zeros": "*u8", "out": "*bf16"}
     types |= dict.fromkeys(("n", "k", "blocks"), "i32")
     multiples = "codes", "scales", "out", "n", "k"
     done = hopper_kernel(unpacked_weight, types, {"FORM": form}, multiples, {"num_warps": 4})

@@ -7,15 +7,28 @@ import torch
 
 from tests.lib.bits import assert_same_bits
 from tests.lib.kernels.ordered_numbers import ordered_numbers
-from tpdet.kernels.inputs.ordered import E2M1, E4M3, INT4, INT4_OF_HALF
+from tpdet.kernels.inputs.ordered import (
+    E2M1,
+    E4M3,
+    INT4,
+    INT4_OF_HALF,
+    INT4_ZERO,
+    INT4_ZERO_OF_HALF,
+    INT8,
+)
 from tpdet.kernels.inputs.ordering import ordered_weight, refusal
-from tpdet.kernels.inputs.packed import PackedMatrix, interleaved_rows, side_by_side
+from tpdet.kernels.inputs.packed import PackedMatrix, interleaved_rows, pack, side_by_side
 
 FORMS = {
     "fp8 blocks": ("e4m3", 8, 128, torch.float32, E4M3),
     "int4": ("int", 4, 128, torch.bfloat16, INT4),
     "int4 of halves": ("int", 4, 64, torch.float16, INT4_OF_HALF),
     "mxfp4": ("e2m1", 4, 32, torch.uint8, E2M1),
+    "int4 with zero points": ("int", 4, 128, torch.bfloat16, INT4_ZERO),
+    "int4 of halves with zero points": ("int", 4, 32, torch.float16, INT4_ZERO_OF_HALF),
+    "int8": ("int", 8, 128, torch.float32, INT8),
+    "int8 by row": ("int", 8, 0, torch.bfloat16, INT8),
+    "fp8 by row": ("e4m3", 8, 0, torch.float32, E4M3),
 }
 
 
@@ -23,15 +36,28 @@ def drawn(form, n, k, seed=0):
     kind, bits, group, dtype, _ = FORMS[form]
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 256, (n, k * bits // 8), generator=generator).to(torch.uint8)
-    blocks = -(-n // 128) if kind == "e4m3" else n
+    in_blocks = form == "fp8 blocks"
+    blocks = -(-n // 128) if in_blocks else n
     if kind == "e4m3":
         codes = torch.where(codes & 127 == 127, codes - 1, codes)
-    scales = 1e-3 + torch.rand(blocks, -(-k // group), generator=generator)
+    groups = -(-k // group) if group else 1
+    scales = 1e-3 + torch.rand(blocks, groups, generator=generator)
     scales = (120 + 8 * scales).to(dtype) if dtype == torch.uint8 else scales.to(dtype)
-    rows = (torch.arange(n) // 128).int() if kind == "e4m3" else None
-    zero = 8 if kind == "int" else 0
+    rows = (torch.arange(n) // 128).int() if in_blocks else None
+    zero, zeros = (8 if bits == 4 else 128) if kind == "int" else 0, None
+    if "zero points" in form:
+        zero, zeros = 1, pack(torch.randint(0, 16, (n, groups), generator=generator), 4)
     return PackedMatrix(
-        kind, bits, codes, range(k), scales, group, scale_rows=rows, zero=zero, dtype=torch.bfloat16
+        kind,
+        bits,
+        codes,
+        range(k),
+        scales,
+        group,
+        scale_rows=rows,
+        zeros=zeros,
+        zero=zero,
+        dtype=torch.bfloat16,
     )
 
 
@@ -75,10 +101,9 @@ def test_a_flipped_code_or_scale_is_another_number():
     ("changed", "widths", "why"),
     [
         ({"dtype": torch.float16}, [128], "a model in float16"),
-        ({"zeros": torch.zeros(8, 1, dtype=torch.uint8)}, [128], "zero points"),
         ({"zero": 7}, [128], "4-bit int with scales in bfloat16"),
         ({"scales": torch.ones(8, 1)}, [128], "4-bit int with scales in float32"),
-        ({"group": 0}, [128], "one scale for a row"),
+        ({"group": 16}, [128], "groups of 16 columns"),
         ({}, [128, 192], "chains of 192 columns, no multiple of 128"),
         ({}, [128, 512], ""),
     ],

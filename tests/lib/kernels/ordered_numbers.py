@@ -2,7 +2,7 @@
 
 import torch
 
-from tpdet.kernels.inputs.ordered import E2M1, E4M3, UNIT
+from tpdet.kernels.inputs.ordered import E2M1, E4M3, INT8, UNIT
 from tpdet.kernels.inputs.packed import code_table
 
 _LOW = 0xFFFFFFFF
@@ -11,16 +11,26 @@ _LOW = 0xFFFFFFFF
 def ordered_numbers(weight):
     """[L, N, K] in bf16, by the layout that `kernels/inputs/ordered.py` describes."""
     leaves, n, k = weight.shape
-    scales = weight.scales.repeat_interleave(weight.scale_rows, 2)[:, :, :n]
-    scales = scales.repeat_interleave(weight.group, 1).transpose(1, 2)
+    scales = _of_columns(weight, weight.scales, weight.scale_rows)
     if weight.recipe == E2M1:
         scales = torch.ldexp(torch.ones(scales.shape), scales.int() - 127)
     codes = _codes(weight).view(leaves, -1, k)[:, :n]
     if weight.recipe == E4M3:
         return (codes.to(torch.uint8).view(torch.float8_e4m3fn).float() * scales.float()).bfloat16()
+    if weight.recipe == INT8:
+        return ((codes.float() - 128.0) * scales.float()).bfloat16()
+    if weight.zeros is not None:
+        zeros = _of_columns(weight, weight.zeros, 1)
+        return ((codes.float() - zeros.float()) * scales.float()).bfloat16()
     table = code_table("e2m1" if weight.recipe == E2M1 else "int", 4, 8)
     numbers = table.view(torch.float32).view(256, 2)[:16, 0]
     return (numbers[codes] * scales.float()).bfloat16()
+
+
+def _of_columns(weight, of_groups, rows):
+    """[L, N, K]: of each number what its group has, one value for so many rows."""
+    by_row = of_groups.repeat_interleave(rows, 2)[:, :, : weight.shape[1]]
+    return by_row.repeat_interleave(weight.group, 1).transpose(1, 2)
 
 
 def _codes(weight):

@@ -7,12 +7,12 @@ from dataclasses import asdict
 
 import torch
 
+from tpdet.checkpoint.packing import Packing
 from tpdet.comm.agreement import agree, collect_facts
 from tpdet.config import EngineConfig
 from tpdet.errors import DisagreementError, TpdetError
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.cpu.gemm.admission import check_bit_classes, check_linear_products
-from tpdet.kernels.inputs.ordered import OrderedForm
 from tpdet.kernels.known.answers import known_answers
 from tpdet.kernels.known.expert_golden import EXPERT_GOLDEN_SHA256, expert_golden_digest
 from tpdet.kernels.known.golden import golden_digest
@@ -119,13 +119,13 @@ def admit_products(
     limits: dict[str, int],
     tune_command: str,
     end_copies: Callable[[], None] = lambda: None,
-    packed: Iterable[OrderedForm] = (),
+    packing: Packing | None = None,
 ) -> None:
     """Try what the GPU's shape table names for this rank's products: its arithmetic uses it then.
 
     Products that it does not hold run by estimate, and the log offers `tune_command` for them.
     limits: the most rows of each kind of product; end_copies: called before products are timed, so
-    that nothing is copied to the GPU meanwhile; packed: forms of weights that are. Raises
+    that nothing is copied to the GPU meanwhile; packing: of weights that stay packed. Raises
     TpdetError for an entry that fails, and for a tile that gives other bits than the dense product.
     """
     from tpdet.kernels.cuda.experts.admission import failing_tiles
@@ -152,7 +152,8 @@ def admit_products(
         admission_report.admitted, admission_report.not_in_table, device
     )
     _log.info("%s", admission_report)
-    _admit_packed(packed, partition, limits["column"], device)
+    if packing is not None:
+        _admit_packed(packing, partition, limits["column"], device)
     untuned = layer is not None and not is_tuned(layer, dtype.itemsize, device)
     if untuned:
         _log.info("not in the table, by a static rule: %s", layer)
@@ -160,22 +161,28 @@ def admit_products(
         _log.info("no table holds these shapes: %s measures them once", tune_command)
 
 
-def _admit_packed(
-    forms: Iterable[OrderedForm], partition: Partition, limit: int, device: torch.device
-) -> None:
+def _admit_packed(packing: Packing, partition: Partition, limit: int, device: torch.device) -> None:
     """Try the products of packed weights. Raises TpdetError for one with other bits."""
-    forms = [*forms]
-    if not forms:
-        return
-    from tpdet.kernels.cuda.gemm.packed.admission import failing_tiles
-
-    tried, failed = failing_tiles(forms, rank_products(partition), limit, device)
+    tried, failed = try_packed(packing, partition, limit, device)
     if failed:
         raise TpdetError(
             f"packed weights: {'; '.join(failed[:3])}: other bits than the dense product on this "
             "GPU: use weights dense"
         )
-    _log.info("%d products of packed weights admitted", tried)
+    if tried:
+        _log.info("%d products of packed weights admitted", tried)
+
+
+def try_packed(
+    packing: Packing, partition: Partition, limit: int, device: torch.device
+) -> tuple[int, list[str]]:
+    """How many products of packed weights were tried, and those with other bits."""
+    from tpdet.kernels.cuda.experts.packed_admission import failing_experts
+    from tpdet.kernels.cuda.gemm.packed.admission import failing_tiles
+
+    tried, failed = failing_tiles(packing.forms, rank_products(partition), limit, device)
+    experts, of_experts = failing_experts(packing.expert_forms, expert_products(partition), device)
+    return tried + experts, failed + of_experts
 
 
 def tune_command(config: EngineConfig, size: int) -> str:

@@ -1,5 +1,7 @@
 """The start of one rank, from a configuration to a `WarmedModel`: six steps, in this order."""
 
+from functools import partial
+
 import torch
 
 from tpdet.checkpoint.read_ahead import read_ahead
@@ -22,6 +24,7 @@ from tpdet.runner.start.kernel_checks import (
     check_kernels,
     compare_answers,
     product_limits,
+    try_packed,
     tune_command,
 )
 from tpdet.runner.start.loaded_model import LoadedModel, WarmedModel
@@ -75,8 +78,7 @@ def load_model(config: EngineConfig, world: World, times: StartTimes) -> WarmedM
         # 5. The shape table's kernels give the contract's bits.
         times.doing = TRYING
         if limits is not None:
-            tuning = tune_command(config, world.size)
-            admit_products(partition, device, limits, tuning, loading.wait, loading.ordered)
+            _admit(config, loading, partition, limits, device, ahead)
             times.mark("admission")
         loaded = LoadedModel(
             config=config,
@@ -98,6 +100,22 @@ def load_model(config: EngineConfig, world: World, times: StartTimes) -> WarmedM
         warmed = _warm(loaded, loading)
     _wait_as_steps_do(loaded)
     return warmed
+
+
+def _admit(
+    config: EngineConfig,
+    loading: Loading,
+    partition: Partition,
+    limits: dict[str, int],
+    device: torch.device,
+    ahead: CompilingAhead,
+) -> None:
+    """Try the kernels of products; those of packed weights are compiled first. Collective."""
+    packing, tuning = loading.packing, tune_command(config, partition.world.size)
+    if packing.enabled:
+        tried = partial(try_packed, packing, partition, limits["column"], device)
+        ahead.compile(tried, "load")
+    admit_products(partition, device, limits, tuning, loading.wait, packing)
 
 
 def _step_tokens(config: EngineConfig, partition: Partition, device: torch.device) -> StepTokens:

@@ -7,7 +7,7 @@ overwritten, and what is read the second time must have the digests of the first
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
@@ -32,6 +32,7 @@ from tpdet.checkpoint.model_config.fit import (
 )
 from tpdet.checkpoint.model_config.pooling import check_pooling, load_for_task
 from tpdet.checkpoint.model_config.stored_form import StoredForm, read_stored_form
+from tpdet.checkpoint.packing import Packing
 from tpdet.checkpoint.resolve import resolve_model
 from tpdet.checkpoint.sample import sample_checkpoint
 from tpdet.checkpoint.source import UnreadWeights, WeightRead, WeightSource, open_weights
@@ -50,7 +51,6 @@ from tpdet.errors import (
     UsageError,
 )
 from tpdet.kernels.cuda.hardware import gpu_of
-from tpdet.kernels.inputs.ordered import OrderedForm
 from tpdet.launch.ranks.pinned import threads_per_rank
 from tpdet.layers.partition import Partition
 from tpdet.models.decoder import Decoder
@@ -342,9 +342,9 @@ class Loading:
         self._given_up = False
 
     @property
-    def ordered(self) -> Iterable[OrderedForm]:
-        """Forms of packed weights that a GPU has; they are known when the model is made."""
-        return self._source.packing.forms
+    def packing(self) -> Packing:
+        """How weights stay packed; the forms that a GPU has are known when the model is made."""
+        return self._source.packing
 
     def begin(self, device: torch.device) -> None:
         """Read the weights in a thread, into the memory of the decoder's. Not collective."""

@@ -10,6 +10,7 @@ import torch
 from tpdet.cache.kv import page_bytes
 from tpdet.cache.routes import route_bytes
 from tpdet.cache.state_table import StateRoom
+from tpdet.checkpoint.model_config.quantisation import Quantisation
 from tpdet.checkpoint.model_config.stored_form import read_stored_form
 from tpdet.checkpoint.resolve import resolve_model
 from tpdet.comm.device import GpuMemory, free_gpu_bytes, gpu_memory
@@ -17,7 +18,7 @@ from tpdet.config import EngineConfig
 from tpdet.errors import ResourceError
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.layers.partition import Partition, state_shape
-from tpdet.models.footprint import PACKED_BYTES, weight_bytes
+from tpdet.models.footprint import weight_bytes
 
 _CACHE_SHARE = 0.25  # of the memory that is free after loading, for the KV cache on the CPU
 SNAPSHOT_SHARE = 0.25
@@ -52,17 +53,16 @@ def least_bytes(config: EngineConfig, partition: Partition) -> Least:
     """
     pages = 1 if config.kv_pages is None else 1 + config.kv_pages
     cache = pages * _page_bytes(partition) + running_state_bytes(config, partition)
-    return Least(weight_bytes(partition, packed_kind(config)), cache)
+    return Least(weight_bytes(partition, packed_form(config)), cache)
 
 
-def packed_kind(config: EngineConfig) -> str | None:
-    """The kind in which weights stay packed, as `weight_bytes` has it; None for numbers."""
+def packed_form(config: EngineConfig) -> Quantisation | None:
+    """The one form in which weights stay packed; None for numbers, and for several forms."""
     if config.weights != "packed":
         return None
     directory = resolve_model(config.model, config.revision)
     stored = read_stored_form(directory).quantisation
-    kinds = {} if stored is None else {form.kind: form for form in stored.forms}
-    return next((kind for kind in kinds if len(kinds) == 1 and kind in PACKED_BYTES), None)
+    return stored.forms[0] if stored is not None and len(stored.forms) == 1 else None
 
 
 def check_room(config: EngineConfig, partition: Partition, device: torch.device) -> None:

@@ -26,7 +26,6 @@ from tpdet.config import EngineConfig
 from tpdet.kernels.cuda.compile.plain_form import TargetDriver
 from tpdet.kernels.cuda.compile.recording import Recorded, recording
 from tpdet.kernels.cuda.gemm import admission
-from tpdet.kernels.cuda.gemm.packed.admission import failing_tiles
 from tpdet.kernels.cuda.hardware import MEMORY, Gpu, gpu_of, pretending
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.layers.arithmetic import make_arithmetic
@@ -36,7 +35,7 @@ from tpdet.models.decoder import Decoder
 from tpdet.models.products import rank_products
 from tpdet.models.warm_up import pages_needed
 from tpdet.runner.start.contracts import name_contracts, partition_of
-from tpdet.runner.start.kernel_checks import product_limits
+from tpdet.runner.start.kernel_checks import product_limits, try_packed
 from tpdet.runner.start.step_tokens import choose_step_tokens
 from tpdet.runner.start.warming import rehearse_checks, rehearse_steps, room_for_samples
 from tpdet.runner.step.shared_rows import open_sharing
@@ -82,7 +81,7 @@ def kernels_of(
         packing = _packing(config, model)
         decoder = Decoder(UnreadWeights(dtype, _CPU, packing), partition, context)
         if packing is not None:
-            failing_tiles(packing.forms, rank_products(partition), limits["column"], _CPU)
+            try_packed(packing, partition, limits["column"], _CPU)
         count = pages_needed(most, context)
         heads, layers = len(partition.key_heads), partition.config.num_layers
         rehearse_steps(

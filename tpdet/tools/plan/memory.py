@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from tpdet.cache.kv import page_bytes
+from tpdet.checkpoint.model_config.quantisation import Quantisation
 from tpdet.comm.exchange.peer_carrier import gather_bytes
 from tpdet.comm.exchange.slot_layout import SlotLayout
 from tpdet.kernels.inputs.product import HEAD_ROWS
@@ -86,7 +87,12 @@ class Memory:
         return max(0, left) // (pages * self.page + self.slot)
 
 
-_KINDS = {"fp8-block": "fp8 block", "int4-g128": "packed int", "mxfp4": "mxfp4"}
+PACKED_FORMS = {
+    "fp8-block": Quantisation("fp8 block", 8, 128),
+    "int4-g128": Quantisation("packed int", 4, 128),
+    "mxfp4": Quantisation("mxfp4", 4, 32),
+}
+"""What `tpdet quantise` writes, by its formats."""
 
 
 def rank_memory(
@@ -106,7 +112,7 @@ def rank_memory(
     keys, shape = len(world.partition.key_heads), state_shape(world.partition)
     return Memory(
         usable=int(utilization * world.hardware.memory),
-        weights=weight_bytes(world.partition, None if packed is None else _KINDS[packed]),
+        weights=weight_bytes(world.partition, None if packed is None else PACKED_FORMS[packed]),
         tables=4 * positions * config.head_dim * len(config.rotaries),
         slots=_slot_bytes(world, dtype),
         workspaces=_workspace_bytes(world),

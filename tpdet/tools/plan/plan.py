@@ -255,8 +255,7 @@ def _packed_notes(request: PlanRequest) -> tuple[str, ...]:
     """What is planned of packed weights."""
     if request.packed is None:
         return ()
-    experts = "; experts stay numbers" if request.config.experts else ""
-    return (f"weights stay packed as {request.packed}: times are those of bfloat16{experts}",)
+    return (f"weights stay packed as {request.packed}: times are those of bfloat16",)
 
 
 def _expert_notes(world: PlanWorld, batch: int) -> tuple[str, ...]:

@@ -26,6 +26,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tpdet.kernels.cuda.gemm.packed import recipes
+from tpdet.kernels.cuda.gemm.packed.numbers import (
+    LINE_WORDS,
+    UNIT,
+    code_layout,
+    numbers,
+    product_layout,
+    word_layout,
+)
 from tpdet.kernels.cuda.gemm.variants.gated import join
 from tpdet.kernels.cuda.gemm.variants.root_form import RootShape
 from tpdet.kernels.cuda.launch.dependent import await_earlier
@@ -33,9 +41,10 @@ from tpdet.kernels.cuda.launch.warp_pipeline import copy_tile, reinterpreted
 from tpdet.kernels.inputs.gated import GROUP
 
 _GROUP = gl.constexpr(GROUP)
-UNIT = gl.constexpr(64)  # rows of a warpgroup, and columns of the codes that lie together
 _MINUS_ZERO = gl.constexpr(-(2**31))  # the bits of -0.0, to which a first term adds unchanged
-_LINE_WORDS = gl.constexpr(32)  # a swizzled line of shared memory
+DENSE, IN_BLOCKS, OF_STEP = map(gl.constexpr, range(3))
+"""Rows of x: of a dense product; of blocks, each by its expert (`experts/sorted_tokens.py`); of the
+step, which all blocks read."""
 
 
 class PackedForm(NamedTuple):
@@ -45,6 +54,7 @@ class PackedForm(NamedTuple):
     of 64 weight rows each; DEPTH, STAGES: of a step. SCALE_GROUP: columns that share a scale;
     SCALE_ROWS: weight rows that do; SCALES: of a tile along K, a power of two or more than K has.
     GATED: the number of an activation. ROOT: the form of what a program folds (`RootShape`).
+    ODD: whether a leaf is an odd number of steps. EXPERTS: `DENSE`, `IN_BLOCKS` or `OF_STEP`.
     """
 
     RECIPE: int
@@ -59,6 +69,8 @@ class PackedForm(NamedTuple):
     BIAS: bool
     GATED: int
     ROOT: RootShape
+    ODD: bool
+    EXPERTS: int
 
 
 class PackedStream(NamedTuple):
@@ -83,83 +95,26 @@ class PackedTilePlace(NamedTuple):
 
 
 @gluon.constexpr_function
-def code_layout(groups, passes):
-    """Codes [groups, lines, 32] in registers: a thread has 4 words of each pass."""
-    lines = 16 * passes
-    registers = [[0, 0, 1], [0, 0, 2]] + [[0, 16 << i, 0] for i in range(passes.bit_length() - 1)]
-    lanes = [[0, 0, 4], [0, 0, 8], [0, 0, 16], [0, 1, 0], [0, 2, 0]]
-    warps = [[0, 4, 0], [0, 8, 0]] + [[1 << i, 0, 0] for i in range(groups.bit_length() - 1)]
-    return gl.DistributedLinearLayout(registers, lanes, warps, [], [groups, lines, 32])
-
-
-@gluon.constexpr_function
-def word_layout(groups, scales, words):
-    """Words [64 * groups, scales, words] as the matrix instruction's rows have them."""
-    registers = [[8, 0, 0]]
-    registers += [[0, 0, 4 << i] for i in range((words // 4).bit_length() - 1)]
-    registers += [[0, 1 << i, 0] for i in range(scales.bit_length() - 1)]
-    lanes = [[0, 0, 1], [0, 0, 2], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
-    warps = [[16 << i, 0, 0] for i in range((4 * groups).bit_length() - 1)]
-    return gl.DistributedLinearLayout(registers, lanes, warps, [], [64 * groups, scales, words])
-
-
-@gluon.constexpr_function
-def product_layout(groups, rows):
-    """The accumulator [64 * groups, rows]."""
-    return gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4 * groups, 1], instr_shape=[16, rows, 16]
-    )
-
-
-@gluon.constexpr_function
-def scale_layout(scales, rows, warps):
-    """Scales [scales, rows] as they are loaded from memory, rows first."""
+def scale_layout(rows, warps):
+    """Scales [any, rows] as they are loaded from memory, rows first."""
     wide = min(rows, 32)
     return gl.BlockedLayout([1, 1], [32 // wide, wide], [warps, 1], [1, 0])
 
 
 @gluon.jit
-def numbers(codes, scales, FORM: gl.constexpr):
-    """Codes [GROUPS, lines, 32] and scale words [64 * GROUPS, S] -> weight [64 * GROUPS, DEPTH]."""
-    ROWS: gl.constexpr = 64 * FORM.GROUPS
-    VALUES: gl.constexpr = 32 // FORM.BITS  # of a word
-    WORDS: gl.constexpr = FORM.DEPTH // VALUES
-    PASSES: gl.constexpr = FORM.DEPTH * FORM.BITS // (8 * 32)
-    S: gl.constexpr = scales.shape[1]
-    # 1. words in the order of rows and columns
-    words = codes.reshape([FORM.GROUPS, PASSES, 4, 8, 4, 2, 2])
-    words = words.permute([0, 2, 6, 3, 1, 5, 4]).reshape([ROWS, S, WORDS // S])
-    words = gl.convert_layout(words, word_layout(FORM.GROUPS, S, WORDS // S), assert_trivial=True)
-    scales = gl.expand_dims(scales, 2)
-    words, scales = gl.broadcast(words, scales)
-    # 2. 4 or 8 numbers of each word, and their places
-    if FORM.BITS == 8:
-        a, b, c, d = recipes.four(words, scales, FORM.RECIPE)
-        values = gl.join(gl.join(a, c), gl.join(b, d)).reshape([ROWS, WORDS // 4, 4, 2, 2])
-        values = values.permute([0, 1, 3, 2, 4])
-    else:
-        a, b, c, d, e, f, g, h = recipes.eight(words, scales, FORM.RECIPE)
-        low = gl.join(gl.join(a, e), gl.join(c, g))
-        high = gl.join(gl.join(b, f), gl.join(d, h))
-        values = gl.join(low, high).reshape([ROWS, WORDS // 4, 4, 2, 2, 2])
-        values = values.permute([0, 1, 3, 4, 2, 5])
-    values = values.reshape([ROWS, FORM.DEPTH])
-    LAYOUT: gl.constexpr = gl.DotOperandLayout(0, product_layout(FORM.GROUPS, FORM.ROWS), 2)
-    return gl.convert_layout(values, LAYOUT, assert_trivial=True)
-
-
-@gluon.jit
-def keep_scales(kept, scales, column, groups, across, FORM: gl.constexpr):
-    """Scales of a tile, as words, into shared memory [steps, 64 * GROUPS, S]."""
+def keep_scales(kept, scales, zeros, column, groups, across, FORM: gl.constexpr):
+    """Scales of a tile, with zero points, as words in shared memory [steps, 64 * GROUPS, S]."""
     ROWS: gl.constexpr = 64 * FORM.GROUPS
     STEPS: gl.constexpr = kept.shape[0]
     S: gl.constexpr = kept.shape[2]
-    LAYOUT: gl.constexpr = scale_layout(STEPS * S, ROWS, 4 * FORM.GROUPS)
+    LAYOUT: gl.constexpr = scale_layout(ROWS, 4 * FORM.GROUPS)
     group = gl.arange(0, STEPS * S, layout=gl.SliceLayout(1, LAYOUT))
     row = (column + gl.arange(0, ROWS, layout=gl.SliceLayout(0, LAYOUT))) // FORM.SCALE_ROWS
     inside = (group < groups)[:, None] & (row < across)[None, :]
-    loaded = gl.load(scales + group[:, None] * across + row[None, :], mask=inside, other=0)
-    words = recipes.scale_words(loaded, FORM.RECIPE)
+    address = group[:, None] * across + row[None, :]
+    words = recipes.scale_words(gl.load(scales + address, mask=inside, other=0), FORM.RECIPE)
+    if recipes.zeroed(FORM.RECIPE):
+        words = recipes.with_zeros(words, gl.load(zeros + address, mask=inside, other=0))
     words = words.reshape([STEPS, S, ROWS]).permute([0, 2, 1]).reshape([STEPS, ROWS * S])
     reinterpreted(kept, gl.int32, [STEPS, ROWS * S], kept.layout).store(words)
 
@@ -218,7 +173,7 @@ def leaf_chain(stream, spot, begin, FORM: gl.constexpr):
     total = gl.zeros((HEIGHT, ROWS), gl.float32, layout=PRODUCT)
     even = unpacked(stream, begin, FORM)
     total = added(even, stream.x, begin, total)
-    for pair in range(spot.steps // 2 - 1):
+    for pair in range((spot.steps - 1) // 2):
         step = begin + 2 * pair
         odd = unpacked(stream, step + 1, FORM)
         total = added(odd, stream.x, step + 1, total)
@@ -228,12 +183,14 @@ def leaf_chain(stream, spot, begin, FORM: gl.constexpr):
         total = added(even, stream.x, step + 2, total)
         tl.debug_barrier()
         ask(stream, spot, step + STAGES + 1, FORM)
-    odd = unpacked(stream, last, FORM)
-    total = added(odd, stream.x, last, total)
+    if not FORM.ODD:
+        odd = unpacked(stream, last, FORM)
+        total = added(odd, stream.x, last, total)
     total = warpgroup_mma_wait(0, deps=(total,))
     if FORM.ROOT.GROUPS * FORM.ROOT.PARTS * FORM.ROOT.PAIR > 1:
         tl.debug_barrier()
-        ask(stream, spot, last - 1 + STAGES, FORM)
+        if not FORM.ODD:
+            ask(stream, spot, last - 1 + STAGES, FORM)
         ask(stream, spot, last + STAGES, FORM)
     return total
 
@@ -302,8 +259,10 @@ def packed_chain(
     code_tiles,
     x_tiles,
     scales,
+    zeros,
     y,
     bias,
+    expert_ids,
     m,
     n,
     steps,
@@ -314,19 +273,36 @@ def packed_chain(
     """One tile of one leaf, or of a root over CUT neighbours (program axis 1), `steps` of K each.
 
     code_tiles [L * blocks, K / 64 * lines, 32] in blocks [GROUPS, lines of DEPTH, 32]; blocks:
-    groups of 64 weight rows of a leaf. num_warps = 4 * GROUPS.
+    groups of 64 weight rows of a leaf. Of experts, a leaf each, m is rows of y, bias [L, N], and
+    expert_ids int32 has the count of blocks of rows and the expert of each. num_warps = 4 * GROUPS.
     """
     await_earlier(DEPENDENT)
     S: gl.constexpr = FORM.DEPTH // FORM.SCALE_GROUP if FORM.DEPTH > FORM.SCALE_GROUP else 1
     LINES: gl.constexpr = FORM.DEPTH * FORM.BITS // 16
     CUT: gl.constexpr = FORM.ROOT.GROUPS * FORM.ROOT.PARTS * FORM.ROOT.PAIR
     # 1. the tile, and its memory
-    tall = gl.cdiv(m, FORM.ROWS)
-    row = gl.program_id(0) % tall * FORM.ROWS
-    group = gl.program_id(0) // tall * FORM.GROUPS
-    unit = gl.program_id(1)
+    if FORM.EXPERTS == DENSE:
+        tall = gl.cdiv(m, FORM.ROWS)
+        row = gl.program_id(0) % tall * FORM.ROWS
+        group = gl.program_id(0) // tall * FORM.GROUPS
+        unit = gl.program_id(1)
+        first = unit * CUT
+        depth = first * steps * FORM.DEPTH
+        row_of_x = row
+    else:
+        wide = gl.cdiv(blocks, FORM.GROUPS)
+        of_rows = gl.program_id(0) // wide
+        first = gl.load(expert_ids + (1 + of_rows))
+        if of_rows >= gl.load(expert_ids + 0):
+            return
+        row = of_rows * FORM.ROWS
+        group = gl.program_id(0) % wide * FORM.GROUPS
+        unit = 0
+        depth = 0
+        row_of_x = row if FORM.EXPERTS == IN_BLOCKS else 0
+        bias += first * n
     codes = gl.allocate_shared_memory(
-        gl.int32, [FORM.STAGES, FORM.GROUPS, LINES, _LINE_WORDS], code_tiles.layout
+        gl.int32, [FORM.STAGES, FORM.GROUPS, LINES, LINE_WORDS], code_tiles.layout
     )
     x = gl.allocate_shared_memory(
         x_tiles.dtype, [FORM.STAGES, FORM.ROWS, FORM.DEPTH], x_tiles.layout
@@ -341,54 +317,15 @@ def packed_chain(
     tl.debug_barrier()
     # 2. the first steps, and all scales
     stream = PackedStream(codes, x, kept, full, code_tiles, x_tiles)
-    first = unit * CUT
-    spot = PackedTilePlace(first * blocks + group, blocks, row, first * steps * FORM.DEPTH, steps)
+    spot = PackedTilePlace(first * blocks + group, blocks, row_of_x, depth, steps)
     for early in gl.static_range(STAGES):
         ask(stream, spot, early, FORM)
     groups = steps * FORM.DEPTH // FORM.SCALE_GROUP
     across = gl.cdiv(n, UNIT) * UNIT // FORM.SCALE_ROWS
-    own = scales + first * groups * across
-    keep_scales(kept, own, group * UNIT, CUT * groups, across, FORM)
+    begin = first * groups * across
+    own = scales + begin, zeros + begin
+    keep_scales(kept, *own, group * UNIT, CUT * groups, across, FORM)
     tl.debug_barrier()
     # 3. the chains over K
     total = folded_leaves(stream, spot, FORM)
     finished(total, y + unit * m * n, bias, row, group * UNIT, m, n, FORM)
-
-
-@gluon.jit(do_not_specialize=["blocks"])
-def unpacked_weight(codes, scales, out, n, k, blocks, FORM: gl.constexpr, DEPENDENT: gl.constexpr):
-    """out [L, N, K] = the numbers of a weight: 64 rows and DEPTH columns of a leaf a program.
-
-    Program axis 0: a leaf's block of rows; axis 1: DEPTH columns. num_warps = 4.
-    """
-    await_earlier(DEPENDENT)
-    S: gl.constexpr = FORM.DEPTH // FORM.SCALE_GROUP if FORM.DEPTH > FORM.SCALE_GROUP else 1
-    LINES: gl.constexpr = FORM.DEPTH * FORM.BITS // 16
-    WORDS: gl.constexpr = FORM.DEPTH * FORM.BITS // 32
-    CODES: gl.constexpr = code_layout(1, LINES // 16)
-    leaf = gl.program_id(0) // blocks
-    column = gl.program_id(0) % blocks * UNIT
-    depth = gl.program_id(1) * FORM.DEPTH
-    # 1. codes, where each thread has its own
-    line = gl.arange(0, LINES, layout=gl.SliceLayout(0, gl.SliceLayout(2, CODES)))
-    word = gl.arange(0, _LINE_WORDS, layout=gl.SliceLayout(0, gl.SliceLayout(1, CODES)))
-    lines = k // FORM.DEPTH * LINES
-    first = gl.program_id(0).to(gl.int64) * lines + gl.program_id(1) * LINES
-    there = codes + first * _LINE_WORDS
-    packed = gl.load(there + line[None, :, None] * _LINE_WORDS + word[None, None, :])
-    # 2. scales
-    groups = k // FORM.SCALE_GROUP
-    across = blocks * UNIT // FORM.SCALE_ROWS
-    BY_ROW: gl.constexpr = gl.SliceLayout(2, word_layout(1, S, WORDS // S))
-    row = column + gl.arange(0, UNIT, layout=gl.SliceLayout(1, BY_ROW))
-    group = depth // FORM.SCALE_GROUP + gl.arange(0, S, layout=gl.SliceLayout(0, BY_ROW))
-    own = scales + leaf * groups * across
-    loaded = gl.load(own + group[None, :] * across + row[:, None] // FORM.SCALE_ROWS)
-    # 3. numbers, stored along K
-    values = numbers(packed, recipes.scale_words(loaded, FORM.RECIPE), FORM)
-    OUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    values = gl.convert_layout(values, OUT)
-    rows = column + gl.arange(0, UNIT, layout=gl.SliceLayout(1, OUT))
-    columns = depth + gl.arange(0, FORM.DEPTH, layout=gl.SliceLayout(0, OUT))
-    first_value = (leaf * n + rows).to(gl.int64)[:, None] * k + columns[None, :]
-    gl.store(out + first_value, values, mask=(rows < n)[:, None])

@@ -3,8 +3,14 @@
 import torch
 
 from tpdet.kernels.cuda.gemm.choice.leaf_choice import cut_roots
-from tpdet.kernels.cuda.gemm.packed.choice import MOST_ROWS, cut_of, tile_of
-from tpdet.kernels.cuda.gemm.packed.launch import ONE_LEAF, PackedTile, run_packed, run_unpack
+from tpdet.kernels.cuda.gemm.packed.choice import PackedWay, way_of
+from tpdet.kernels.cuda.gemm.packed.launch import (
+    ONE_LEAF,
+    PackedTile,
+    folds,
+    run_packed,
+    run_unpack,
+)
 from tpdet.kernels.cuda.gemm.variants.root_form import RootShape, root_form
 from tpdet.kernels.inputs.activations import activation_number
 from tpdet.kernels.inputs.ordered import OrderedWeight
@@ -15,13 +21,18 @@ _ALIGNED = 8  # values of x that the copy engine takes together
 _scratch: dict[torch.device, torch.Tensor] = {}
 
 
+def way_for(x: torch.Tensor, weight: OrderedWeight) -> PackedWay | None:
+    """What runs the product of these rows; None: the dense one, of numbers `in_scratch`."""
+    return way_of(len(x), weight.bits, weight.shape)
+
+
 def packed_product(
     kind: str,
     x: torch.Tensor,
     weight: OrderedWeight,
     bias: torch.Tensor | None,
     out_dtype: torch.dtype,
-    tile: PackedTile | None = None,
+    tile: PackedTile,
 ) -> torch.Tensor:
     """x [M, K] by one leaf [N, K] -> [M, N], of a gated kind [M, N / 2]; as `product_of_kind`."""
     gated, n = activation_number(kind), weight.shape[1]
@@ -31,26 +42,22 @@ def packed_product(
 
 
 def packed_sums(
-    x: torch.Tensor,
-    weight: OrderedWeight,
-    roots: tuple[Expression, ...],
-    tile: PackedTile | None = None,
-    cut: int | None = None,
+    x: torch.Tensor, weight: OrderedWeight, roots: tuple[Expression, ...], way: PackedWay
 ) -> PartialSums:
     """x [M, L * K] by leaves [L, N, K] -> sums [C, M, N] fp32 of subtrees of `roots`.
 
-    tile, cut: override the choice; a cut that the roots do not have is 1.
+    The cut is halved until the roots have it and the tile folds it.
     """
-    leaves = weight.shape[0]
-    cut = cut_of(len(x), weight) if cut is None else cut
-    parts = cut_roots(roots, cut)
-    form = None if parts is None else root_form(0, leaves, parts[0])
-    if parts is None or form is None:
-        cut, rest, shape = 1, roots, ONE_LEAF
-    else:
-        rest, shape = parts[1], form.shape
+    leaves, cut, shape, rest = weight.shape[0], way.cut, ONE_LEAF, roots
+    while cut > 1:
+        parts = cut_roots(roots, cut)
+        form = None if parts is None else root_form(0, leaves, parts[0])
+        if parts is not None and form is not None and folds(way.tile, form.shape):
+            shape, rest = form.shape, parts[1]
+            break
+        cut //= 2
     y = torch.empty(leaves // cut, len(x), weight.shape[1], dtype=torch.float32, device=x.device)
-    _fill(y, x, weight, None, 0, tile, shape)
+    _fill(y, x, weight, None, 0, way.tile, shape)
     return PartialSums(y, rest)
 
 
@@ -60,7 +67,7 @@ def _fill(
     weight: OrderedWeight,
     bias: torch.Tensor | None,
     gated: int,
-    tile: PackedTile | None,
+    tile: PackedTile,
     root: RootShape,
 ) -> None:
     leaves, _, k = weight.shape
@@ -69,12 +76,7 @@ def _fill(
     if x.stride(1) != 1 or x.stride(0) % _ALIGNED or x.data_ptr() % (2 * _ALIGNED):
         x = x.clone(memory_format=torch.contiguous_format)
     if y.numel():
-        run_packed(x, weight, bias, y, tile or tile_of(len(x), weight), gated, root)
-
-
-def unpacks(m: int) -> bool:
-    """Whether a product of m rows reads numbers in scratch."""
-    return m > MOST_ROWS
+        run_packed(x, weight, bias, y, tile, gated, root)
 
 
 def in_scratch(weight: OrderedWeight) -> torch.Tensor:

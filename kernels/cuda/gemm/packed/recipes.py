@@ -3,6 +3,8 @@
     e4m3    cvt to fp16 and fp32 (exact), one fp32 product, one rounding: scales of any dtype
     int4    0x4300 | q is 128 + q; less 128 + zero is exact; times a bf16 scale is rounded once
     int4    of fp16 scales s = hi + lo (8, 3 bits): q * lo is exact, fma(q, hi, q * lo) rounds once
+    zero points: of a scale stand beside it as bf16, 128 + zero, and are subtracted likewise
+    int8    2^23 + q less 2^23 + 128 is exact in fp32; one fp32 product, one rounding
     e2m1    a subnormal or small bf16 times 2^126 is exact, and so is the power of two of the scale
 
 A word holds 4 codes of 8 bits: bytes 0 and 1 are neighbouring columns, bytes 2 and 3 those 8
@@ -12,7 +14,15 @@ columns on. Of 4 bits nibbles i and i + 4 are neighbours, 8 * i columns on.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tpdet.kernels.inputs.ordered import E2M1, E4M3, INT4, INT4_OF_HALF
+from tpdet.kernels.inputs.ordered import (
+    E2M1,
+    E4M3,
+    INT4,
+    INT4_OF_HALF,
+    INT4_ZERO,
+    INT4_ZERO_OF_HALF,
+    INT8,
+)
 
 
 def _e4m3():
@@ -34,9 +44,34 @@ def _e4m3():
     """
 
 
-def _int4(scaled):
-    """Words $8 (codes) and $9 (scale) -> 8 values; scaled: makes t, pairs of q - zero, weights."""
-    lines = ["{", ".reg .b32 t, u, zero, hi, lo;", "mov.b32 zero, 0x43084308;", *scaled[0]]
+def _int8():
+    lines = ["{", ".reg .b32 a, b, magic; .reg .f32 f0, f1, f2, f3;", "mov.b32 magic, 0x4B000000;"]
+    for byte in range(4):
+        f = f"f{byte}"
+        lines += [
+            f"prmt.b32 a, $4, magic, 0x744{byte};",  # 2^23 + q
+            f"mov.b32 {f}, a;",
+            f"sub.rn.f32 {f}, {f}, 0f4B000080;",
+            f"mul.rn.f32 {f}, {f}, $5;",
+        ]
+    lines += [
+        "cvt.rn.bf16x2.f32 a, f1, f0;",
+        "cvt.rn.bf16x2.f32 b, f3, f2;",
+        "mov.b32 {$0, $1}, a;",
+        "mov.b32 {$2, $3}, b;",
+    ]
+    return "\n".join([*lines, "}"])
+
+
+_Lines = tuple[list[str], list[str]]
+
+
+def _int4(scaled: _Lines):
+    """Words $8 (codes) and $9 (scale) -> 8 values.
+
+    scaled: makes zero, pairs of 128 + the zero point, and turns t, pairs of q - zero, to weights.
+    """
+    lines = ["{", ".reg .b32 t, u, zero, hi, lo;", *scaled[0]]
     for pair in range(4):
         shifted = "$8"
         if pair:
@@ -51,11 +86,33 @@ def _int4(scaled):
     return "\n".join([*lines, "}"])
 
 
-_Lines = tuple[list[str], list[str]]
-_ONE: _Lines = ([], ["mul.rn.bf16x2 t, t, $9;"])
+_EIGHT, _OWN_ZERO = "mov.b32 zero, 0x43084308;", "prmt.b32 zero, $9, $9, 0x3232;"
+_ONE: _Lines = ([_EIGHT], ["mul.rn.bf16x2 t, t, $9;"])
+_BY_PARTS = ["mul.rn.bf16x2 u, t, lo;", "fma.rn.bf16x2 t, t, hi, u;"]
 _TWO: _Lines = (
-    ["prmt.b32 hi, $9, $9, 0x3232;", "prmt.b32 lo, $9, $9, 0x1010;"],
-    ["mul.rn.bf16x2 u, t, lo;", "fma.rn.bf16x2 t, t, hi, u;"],
+    [_EIGHT, "prmt.b32 hi, $9, $9, 0x3232;", "prmt.b32 lo, $9, $9, 0x1010;"],
+    _BY_PARTS,
+)
+_ONE_ZERO: _Lines = (
+    [_OWN_ZERO, "prmt.b32 hi, $9, $9, 0x1010;"],
+    ["mul.rn.bf16x2 t, t, hi;"],
+)
+_TWO_ZERO: _Lines = (
+    [
+        ".reg .b16 half, rest; .reg .f32 whole, high;",
+        _OWN_ZERO,
+        "mov.b32 {half, rest}, $9;",
+        "cvt.f32.f16 whole, half;",
+        "mov.b32 t, whole;",
+        "and.b32 t, t, 0xFFFF0000;",
+        "mov.b32 high, t;",
+        "sub.rn.f32 whole, whole, high;",
+        "mov.b32 u, whole;",
+        "prmt.b32 hi, t, t, 0x3232;",
+        "prmt.b32 lo, u, u, 0x3232;",
+        "lop3.b32 lo, hi, 0x80008000, lo, 0xEA;",  # -0 where s is below 0: so are zeros
+    ],
+    _BY_PARTS,
 )
 
 
@@ -75,8 +132,28 @@ def _e2m1():
     return "\n".join([*lines, "}"])
 
 
-_CODE = {E4M3: _e4m3(), INT4: _int4(_ONE), INT4_OF_HALF: _int4(_TWO), E2M1: _e2m1()}
-_E4M3, _INT4, _INT4_HALF = map(gl.constexpr, (E4M3, INT4, INT4_OF_HALF))
+_CODE = {
+    E4M3: _e4m3(),
+    INT4: _int4(_ONE),
+    INT4_OF_HALF: _int4(_TWO),
+    E2M1: _e2m1(),
+    INT4_ZERO: _int4(_ONE_ZERO),
+    INT4_ZERO_OF_HALF: _int4(_TWO_ZERO),
+    INT8: _int8(),
+}
+_INT4, _INT4_HALF, _E2M1 = map(gl.constexpr, (INT4, INT4_OF_HALF, E2M1))
+
+
+@gluon.constexpr_function
+def by_float(recipe):
+    """Whether it multiplies by scales in fp32."""
+    return recipe in (E4M3, INT8)
+
+
+@gluon.constexpr_function
+def zeroed(recipe):
+    """Whether it takes zero points."""
+    return recipe in (INT4_ZERO, INT4_ZERO_OF_HALF)
 
 
 @gluon.constexpr_function
@@ -134,8 +211,9 @@ def eight(words, scales, RECIPE: gl.constexpr):
 
 @gluon.jit
 def scale_words(scales, RECIPE: gl.constexpr):
-    """Scales as stored -> a word each, as the recipe reads it."""
-    if RECIPE == _E4M3:
+    """Scales as stored -> a word each, as the recipe reads it; `with_zeros` follows where there
+    are zero points."""
+    if by_float(RECIPE):
         words = scales.to(gl.float32).to(gl.int32, bitcast=True)
     elif RECIPE == _INT4:
         half = scales.to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF
@@ -145,8 +223,16 @@ def scale_words(scales, RECIPE: gl.constexpr):
         high = whole.to(gl.int32, bitcast=True) & -65536
         rest = (whole - high.to(gl.float32, bitcast=True)).to(gl.int32, bitcast=True)
         words = high | ((rest >> 16) & 0x7FFF) | ((high >> 16) & 0x8000)
-    else:
+    elif RECIPE == _E2M1:
         exponent = scales.to(gl.int32)
         half = gl.where(exponent == 0, 0x0040, exponent << 7)
         words = half | half << 16
+    else:
+        words = scales.to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF
     return words
+
+
+@gluon.jit
+def with_zeros(words, zeros):
+    """Words of scales with their zero points, as bf16 of 128 more."""
+    return words | (zeros.to(gl.int32) + 0x4300) << 16
