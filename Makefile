@@ -38,6 +38,7 @@ test: setup
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist worksteal \
 	  -m "($(SPEED)) and interpreted" tests/kernels/interpreted || failed=1; \
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	  --ignore tests/gpu --ignore tests/kernels/interpreted \
 	  -m "($(SPEED)) and not interpreted and not gpu and not alone" || failed=1; \
 	$(PYTEST) -m "($(SPEED)) and alone" $(ALONE) && test -z "$$failed"
 

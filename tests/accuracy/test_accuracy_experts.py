@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import torch
 import transformers
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from tests.layers.test_experts import EXPERTS, ROUTING, choose
 from tests.lib.bits import assert_same_bits
@@ -114,6 +113,8 @@ def test_a_sigmoid_and_a_bias_choose_as_an_fp64_router_but_for_near_ties():
 @pytest.mark.slow
 def test_a_layer_of_real_width_is_no_worse_than_transformers():
     """Qwen3-30B-A3B's layer of experts in bf16, and both against fp64 on the same weights."""
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
     config = transformers.Qwen3MoeConfig(
         hidden_size=2048,
         moe_intermediate_size=768,

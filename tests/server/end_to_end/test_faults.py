@@ -22,7 +22,7 @@ from tests.lib.server.served import STEP_TIMEOUT, Served, streams
 from tpdet.errors import UsageError
 from tpdet.launch.life.faults import ACTIONS, FAULTS_VARIABLE, Fault, read_faults
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.long
 
 
 def read(text, allowed=True):

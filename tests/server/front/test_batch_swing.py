@@ -10,7 +10,7 @@ from tpdet.server.front.metrics import Metrics
 from tpdet.server.settings.settings import load_settings
 from tpdet.server.wire.protocol import Status
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.long
 ALARM = "batch size swings"
 
 

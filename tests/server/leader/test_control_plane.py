@@ -13,7 +13,7 @@ from tests.lib.server.streams import SLOW, decided, in_background, running
 from tests.lib.some_slow import some_slow
 from tests.server.leader.test_reload import reload
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.long
 ADMIN = ("--admin-listen", "127.0.0.1:0", "--canary-interval", "3600")
 PATH = "/v1/completions"
 

@@ -22,7 +22,7 @@ from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.metrics import Metrics
 from tpdet.server.wire.protocol import Accepted, Status
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.long
 PATH = "/v1/completions"
 
 
