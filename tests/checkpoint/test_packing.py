@@ -48,7 +48,7 @@ def written(folder, config, format_name):
 
 def source_of(folder, packed=True):
     model = load_model_config(folder)
-    source = open_weights(folder, model, "dummy", 3, False, CPU, 1, packed, packed)
+    source = open_weights(folder, model, "dummy", 3, False, CPU, 1, packed)
     source.packing.on_gpu = True
     return source
 
@@ -117,13 +117,3 @@ def test_a_matrix_that_no_kernel_reads_is_refused_by_name(tmp_path):
     folder = quantised(tmp_path, "mxfp4", intermediate_size=320)
     with pytest.raises(UsageError, match=r"no kernel of a GPU reads chains of .* columns"):
         decoder_of(folder, source_of(folder))
-
-
-def test_a_matrix_that_no_kernel_reads_becomes_numbers_with_a_line_in_the_log(tmp_path, caplog):
-    folder = quantised(tmp_path, "mxfp4", intermediate_size=320)
-    source = source_of(folder)
-    source.packing.required = False
-    decoder = decoder_of(folder, source)
-    assert len([*parts_of(decoder.layers, OrderedWeight)]) == 6
-    said = [record.message for record in caplog.records if "become numbers" in record.message]
-    assert len(said) == 1 and "down_proj" in said[0]

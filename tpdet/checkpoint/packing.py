@@ -1,6 +1,5 @@
 """Which quantised weights stay codes and scales, and where a GPU has them."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,15 +21,12 @@ from tpdet.kernels.inputs.packed import (
     join_rows,
 )
 
-_log = logging.getLogger("tpdet.engine")
-
 
 @dataclass
 class Packing:
     """The packed weights of one source.
 
-    enabled: whether quantised weights of the layers' products stay as they are stored. required:
-    whether one that no kernel of this device reads is refused; else it becomes numbers. on_gpu:
+    enabled: whether quantised weights of the layers' products stay as they are stored. on_gpu:
     whether a GPU's kernels are to read them. drawn: the form of random weights of a quantised
     model. forms, expert_forms: of the weights that a GPU has, of experts apart.
     """
@@ -40,17 +36,15 @@ class Packing:
     device: torch.device
     seed: int
     enabled: bool = False
-    required: bool = False
     on_gpu: bool = False
     drawn: Quantisation | None = None
     forms: dict[OrderedForm, None] = field(default_factory=dict)
     expert_forms: dict[OrderedForm, None] = field(default_factory=dict)
-    _said: dict[str, None] = field(default_factory=dict)
 
     def packs(self, names: Sequence[str], widths: Sequence[int]) -> bool:
         """Whether matrices can stay packed together: all are in one form, which a kernel reads.
 
-        widths: columns of their chains. Raises UsageError where `required` holds and none does.
+        widths: columns of their chains. Raises UsageError where no kernel of a GPU reads them.
         Random pieces begin groups of their own, so chains that do not fill groups are numbers.
         """
         if not self._alike(names):
@@ -59,7 +53,12 @@ class Packing:
             group = 1 if self.drawn is None else self.drawn.group or 1
             return not any(width % group for width in widths)
         why = refusal(self._sample(names[0]), widths)
-        return not why or self._unread(names[0], why)
+        if why:
+            raise UsageError(
+                f"weights packed: no kernel of a GPU reads {why} (tensor {names[0]}): use weights "
+                "auto"
+            )
+        return True
 
     def _alike(self, names: Sequence[str]) -> bool:
         """Whether they are to stay packed if they can, and are in one form."""
@@ -69,17 +68,6 @@ class Packing:
             return self.drawn is not None and all(map(is_quantised, names))
         forms = [self.checkpoint.forms.get(name) for name in names]
         return forms[0] is not None and all(form == forms[0] for form in forms)
-
-    def _unread(self, name: str, why: str) -> bool:
-        """False, and a line in the log, once for each reason; or the refusal."""
-        if self.required:
-            raise UsageError(
-                f"weights packed: no kernel of a GPU reads {why} (tensor {name}): use weights auto"
-            )
-        if why not in self._said:
-            self._said[why] = None
-            _log.warning("weights of %s become numbers: no kernel reads %s packed", name, why)
-        return False
 
     def _sample(self, name: str) -> PackedMatrix:
         """The first values of a matrix that is packed, for its form."""

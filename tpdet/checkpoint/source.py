@@ -296,12 +296,10 @@ def open_weights(
     device: torch.device | str = "cpu",
     threads: int = 1,
     packed: bool = False,
-    must_pack: bool = False,
 ) -> WeightSource:
     """The weights of a model directory for `device`; random ones for load_format "dummy".
 
-    threads: how many pieces of a tensor are read at a time. packed, must_pack: `Packing.enabled`
-    and `required`.
+    threads: how many pieces of a tensor are read at a time. packed: `Packing.enabled`.
     """
     checkpoint = None if load_format == "dummy" else open_checkpoint(directory)
     if checkpoint is not None and checkpoint.rules and show_progress:
@@ -321,7 +319,7 @@ def open_weights(
     dtype = getattr(torch, config.dtype)
     source = WeightSource(checkpoint, dtype, seed, show_progress, device, threads)
     packing = source.packing
-    packing.enabled, packing.required = packed, must_pack
+    packing.enabled = packed
     if checkpoint is None:
         packing.drawn = _drawn_form(directory)
     return source

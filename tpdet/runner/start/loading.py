@@ -276,7 +276,6 @@ class Loader:
             device,
             threads,
             self.packed,
-            self._config.weights == "packed",
         )
         source.tick = tick
         source.packing.on_gpu = self._device.type == "cuda"

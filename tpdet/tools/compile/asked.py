@@ -103,7 +103,7 @@ def _packing(config: EngineConfig, model: ModelConfig) -> Packing | None:
         return None
     directory = resolve_model(config.model, config.revision)
     form = config.load_format, config.seed
-    packing = open_weights(directory, model, *form, False, _CPU, 1, True, True).packing
+    packing = open_weights(directory, model, *form, False, _CPU, 1, True).packing
     packing.on_gpu = True
     return packing
 

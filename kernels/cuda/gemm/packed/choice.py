@@ -1,16 +1,19 @@
 """What runs a product by a packed weight: a tile that unpacks its own, or numbers in scratch.
 
-Chosen by times of Qwen3-8B's products (`tests/gpu/gemm/packed.py`). Each tile is tried at start,
-byte by byte (`admission.py`).
+Chosen by times of Qwen3-8B's products (`tests/gpu/gemm/packed.py`): of 4 bits on an H100, of 8 bits
+from 65 rows on on an H200. Each tile is tried at start, byte by byte (`admission.py`).
 """
 
 from typing import NamedTuple
 
 from tpdet.kernels.cuda.gemm.packed.launch import PackedTile
-from tpdet.kernels.inputs.ordered import SCRATCH_BYTES
+from tpdet.kernels.cuda.launch.sizes import cdiv
+from tpdet.kernels.inputs.ordered import SCRATCH_BYTES, UNIT
 
 _VALUE_BYTES = 2
-_MOST_ROWS = 1024  # up to which a tile is faster than numbers in scratch
+_TILED_ROWS = 1024  # up to which a tile is faster than numbers in scratch
+_TILED_COLUMN_ROWS = 4096  # the same of 8 bits and one leaf
+_PROGRAMS = 132  # multiprocessors of an H100 and an H200
 
 _EIGHT, _EIGHT_DEEP = PackedTile(8, 1, 64, 6), PackedTile(8, 1, 128, 4)
 _SIXTEEN, _SIXTEEN_DEEP = PackedTile(16, 1, 64, 6), PackedTile(16, 1, 128, 4)
@@ -20,11 +23,12 @@ _NARROW, _WIDE, _WIDEST = (
     PackedTile(128, 2, 64, 4),
     PackedTile(256, 2, 64, 4),
 )
+_WARPS, _FOLDING_WARPS = PackedTile(128, 2, 64, 5, True), PackedTile(128, 2, 64, 4, True)
+_WARPS_WAVE = 0.6  # time of a wave of 128 rows, where one of 256 takes 1
 _LONG = 2048  # columns of a chain from which deep steps pay at 16 rows
-_APART = 64  # rows up to which leaves stay apart: few rows want many programs
-_FOLDED = 2  # leaves that a program folds beyond
+_LONGEST = 16384  # columns whose scales the shared memory has beside the widest tile
+_FOLDED, _FOLDED_BY_WARPS = 2, 4  # leaves that a program folds from 65 rows on
 _MANY = 16384  # weight rows whose tiles fill a GPU however large they are
-_E4M3_BITS = 8
 
 
 class PackedWay(NamedTuple):
@@ -42,18 +46,34 @@ def fits(tile: PackedTile, k: int) -> bool:
 def way_of(m: int, bits: int, shape: tuple[int, int, int]) -> PackedWay | None:
     """What runs m rows by leaves [L, N, K] of codes of so many bits; None: numbers in scratch."""
     leaves, n, k = shape
-    if m > _MOST_ROWS and _VALUE_BYTES * leaves * n * k <= SCRATCH_BYTES:
+    most = _TILED_COLUMN_ROWS if bits == 8 and leaves == 1 else _TILED_ROWS
+    if m > most and _VALUE_BYTES * leaves * n * k <= SCRATCH_BYTES:
         return None
-    return PackedWay(_tile(m, bits, n, k), 1 if m <= _APART else min(_FOLDED, leaves))
+    if m <= _FEW[-1].rows:
+        return PackedWay(_small_tile(m, k))
+    if bits == 8:
+        return _by_float(m, leaves, n, k)
+    tile = _WIDE if n >= _MANY or m > _NARROW.rows else _NARROW
+    return PackedWay(tile, min(_FOLDED, leaves))
 
 
-def _tile(m: int, bits: int, n: int, k: int) -> PackedTile:
+def _small_tile(m: int, k: int) -> PackedTile:
+    """Up to 64 rows."""
     if m <= _EIGHT.rows:
         return _EIGHT_DEEP if fits(_EIGHT_DEEP, k) else _EIGHT
     if m <= _SIXTEEN.rows:
         return _SIXTEEN_DEEP if k > _LONG and fits(_SIXTEEN_DEEP, k) else _SIXTEEN
-    if m <= _FEW[-1].rows:
-        return next(tile for tile in _FEW if tile.rows >= m)
-    if n < _MANY:
-        return _WIDE if m > _NARROW.rows else _NARROW
-    return _WIDEST if bits == _E4M3_BITS and m > _WIDE.rows else _WIDE
+    return next(tile for tile in _FEW if tile.rows >= m)
+
+
+def _by_float(m: int, leaves: int, n: int, k: int) -> PackedWay:
+    """More rows by codes of 8 bits, of which a value costs three instructions."""
+    across, cut = cdiv(n, 2 * UNIT), min(_FOLDED if m <= _WARPS.rows else _FOLDED_BY_WARPS, leaves)
+    if m <= _WARPS.rows and across * (leaves // cut) < 0.9 * _PROGRAMS:
+        return PackedWay(_NARROW, cut)
+    if leaves > 1:
+        return PackedWay(_FOLDING_WARPS, cut)
+    waves, wide = (cdiv(cdiv(m, rows) * across, _PROGRAMS) for rows in (_WARPS.rows, _WIDEST.rows))
+    if k > _LONGEST or _WARPS_WAVE * waves <= wide:
+        return PackedWay(_WARPS)
+    return PackedWay(_WIDEST)

@@ -25,7 +25,6 @@ from tpdet.kernels.inputs.ordered import UNIT, OrderedWeight
 
 ONE_LEAF = RootShape(1, 1, 1)
 _LINE = 128  # bytes of a swizzled line
-_MOST_SLOTS = 1 << 16  # bytes of finished tiles that leave room for stages
 _UNPACKED_DEPTH = 128  # columns of a program that writes numbers
 
 
@@ -139,7 +138,6 @@ def _run_warps(
 ) -> None:
     (_, n, k), (roots, m, width) = weight.shape, y.shape
     across, lines = width * UNIT // n, tile.depth * weight.bits // 16
-    slots = tile.groups * tile.rows * across * y.element_size()
     tiles = roots * _blocks(m, tile, blocks) * cdiv(n, tile.groups * UNIT)
     slot = NVMMASharedLayout(min(_LINE, across * y.element_size()), 8 * y.element_size(), 2)
     warp_packed_chain[(min(multiprocessors(x.device), tiles),)](
@@ -169,7 +167,7 @@ def _run_warps(
             root,
             k // tile.depth % 2 == 1,
             _rows_of(blocks),
-            (roots == 1 or m % tile.rows == 0) and slots <= _MOST_SLOTS,
+            roots == 1 or m % tile.rows == 0,
         ),
         num_warps=4,
         enable_fp_fusion=False,

@@ -32,13 +32,7 @@ from tpdet.kernels.cuda.gemm.packed.numbers import (
     numbers,
     word_layout,
 )
-from tpdet.kernels.cuda.gemm.variants.chain import (
-    CONSUMER_REGISTERS,
-    PRODUCER_REGISTERS,
-    WIDE_ROWS,
-    keep,
-    send,
-)
+from tpdet.kernels.cuda.gemm.variants.chain import WIDE_ROWS, keep, send
 from tpdet.kernels.cuda.gemm.variants.gated import join
 from tpdet.kernels.cuda.gemm.variants.pointer import tile_origin
 from tpdet.kernels.cuda.gemm.variants.root_form import RootShape
@@ -60,7 +54,6 @@ from tpdet.kernels.cuda.launch.warp_pipeline import (
 from tpdet.kernels.inputs.gated import GROUP
 
 _GROUP = gl.constexpr(GROUP)
-_TWO_SETS_ROWS = gl.constexpr(128)  # of an accumulator that leaves registers for two sets
 _REGISTERS = gl.constexpr(168)  # of every thread: ptxas holds weights in registers to the least
 
 
@@ -218,27 +211,6 @@ def _added(weight, pipeline, base, total):
 
 
 @gluon.jit
-def _chain_by_turns(pipeline, consumer, base, steps, own, FORM: gl.constexpr):
-    """fp32 [64, ROWS]: a leaf's chain by one set of weight registers.
-
-    Beside a large accumulator there is no room for two. A consumer unpacks while products of the
-    other one run.
-    """
-    ROWS: gl.constexpr = FORM.ROWS
-    total = gl.zeros((CONSUMER_ROWS, ROWS), gl.float32, layout=accumulator_layout(ROWS))
-    scales = _scales_of(own, 0, steps, FORM)
-    for step in range(steps):
-        later = _scales_of(own, step + 1, steps, FORM)
-        weight = _unpacked(pipeline, consumer, base + step, scales, FORM)
-        narrow = pipeline.x.index(slot_of(pipeline.full, base + step)).permute((1, 0))
-        total = warpgroup_mma(weight, narrow, total, is_async=True)
-        total = warpgroup_mma_wait(0, deps=(total,))
-        release(pipeline.free, base + step)
-        scales = later
-    return total
-
-
-@gluon.jit
 def _leaf_chain(pipeline, consumer, base, steps, own, FORM: gl.constexpr):
     """fp32 [64, ROWS]: a leaf's chain, from the pipeline's step `base` on.
 
@@ -277,11 +249,7 @@ def _leaf(pipeline, consumer, base, scales, leaf, row, sizes, FORM: gl.constexpr
     across = gl.cdiv(sizes.n, CONSUMER_ROWS) * (CONSUMER_ROWS // FORM.SCALE_ROWS)
     begin = leaf * (sizes.steps * FORM.DEPTH // FORM.SCALE_GROUP) * across
     own = ScaleRows(scales[0] + begin, scales[1] + begin, across, row)
-    if FORM.ROWS > _TWO_SETS_ROWS:
-        total = _chain_by_turns(pipeline, consumer, base, sizes.steps, own, FORM)
-    else:
-        total = _leaf_chain(pipeline, consumer, base, sizes.steps, own, FORM)
-    return total
+    return _leaf_chain(pipeline, consumer, base, sizes.steps, own, FORM)
 
 
 @gluon.jit
@@ -403,9 +371,6 @@ def warp_packed_chain(
     free = allocate_barriers(STAGES)
     init_barriers((full,), free)
     # 3. two consumers and their producer
-    LARGE: gl.constexpr = ROWS > _TWO_SETS_ROWS
-    CONSUMER: gl.constexpr = CONSUMER_REGISTERS if LARGE else _REGISTERS
-    PRODUCER: gl.constexpr = PRODUCER_REGISTERS if LARGE else _REGISTERS
     pipeline = PackedPipeline(codes, x, full, free)
     sizes = PackedSizes(m, n, roots, steps, expert_ids)
     run_warps(
@@ -413,8 +378,8 @@ def warp_packed_chain(
         pipeline,
         slots,
         (rests, y_tiles, y, bias, (scales, zeros), sizes, FORM),
-        CONSUMER,
+        _REGISTERS,
         _produce,
         (code_tiles, x_tiles, pipeline, sizes, FORM),
-        PRODUCER,
+        _REGISTERS,
     )
