@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from tests.gpu.attention.bits import attention_checks
 from tests.gpu.attention.decode import decode_checks
 from tests.gpu.attention.prefill import prefill_checks
+from tests.gpu.attention.streamed import streamed_checks
 from tests.gpu.engine.bits import engine_checks, make_models
 from tests.gpu.engine.dependent import dependent_checks
 from tests.gpu.engine.hybrids import hybrid_checks, make_hybrids
@@ -34,6 +35,7 @@ SUITES = {
     "columns": lambda _: columns.column_checks(),
     "prefill": lambda _: prefill_checks(),
     "decode": lambda _: decode_checks(),
+    "streamed": lambda _: streamed_checks(),
     "gemm": lambda _: [*column_bits.column_checks(), *leaf_checks(), *norm_checks()],
     "packed": lambda _: [*packed_checks(), *packed_expert_checks()],
     "attention": lambda _: attention_checks(),

@@ -11,7 +11,7 @@ from tests.lib.engine_harness import ask, run
 from tests.lib.kernels.recorded_graphs import recorded_graphs
 from tpdet.config import EngineConfig
 from tpdet.control.plan import ByColumns, ByShares, LikeliestByColumns, PlanRows, Row
-from tpdet.kernels.cuda.attention.decode_launch import merge_chunk
+from tpdet.kernels.cuda.attention.decode_launch import merge_chunk, streamed_form
 from tpdet.kernels.cuda.attention.variants import decode_variant
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.runner import RowSharing
@@ -82,18 +82,21 @@ def plan_of(counts, starts):
     )
 
 
-def kernel_of(shape):
+def kernel_of(shape, group):
     """What decides which kernels of attention a shape needs: the variant, its rows, the merge."""
     batch = shape.batches[0]
-    rows, average = 4 * batch.short_rows, batch.splits // batch.sequences
-    variant = decode_variant(torch.bfloat16, 128, rows, batch.splits, batch.sequences)
+    rows, average = group * batch.short_rows, batch.splits // batch.sequences
+    variant = decode_variant(torch.bfloat16, 128, rows, batch.splits, batch.sequences, streams=True)
+    if variant.streamed:
+        return streamed_form(variant, batch.sequences + 1)
     return batch.short_rows, variant, None if variant.fused else merge_chunk(average, 128)
 
 
 @pytest.mark.parametrize("most", [1, 5, 20, 256])
 def test_every_step_with_drafts_has_a_shape_with_room_and_compiled_kernels(most):
     draw, width, shapes = random.Random(1), 36, set()
-    compiled = {kernel_of(shape) for shape in rehearsed_shapes(most, width)}
+    rehearsed = rehearsed_shapes(most, width)
+    compiled = {group: {kernel_of(shape, group) for shape in rehearsed} for group in (2, 4)}
     words = largest_shape(most, width).words
     for _ in range(400):
         sequences, longest = draw.choice((1, 1, 3, 16, 17, 40, 64, 120)), draw.choice((2, 5, 8, 16))
@@ -106,7 +109,7 @@ def test_every_step_with_drafts_has_a_shape_with_room_and_compiled_kernels(most)
         shape = draft_shape(rows, total, width)
         assert StepSpans.of(rows, width, 99).within(shape) is not None
         assert shape.batches[0].short_rows < 4 * max(counts) and shape.words <= words
-        assert kernel_of(shape) in compiled
+        assert all(kernel_of(shape, group) in kernels for group, kernels in compiled.items())
         shapes.add(shape)
     assert 5 < len(shapes) < 200
 

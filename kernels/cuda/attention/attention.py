@@ -1,7 +1,8 @@
 """Paged attention on a GPU: the arithmetic of `split.py`, in two ways of sharing it out.
 
 Sequences with many rows in the step run in `prefill.py` or `prefill_warp_specialised.py`, a
-program a tile of rows; those with few in `decode.py`, a program a split and then a merge.
+program a tile of rows; those with few in `decode.py`, a program a split and then a merge, or in
+`streamed.py`, whose programs stay and take split after split.
 Which way, how many rows and how many warps is free: no choice reaches a bit. `variants.py`
 has one choice a shape; nothing is tuned at run time.
 """
@@ -12,7 +13,12 @@ from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.attention.decode_launch import launch_decode
 from tpdet.kernels.cuda.attention.operands import attention_call
 from tpdet.kernels.cuda.attention.prefill_launch import launch_prefill
-from tpdet.kernels.cuda.attention.variants import AttentionVariant, decode_variant, prefill_variant
+from tpdet.kernels.cuda.attention.variants import (
+    AttentionVariant,
+    decode_variant,
+    prefill_variant,
+    streams_of,
+)
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import PAGE_TOKENS
 
@@ -34,9 +40,11 @@ def paged_attention(
     """
     rows = batch.short_rows * q.shape[1] // k_pages.shape[1]
     splits, sequences = batch.splits.shape[0], batch.short.shape[0]
-    plain = not cap and sinks is None
-    prefill = prefill_variant(q.dtype, q.shape[2], hardware.gpu_of(q.device), plain)
-    decode = decode_variant(q.dtype, q.shape[2], rows, splits, sequences, k_pages.shape[1])
+    dtype, head, key_heads = q.dtype, q.shape[2], k_pages.shape[1]
+    plain, gpu = not cap and sinks is None, hardware.gpu_of(q.device)
+    prefill = prefill_variant(dtype, head, gpu, plain)
+    streams = streams_of(dtype, head, gpu, plain and window is None)
+    decode = decode_variant(dtype, head, rows, splits, sequences, key_heads, streams)
     return attend(q, k_pages, v_pages, batch, window, prefill, decode, cap, sinks)
 
 

@@ -6,25 +6,34 @@ import torch
 
 from tpdet.kernels.cuda.attention.decode import DecodeForm, SplitStates, attend_splits
 from tpdet.kernels.cuda.attention.merge_splits import merge_splits
-from tpdet.kernels.cuda.attention.operands import AttentionCall
-from tpdet.kernels.cuda.attention.variants import AttentionVariant
+from tpdet.kernels.cuda.attention.operands import AttentionCall, page_tiles
+from tpdet.kernels.cuda.attention.streamed import BOX, PROGRAMS, StreamedForm, attend_streamed
+from tpdet.kernels.cuda.attention.variants import (
+    STREAMED_HEADS,
+    WARP_SPECIALISED_TYPES,
+    AttentionVariant,
+)
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
+from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 from tpdet.kernels.inputs.paged_batch import PagedBatch
+from tpdet.kernels.order import TILE_TOKENS
 
 _LEAST_CHUNK, _CHUNK_VALUES = 32, 1 << 14  # splits, and fp32 values, that a merge loads together
 _MERGE_UNROLL = 16
 _MERGE_VALUES = 48  # fp32 values of states that a thread of a fused merge loads ahead
 _MERGE_WARPS = 4  # what the layouts of `merge_splits` are made for
 _WARP_THREADS = 32
+_LEAST_LISTED = 128  # sequences: a thread each
 _LEAST_ARRIVALS = 1 << 14
 
 
 def launch_decode(call: AttentionCall, batch: PagedBatch, variant: AttentionVariant) -> None:
     """Splits in parallel, then their merge, into the call's `out`.
 
-    Each call makes its fp32 workspace. Raises RuntimeError in a graph's capture of a fused merge
-    whose counters no earlier call made.
+    Each call makes its fp32 workspace. Raises RuntimeError in a graph's capture of a merge in the
+    launch whose counters no earlier call made, ValueError where the variant is streamed and has no
+    kernel for the head, the type, the rows of a sequence, a window, a cap or sinks.
     """
     if not batch.splits.shape[0]:
         return
@@ -33,6 +42,9 @@ def launch_decode(call: AttentionCall, batch: PagedBatch, variant: AttentionVari
     largest, mass = (torch.empty(count, dtype=torch.float32, device=device) for _ in "lm")
     total = torch.empty(count, shape.HEAD, dtype=torch.float32, device=device)
     states = SplitStates(largest, mass, total)
+    if variant.streamed:
+        _launch_streamed(call, batch, variant, states)
+        return
     _launch_splits(call, batch, variant, states)
     if not variant.fused:
         _launch_merge(call, batch, states)
@@ -69,6 +81,44 @@ def _launch_splits(
     )
 
 
+def _launch_streamed(
+    call: AttentionCall, batch: PagedBatch, variant: AttentionVariant, states: SplitStates
+) -> None:
+    """All splits and their merge, by programs that stay, into the call's `out`."""
+    _check_streamed(call, batch.short_rows, variant)
+    operands, shape, _, _ = call
+    device, sequences = operands.q.device, batch.rows.shape[0]
+    programs = PROGRAMS.value * multiprocessors(device)
+    attend_streamed[(min(programs, batch.splits.shape[0] * shape.KEY_HEADS),)](
+        operands,
+        *page_tiles(call, TILE_TOKENS),
+        *page_tiles(call, BOX.value),
+        states,
+        arrival_counters(sequences * shape.KEY_HEADS, device),
+        batch.rows,
+        batch.tables,
+        batch.tables.shape[1],
+        sequences,
+        batch.short_rows,
+        shape,
+        streamed_form(variant, sequences),
+        num_warps=variant.warps,
+        enable_fp_fusion=False,
+        **dependent_launch(device),
+    )
+
+
+def _check_streamed(call: AttentionCall, short_rows: int, variant: AttentionVariant) -> None:
+    q, shape, rows = call.operands.q, call.shape, short_rows * call.shape.GROUP
+    more = shape.WINDOW or shape.SINKS or call.cap is not None or rows > variant.rows
+    if more or shape.HEAD not in STREAMED_HEADS or q.dtype not in WARP_SPECIALISED_TYPES:
+        raise ValueError(
+            f"streamed attention of {rows} rows of {q.dtype} heads of {shape.HEAD}: it has up to "
+            f"{variant.rows} rows, heads of {STREAMED_HEADS}, one of {WARP_SPECIALISED_TYPES}, "
+            f"without window, soft-cap and sinks"
+        )
+
+
 def _launch_merge(call: AttentionCall, batch: PagedBatch, states: SplitStates) -> None:
     """All states of a row to its result, a program a row."""
     (_, _, _, out, sinks, _, _), shape, window, _ = call
@@ -103,6 +153,13 @@ def decode_form(variant: AttentionVariant, row_count: int, lanes: int) -> Decode
     ahead = _MERGE_VALUES * _WARP_THREADS * variant.warps // (merged * lanes)
     unroll = max(1, min(ahead, _MERGE_UNROLL)) if fused else 1
     return DecodeForm(variant.rows, variant.stages, variant.swapped, fused, merged, unroll)
+
+
+@cache
+def streamed_form(variant: AttentionVariant, sequences: int) -> StreamedForm:
+    """What a variant compiles the streamed kernel for, with so many sequences in the batch."""
+    listed = max(_LEAST_LISTED, next_power_of_2(sequences))
+    return StreamedForm(variant.rows, variant.stages, listed)
 
 
 def arrival_counters(count: int, device: torch.device) -> torch.Tensor:

@@ -4,10 +4,15 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tpdet.kernels.cuda.attention.split import score_cap, score_scale
 from tpdet.kernels.cuda.launch.sizes import next_power_of_2
+from tpdet.kernels.cuda.launch.warp_pipeline import tile_layout
 from tpdet.kernels.cuda.pointwise.soft_cap import SoftCap
+
+_SWIZZLE_BYTES = 128  # a line of a tile in shared memory
+_VALUE_BITS = 16
 
 
 class AttentionOperands(NamedTuple):
@@ -65,6 +70,15 @@ def attention_call(
     sinks = out if sinks is None else sinks
     operands = AttentionOperands(q, k_pages, v_pages, out, sinks, q.stride(0), scale)
     return AttentionCall(operands, shape, window or 0, soft_cap)
+
+
+def page_tiles(call: AttentionCall, keys: int) -> list[TensorDescriptor]:
+    """K and V of 2-byte values by `keys`, [keys, D], as warps copy them (Hopper)."""
+    head, layout = call.shape.HEAD, tile_layout(_SWIZZLE_BYTES, _VALUE_BITS)
+    return [
+        TensorDescriptor.from_tensor(pages.view(-1, head), [keys, head], layout)
+        for pages in (call.operands.k_pages, call.operands.v_pages)
+    ]
 
 
 @cache

@@ -1,10 +1,9 @@
 """The launches of prefill attention: `prefill.py` or, on Hopper, `prefill_warp_specialised.py`."""
 
 import torch
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as LaidOutDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tpdet.kernels.cuda.attention.operands import AttentionCall, AttentionShape
+from tpdet.kernels.cuda.attention.operands import AttentionCall, AttentionShape, page_tiles
 from tpdet.kernels.cuda.attention.prefill import PrefillForm, attend_blocks
 from tpdet.kernels.cuda.attention.prefill_warp_specialised import attend_warp_specialised
 from tpdet.kernels.cuda.attention.variants import (
@@ -13,12 +12,8 @@ from tpdet.kernels.cuda.attention.variants import (
     AttentionVariant,
 )
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
-from tpdet.kernels.cuda.launch.warp_pipeline import tile_layout
 from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedBatch
 from tpdet.kernels.order import TILE_TOKENS
-
-_SWIZZLE_BYTES = 128  # a line of a tile in shared memory
-_VALUE_BITS = 16
 
 
 def launch_prefill(call: AttentionCall, batch: PagedBatch, variant: AttentionVariant) -> None:
@@ -44,15 +39,9 @@ def _launch_warp_specialised(
     _check_warp_specialised(call)
     operands, shape, window, _ = call
     items = _items(batch, variant, shape)
-    layout = tile_layout(_SWIZZLE_BYTES, _VALUE_BITS)
-    k_tiles, v_tiles = (
-        LaidOutDescriptor.from_tensor(pages.view(-1, shape.HEAD), [TILE_TOKENS, shape.HEAD], layout)
-        for pages in (operands.k_pages, operands.v_pages)
-    )
     attend_warp_specialised[(min(items, multiprocessors(operands.q.device)),)](
         operands,
-        k_tiles,
-        v_tiles,
+        *page_tiles(call, TILE_TOKENS),
         batch.blocks,
         batch.rows,
         batch.tables,

@@ -329,7 +329,7 @@ def attend_warp_specialised(
     k_full = allocate_barriers(STAGES)
     v_full = allocate_barriers(STAGES)
     free = allocate_barriers(STAGES)
-    init_barriers((k_full, v_full), free)
+    init_barriers((k_full, v_full), (free,))
     # 3. two consumers and their producer
     pipeline = Pipeline(k, v, k_full, v_full, free)
     ones_t = ones.permute((1, 0))

@@ -10,6 +10,9 @@ WARP_SPECIALISED_HEAD = 128
 WARP_SPECIALISED_TYPES = (torch.bfloat16, torch.float16)
 _WARP_SPECIALISED_ROWS, _CONSUMER_WARPS = 128, 4
 _LEAST_STAGES = 3  # the scores of a tile begin while the stages of two others are in use
+STREAMED_HEADS, STREAMED_ROWS = (64, 128), (8, 16)
+_STREAMED_STAGES = 3
+_STREAMED_SPLITS = 2048  # of all key heads: so many that parts of any lengths are about equal
 _FUSED_SPLITS = 16  # a sequence, on average: with more splits the merge is spread wider
 _LONE_SPLITS = 8  # a step: programs of fewer rows fill more multiprocessors
 _FEW_SPLITS = 32  # a step: most multiprocessors idle, and only loads ahead hide the wait
@@ -24,9 +27,9 @@ class AttentionVariant:
     later); `warp_specialised`, the 128 rows of `prefill_warp_specialised.py` (Hopper).
     Of decode alone: `fused`, the last program of a sequence to finish merges its splits, without
     another launch; `swapped`, keys and lanes stand on the side of 64 of Hopper's wide matrix
-    instructions.
+    instructions; `streamed`, the programs of `streamed.py`, which stay (Hopper).
 
-    Raises ValueError for rows, warps or stages that the warp-specialised kernel does not have.
+    Raises ValueError for rows, warps or stages that a kernel for Hopper alone does not have.
     """
 
     rows: int
@@ -36,6 +39,7 @@ class AttentionVariant:
     warp_specialised: bool = False
     fused: bool = False
     swapped: bool = False
+    streamed: bool = False
 
     def __post_init__(self) -> None:
         fixed = (self.rows, self.warps) == (_WARP_SPECIALISED_ROWS, _CONSUMER_WARPS)
@@ -44,6 +48,11 @@ class AttentionVariant:
                 f"{self.rows} rows, {self.warps} warps, {self.stages} stages: warp-specialised "
                 f"attention has {_WARP_SPECIALISED_ROWS} rows, {_CONSUMER_WARPS} warps and "
                 f"{_LEAST_STAGES} stages or more"
+            )
+        if self.streamed and (self.rows not in STREAMED_ROWS or self.warps != _CONSUMER_WARPS):
+            raise ValueError(
+                f"{self.rows} rows, {self.warps} warps: streamed attention has one of "
+                f"{STREAMED_ROWS} rows and {_CONSUMER_WARPS} warps"
             )
 
 
@@ -68,13 +77,17 @@ def decode_variant(
     splits: int = 1,
     sequences: int = 1,
     key_heads: int = 8,
+    streams: bool = False,
 ) -> AttentionVariant:
     """The choice for sequences with few: `rows` is the most rows times query heads of a group.
 
     `splits` of `sequences` together, pad splits of a captured graph included; `key_heads` of this
-    rank, by which a split has programs.
+    rank, by which a split has programs; streams: whether `streamed.py` has a kernel (`streams_of`).
     """
     fused = splits <= _FUSED_SPLITS * sequences
+    if streams and fused and _streams_well(rows, splits, sequences, key_heads):
+        least = next(n for n in STREAMED_ROWS if rows <= n)
+        return AttentionVariant(least, 4, _STREAMED_STAGES, swapped=True, streamed=True)
     if dtype == torch.float32:
         return AttentionVariant(16, 4, 1, fused=fused)
     if head > 128 and rows > 16:  # a fused merge of so much spills
@@ -83,6 +96,19 @@ def decode_variant(
         stages = _decode_stages(head, splits, sequences, key_heads)
         return AttentionVariant(16, 4, stages, fused=fused, swapped=True)
     return AttentionVariant(32, 4, 3, fused=fused, swapped=True)
+
+
+def streams_of(dtype: torch.dtype, head: int, gpu: Gpu, plain: bool = True) -> bool:
+    """Whether decode attention can be streamed; plain: without a window, a soft-cap and sinks."""
+    return gpu.wgmma and plain and head in STREAMED_HEADS and dtype in WARP_SPECIALISED_TYPES
+
+
+def _streams_well(rows: int, splits: int, sequences: int, key_heads: int) -> bool:
+    """Whether the programs that stay win: with seven splits or more each, as lengths may differ."""
+    few, many = STREAMED_ROWS
+    single = splits == sequences
+    least = splits if single else splits // 2  # a captured graph has room for up to twice as many
+    return (rows <= few or (rows <= many and not single)) and least * key_heads >= _STREAMED_SPLITS
 
 
 def _decode_stages(head: int, splits: int, sequences: int, key_heads: int) -> int:

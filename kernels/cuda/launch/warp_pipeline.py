@@ -54,13 +54,17 @@ def allocate_barriers(STAGES: gl.constexpr):
 
 
 @gluon.jit
-def init_barriers(fulls, free):
-    """Make all barriers of a pipeline ready; `fulls`: a tuple, one for each wait of a stage."""
-    STAGES: gl.constexpr = free.shape[0]
+def init_barriers(fulls, frees, RELEASES: gl.constexpr = CONSUMERS):
+    """Make all barriers of a pipeline ready: tuples, one for each wait and release of a stage.
+
+    RELEASES: how many times a slot is released.
+    """
+    STAGES: gl.constexpr = frees[0].shape[0]
     for slot in gl.static_range(STAGES):
         for part in gl.static_range(len(fulls)):
             mbarrier.init(fulls[part].index(slot), count=1)
-        mbarrier.init(free.index(slot), count=CONSUMERS)
+        for part in gl.static_range(len(frees)):
+            mbarrier.init(frees[part].index(slot), count=RELEASES)
     fence_async_shared()
 
 
@@ -95,6 +99,17 @@ def run_warps(
         _semantic=_semantic,
         _generator=_generator,
     )
+
+
+@builtin
+def limit_registers(registers, _semantic=None, _generator=None):
+    """Launch the kernel with so many registers a thread, which its warps then share out anew.
+
+    Gluon does not know the launch's `maxnreg`: with `warp_specialize` a program takes all registers
+    of a multiprocessor, so that no second one has room there.
+    """
+    limit = _semantic.builder.get_int32_attr(registers.value)
+    _generator.module.set_attr("ttg.maxnreg", limit)
 
 
 @gluon.jit

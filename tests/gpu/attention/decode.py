@@ -27,11 +27,12 @@ WIDE = [
     for fused in (True, False)
 ]
 NARROW = [AttentionVariant(16, w, s, fused=True) for w, s in ((2, 3), (4, 1))]
+STREAMED = [AttentionVariant(rows, 4, 3, swapped=True, streamed=True) for rows in (8, 16)]
 VARIANTS = [*WIDE, *NARROW]
 PREFILL = AttentionVariant(64, 4, 2)
 TIMED = [
-    (1, 128), (16, 128), (64, 128), (256, 128), (1, 8192), (16, 8192), (64, 2048), (1, 32768),
-    (1, 131072),
+    (1, 128), (16, 128), (64, 128), (256, 128), (256, 224), (256, 600), (1, 8192), (16, 8192),
+    (64, 2048), (1, 32768), (1, 131072),
 ]  # fmt: skip
 SHARES = [HeadShare(1, 1), HeadShare(2, 1), HeadShare(4, 1), HeadShare(8, 2), HeadShare(16, 4)]
 
@@ -232,14 +233,16 @@ def decode_times(size, context):
         batches.append(make_batch(rows, "cuda"))
     peer = lambda b: attend_reference(q, *pool, b, None, warps=2, stages=3)
     runs = [peer]
-    for variant in VARIANTS:
+    variants = [*VARIANTS, STREAMED[0]]
+    for variant in variants:
         runs.append(lambda b, v=variant: attention.attend(q, *pool, b, None, PREFILL, v))
     took = interleaved_medians(runs, batches, 5)
-    chosen = decode_variant(torch.bfloat16, 128, 4, size * each, size)
+    chosen = decode_variant(torch.bfloat16, 128, 4, size * each, size, streams=True)
     floor = held / BANDWIDTH * 1e6
     lines = [f"floor {floor:.1f} us, first form {took[0]:.1f} ({took[0] / floor:.2f})"]
-    for v, t in sorted(zip(VARIANTS, took[1:], strict=True), key=lambda pair: pair[1]):
+    for v, t in sorted(zip(variants, took[1:], strict=True), key=lambda pair: pair[1]):
         kind = f"{'swapped ' if v.swapped else ''}{'fused' if v.fused else 'two'}"
+        kind = "streamed" if v.streamed else kind
         mark = " <- table" if v == chosen else ""
         lines.append(f"  {kind} {v.warps} warps {v.stages} stages: {t:.1f} ({t / floor:.2f}){mark}")
     return "\n      ".join(lines)
@@ -256,7 +259,10 @@ def decode_checks():
         Check("every length, window", every_length, window),
         Check("every shape", every_shape),
         *(Check(f"rows with drafts, window {w}", rows_with_drafts, (w,)) for w in (None, 77, 300)),
-        *(Check(f"100 replays, {variant}", replayed, (variant,)) for variant in VARIANTS),
+        *(
+            Check(f"100 replays, {variant}", replayed, (variant,))
+            for variant in (*VARIANTS, *STREAMED)
+        ),
         Check("rotation bits", rotation_bits),
     ]
 

@@ -82,7 +82,7 @@ def check_times():
         AttentionVariant(16, w, s) for w, s in ((1, 3), (2, 3), (4, 3), (1, 2), (2, 2), (2, 4))
     ]
     for size, context in ((1, 8192), (16, 8192), (64, 2048), (1, 32768)):
-        chosen = decode_variant(torch.bfloat16, 128, 4, size * context // PAGE, size)
+        chosen = decode_variant(torch.bfloat16, 128, 4, size * context // PAGE, size, streams=True)
         for v in (chosen, *variants):
             name = f"decode batch {size} context {context}: {v}"
             attempt(name, decode_speed, size, context, v)

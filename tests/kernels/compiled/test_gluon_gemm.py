@@ -262,7 +262,7 @@ def packed_kernel(recipe, tile, gated, cut=1, k=4096, rows_of=DENSE):
     form = PackedForm(recipe, bits, *tile[:4], group, scale_rows, kept, False, gated, root, *ends)
     multiples = "scales", "y", "bias", "n"
     options = {"num_warps": 4 * tile.groups}
-    return hopper_kernel(packed_chain, types, {"FORM": form}, multiples, options)
+    return hopper_kernel(packed_chain, types, {"FORM": form}, multiples, options)[:3]
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,8 @@ def warp_kernel(recipe, rows, stages, gated=0, root=ONE_LEAF, rows_of=DENSE):
     ends = False, rows_of.value, True
     form = WarpPackedForm(recipe, *sizes, False, gated, root, *ends)
     multiples = "scales", "y", "bias", "n"
-    return hopper_kernel(warp_packed_chain, types, {"FORM": form}, multiples, {"num_warps": 4})
+    options = {"num_warps": 4}
+    return hopper_kernel(warp_packed_chain, types, {"FORM": form}, multiples, options)[:3]
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,9 @@ from tpdet.kernels.cuda.attention import merge_splits as attention_merge_splits
 def names_of(program):
     """What the kernel knows `gl` and `tl` as, for one program."""
     gl = language(Machine(), program, 0)
-    scan = lambda x, _, combine: torch.cat(list(running(x.split(1), combine)))
-    extra = {"associative_scan": scan}
     tl = SimpleNamespace(**vars(gl), debug_barrier=lambda: None)
     lines = lambda shared, dtype, shape, _: Shared(shared.tensor.view(dtype).view(shape))
-    return {"gl": SimpleNamespace(**vars(gl), **extra), "tl": tl, "as_lines": lines}
-
-
-def running(parts, combine):
-    """x_0, then each combination of what came before with the next."""
-    total = None
-    for part in parts:
-        total = part if total is None else combine(total, part)
-        yield total
+    return {"gl": gl, "tl": tl, "as_lines": lines}
 
 
 def emulated(function, names, spaces=None):

@@ -7,7 +7,7 @@ were wrong lie there, and where the right ones are stored over them afterwards.
 import pytest
 import torch
 
-from tests.kernels.interpreted.test_decode import VARIANTS, decode
+from tests.kernels.interpreted.attention.test_decode import VARIANTS, decode
 from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.kernels.paged_inputs import PAGES, sequence_of
 from tpdet.control.plan import PlanRows, Row

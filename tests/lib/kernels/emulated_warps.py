@@ -1,5 +1,5 @@
-"""Gluon's Hopper primitives in torch and threads: for `prefill_warp_specialised.py` and
-`warp_specialised.py`.
+"""Gluon's Hopper primitives in torch and threads: for `prefill_warp_specialised.py`, `streamed.py`
+and `warp_specialised.py`.
 
 Triton's interpreter knows no Gluon. Here the kernel's own source runs as Python: the producer and
 each consumer are a thread, barriers block, a copy arrives late, and a matrix product or a store
@@ -11,6 +11,7 @@ consumer are not emulated.
 import threading
 import time
 from contextlib import contextmanager
+from itertools import accumulate
 from types import SimpleNamespace
 
 import numpy
@@ -63,6 +64,9 @@ class Shared:
 
     def permute(self, axes):
         return Shared(self.tensor.permute(axes))
+
+    def slice(self, first, count):
+        return Shared(self.tensor[first : first + count])
 
     def load(self, _):
         return self.tensor.clone()
@@ -164,6 +168,10 @@ class Machine:
             onto.copy_(slot.tensor[: onto.shape[0], : onto.shape[1]])
 
     def run_warps(self, consume, pipeline, buffers, taken, _, produce, produced, __):
+        consumers = [(consume, (i, pipeline, buffers.index(i), *taken)) for i in (0, 1)]
+        self.warp_specialize([*consumers, (produce, produced)])
+
+    def warp_specialize(self, partitions, *_):
         def run(function, arguments):
             try:
                 function(*arguments)
@@ -172,8 +180,6 @@ class Machine:
             except BaseException as error:
                 self.failures.append(error)
 
-        partitions = [(consume, (i, pipeline, buffers.index(i), *taken)) for i in (0, 1)]
-        partitions.append((produce, produced))
         threads = [threading.Thread(target=run, args=partition) for partition in partitions]
         for thread in threads:
             thread.start()
@@ -189,19 +195,39 @@ def language(machine, program, programs):
     tensor = lambda x, like: x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=like)
 
     def where(condition, x, y):
+        if isinstance(condition, bool) and not isinstance(y, torch.Tensor):
+            return x if condition else y
         like = next((v.dtype for v in (x, y) if isinstance(v, torch.Tensor)), None)
         return torch.where(tensor(condition, torch.bool), tensor(x, like), tensor(y, like))
 
-    def load(pointer, mask=None, other=0.0):
+    def load(pointer, mask=None, other=0.0, cache_modifier=None):
         if isinstance(pointer.at, int):
             return int(pointer.flat[pointer.at])
         live = torch.ones_like(pointer.at, dtype=torch.bool) if mask is None else mask
         at = torch.where(live, pointer.at, 0)
         return torch.where(live, pointer.flat[at], torch.tensor(other, dtype=pointer.flat.dtype))
 
-    def store(pointer, value, mask):
+    def store(pointer, value, mask=None):
+        if isinstance(pointer.at, int):
+            pointer.flat[pointer.at] = value
+            return
         live = mask.expand(value.shape)
         pointer.flat[pointer.at[live]] = value[live]
+
+    def atomic_add(pointer, value, sem):
+        before = int(pointer.flat[pointer.at])
+        pointer.flat[pointer.at] += value
+        return before
+
+    def reduced(integers, reduce):
+        """A reduction of integers is one number, of fp32 numbers a vector along an axis."""
+
+        def run(x, axis):
+            if not x.is_floating_point():
+                return int(integers(x))
+            return torch.as_tensor(reduce(x.numpy(), axis))
+
+        return run
 
     def allocate(dtype, shape, layout, value=None):
         if dtype == torch.int64:
@@ -235,7 +261,12 @@ def language(machine, program, programs):
         minimum=min,
         static_range=range,
         maximum=lambda a, b: max(a, b) if isinstance(a, int) else through_numpy(numpy.fmax)(a, b),
-        max=lambda x, axis: torch.as_tensor(numpy.fmax.reduce(x.numpy(), axis)),
+        max=reduced(torch.max, numpy.fmax.reduce),
+        min=reduced(torch.min, numpy.fmin.reduce),
+        sum=reduced(torch.sum, None),
+        associative_scan=lambda x, _, combine: torch.cat([*accumulate(x.split(1), combine)]),
+        atomic_add=atomic_add,
+        warp_specialize=machine.warp_specialize,
         exp2=through_numpy(numpy.exp2),
         div_rn=lambda a, b: a / b,
         fma=fused,
@@ -267,6 +298,7 @@ def run_program(kernel, shared_arithmetic, program, arguments, programs=1, other
             wait=lambda barrier, parity: barrier.wait(parity),
         ),
         "run_warps": machine.run_warps,
+        "limit_registers": lambda registers: None,
         "copy_tile": machine.copy,
         "send_tile": machine.send,
         "reinterpreted": lambda x, _, shape, __: Shared(x.tensor.view(shape)),

@@ -18,11 +18,12 @@ _TOUCHES = re.compile(
 
 
 class HopperKernel(NamedTuple):
-    """What Triton made of a kernel: its PTX, the log of ptxas -v, bytes of shared memory."""
+    """What Triton made of a kernel: its PTX, the log of ptxas -v, bytes of shared memory, TTGIR."""
 
     ptx: str
     log: str
     shared: int
+    ttgir: str
 
 
 def hopper_kernel(kernel, signature, constants, attributes, options):
@@ -65,7 +66,8 @@ def compiled(source, options):
         triton.knobs.cache.dir = f"{triton.knobs.cache.dir}-without-code"
         done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert done.metadata.launch_pdl == options.get("launch_pdl", False)
-    return HopperKernel(done.asm["ptx"], assemble(done.asm["ptx"]), done.metadata.shared)
+    ptx, ttgir = done.asm["ptx"], done.asm["ttgir"]
+    return HopperKernel(ptx, assemble(ptx), done.metadata.shared, ttgir)
 
 
 def assemble(ptx):

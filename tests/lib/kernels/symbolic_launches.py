@@ -14,6 +14,7 @@ WRITTEN = {
     "finish_sums": {"stream.h", "y"},
     "rotate_and_store_heads": {"out", "pages.0", "pages.1"},
     "attend_splits": {"operands.out", "states.largest", "states.mass", "states.total"},
+    "attend_streamed": {"operands.out", "states.largest", "states.mass", "states.total"},
     "merge_splits": {"out"},
     "gate_rows": {"ids", "weights", "positions", "expert_ids"},
     "sort_few": {"counts", "first_blocks", "positions", "expert_ids"},

@@ -26,7 +26,7 @@ _ROWS = (2, 4, 8, 16, 32, 64, 128, HEAD_ROWS)
 _SEQUENCES = (1, 4, 16, 64, HEAD_ROWS)
 _POSITIONS = (4, SHORT_TOKENS)
 _TIMES_SPLITS = 4  # pad splits cost little: a program that reads two numbers
-_REHEARSED = 64  # sequences: attention has the same variants for more
+_REHEARSED = (1, 64, HEAD_ROWS)  # sequences: attention has their kernels alone
 _MOST_GRAPHS = 64  # that steps capture: a GPU keeps some MiB for each
 USUAL_SEQUENCES = 16
 """Sequences of a step with a draft model's drafts that finds its graph captured, at most."""
@@ -106,10 +106,10 @@ def draft_shape(rows: PlanRows, total: int, width: int) -> StepShape:
 
 def rehearsed_shapes(max_rows: int, width: int, linear: bool = False) -> list[StepShape]:
     """Shapes whose kernels are those of every shape, for steps of up to `max_rows` sequences."""
-    most = _least(_SEQUENCES, min(max_rows, _REHEARSED))
+    most = _least(_SEQUENCES, min(max_rows, HEAD_ROWS))
     return [
         _shape(sequences, positions, splits, width, linear)
-        for sequences in dict.fromkeys((1, most))
+        for sequences in dict.fromkeys(min(each, most) for each in _REHEARSED)
         for positions in _POSITIONS
         for splits in _split_buckets(sequences, width)
     ]

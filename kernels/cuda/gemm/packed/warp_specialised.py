@@ -369,7 +369,7 @@ def warp_packed_chain(
     rests = gl.allocate_shared_memory(y_tiles.dtype, [CONSUMERS, RESTING, ACROSS], y_tiles.layout)
     full = allocate_barriers(STAGES)
     free = allocate_barriers(STAGES)
-    init_barriers((full,), free)
+    init_barriers((full,), (free,))
     # 3. two consumers and their producer
     pipeline = PackedPipeline(codes, x, full, free)
     sizes = PackedSizes(m, n, roots, steps, expert_ids)

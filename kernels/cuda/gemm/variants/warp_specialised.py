@@ -246,7 +246,7 @@ def warp_specialised_fold(
     slots = gl.allocate_shared_memory(y_tiles.dtype, [CONSUMERS, HELD, WIDTH], y_tiles.layout)
     full = allocate_barriers(STAGES)
     free = allocate_barriers(STAGES)
-    init_barriers((full,), free)
+    init_barriers((full,), (free,))
     # 3. two consumers and their producer
     pipeline = ChainPipeline(x, w, None, full, free)
     sizes = ChainSizes(m, n, roots, steps)

@@ -145,7 +145,7 @@ def warp_specialised_parts(
     rest_slots = gl.allocate_shared_memory(dtype, rest_shape, y_rest.layout)
     full = allocate_barriers(STAGES)
     free = allocate_barriers(STAGES)
-    init_barriers((full,), free)
+    init_barriers((full,), (free,))
     # 3. two consumers and their producer
     pipeline = ChainPipeline(x, wide, rest, full, free)
     sizes = ChainSizes(m, n, 1, steps)

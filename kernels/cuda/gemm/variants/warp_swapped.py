@@ -174,7 +174,7 @@ def warp_swapped_chain(
     slots = gl.allocate_shared_memory(dtype, [CONSUMERS, ROWS, ACROSS], y_tiles.layout)
     full = allocate_barriers(STAGES)
     free = allocate_barriers(STAGES)
-    init_barriers((full,), free)
+    init_barriers((full,), (free,))
     # 3. two consumers and their producer
     pipeline = ChainPipeline(w, x, None, full, free)
     sizes = ExpertSizes(expert_ids, n, steps)

@@ -9,7 +9,11 @@ pytest.importorskip("triton")
 import torch
 import triton
 
-from tests.kernels.compiled.test_attention import NAMES, fuses_exponents_alone, operand_types
+from tests.kernels.compiled.attention.test_attention import (
+    NAMES,
+    fuses_exponents_alone,
+    operand_types,
+)
 from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tests.lib.some_slow import some_slow
 from tpdet.kernels.cuda.attention.decode import SplitStates, attend_splits

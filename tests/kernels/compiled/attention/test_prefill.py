@@ -1,7 +1,7 @@
 """Warp-specialised prefill attention, compiled for Hopper without a GPU, run elsewhere.
 
 The cases that run stand in
-`tests/kernels/interpreted/test_attention_prefill.py`.
+`tests/kernels/interpreted/attention/test_prefill.py`.
 """
 
 import re
@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 import torch
 
-from tests.kernels.compiled.test_attention import NAMES, check, operand_types
+from tests.kernels.compiled.attention.test_attention import NAMES, check, operand_types
 from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tests.lib.some_slow import some_slow
 from tpdet.kernels.cuda.attention.attention import attend

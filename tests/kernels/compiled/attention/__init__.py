@@ -1,0 +1,1 @@
+"""Kernels of attention, compiled for Hopper without a GPU."""

@@ -1,0 +1,1 @@
+"""Kernels of attention in Triton's interpreter, and emulated."""
