@@ -130,26 +130,25 @@ def check_update(family, updates=2, world=None, **options):
 
 def updates_in_a_row(count, file=None):
     """`check_update` of LONG_RUN on the ranks of a launcher, or on one; rank 0 says what came."""
-    world, rows = open_world("cuda", 600.0), []
+    world = open_world("cuda", 600.0)
+    launch = "python" if world.size == 1 else f"torchrun --nproc-per-node {world.size}"
+    command = f"{launch} -m tests.gpu.engine.weights updates {count} FILE"
     for family, options in LONG_RUN.items():
         seen = check_update(family, count, world, **options)
         world.set_timeout(600.0)  # an engine's own was shorter
-        if seen is not None:
-            row = {
-                "case": "updates in a row, digests and logits of a fresh start",
-                "model": family,
-                "dtype": "bfloat16",
-                "tp": world.size,
-                "value": seen.pop("updates"),
-                "unit": "equal",
-            }
-            rows.append(row | seen)
-            print(json.dumps(rows[-1]), flush=True)
-    here = machine("cuda", world.size)
-    if file is not None and world.rank == 0:
-        launch = "python" if world.size == 1 else f"torchrun --nproc-per-node {world.size}"
-        command = f"{launch} -m tests.gpu.engine.weights updates {count} FILE"
-        append_run(Path(file), "updates", here, command, rows)
+        if seen is None:
+            continue
+        row = {
+            "case": "updates in a row, digests and logits of a fresh start",
+            "model": family,
+            "dtype": "bfloat16",
+            "tp": world.size,
+            "value": seen.pop("updates"),
+            "unit": "equal",
+        }
+        print(json.dumps(row | seen), flush=True)
+        if file is not None:
+            append_run(Path(file), "updates", machine("cuda", world.size), command, [row | seen])
     world.close()
 
 

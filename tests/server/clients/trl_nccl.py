@@ -2,10 +2,11 @@
 
     python -m tests.server.clients.trl_nccl URL MODEL ROOT STEPS
 
-It wants the real `vllm` package: TRL calls its transfer of weights. Each response that TRL's client
-gets is seen as it passes, and `tpdet.nn` computes the log-probabilities again, on this GPU, from
-the weights in the trainer's memory. Prints one JSON line. After STEPS the trainer's weights are one
-update ahead of the server's: answers then are the control, and those after another update are not.
+It wants the real `vllm` package: TRL calls its transfer of weights. vLLM 0.31 and 0.33 need NCCL
+2.29.7; vLLM 0.29 takes torch 2.11's, 2.28.9. Each response that TRL's client gets is seen as it
+passes, and `tpdet.nn` computes the log-probabilities again, on this GPU, from the weights in the
+trainer's memory. Prints one JSON line. After STEPS the trainer's weights are one update ahead of
+the server's: answers then are the control, and those after another update are not.
 """
 
 import argparse
@@ -16,10 +17,12 @@ import sys
 from collections import Counter
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import requests
 from trl import GRPOTrainer
+from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
 
 from tests.server.clients.trl_grpo import ANSWERS, TEMPERATURE, TOKENS, Comparison, trainer_of
 
@@ -96,6 +99,7 @@ def main() -> None:
     parser.add_argument("root", type=Path)
     parser.add_argument("steps", type=int)
     options = parser.parse_args()
+    NCCLLibrary()  # raises what vLLM keeps to itself: it would send nothing, and the server wait
     observer = Observer(options.model)
     trainer = trainer_of(
         observer,
@@ -110,7 +114,7 @@ def main() -> None:
         lr_scheduler_type="constant",  # the last update changes as much as the first
     )
     observer.attach(trainer)
-    communicator = observer.client.communicator
+    communicator: Any = observer.client.communicator
     trainer.train()
     observer.add_rewards(trainer)
     skipped = observer.ask()
