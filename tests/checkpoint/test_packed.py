@@ -7,12 +7,14 @@ import torch
 
 from tests.checkpoint.test_quantised import MADE, K, N, compressed_fp8_block, mxfp4, written
 from tests.lib.bits import assert_same_bits
+from tests.lib.kernels.ordered_numbers import ordered_numbers
 from tpdet.checkpoint.checkpoint import open_checkpoint
 from tpdet.checkpoint.pieces import Pieces, TensorRead
 from tpdet.kernels.cpu.gemm.column import column_gemm
 from tpdet.kernels.cpu.gemm.gated import gated_gemm
 from tpdet.kernels.cpu.gemm.leaf import leaf_gemm
 from tpdet.kernels.inputs.gated import GROUP, interleaved
+from tpdet.kernels.inputs.ordering import ordered_weight, refusal
 from tpdet.kernels.inputs.packed import (
     interleaved_rows,
     join_rows,
@@ -41,6 +43,23 @@ def stored_bytes(matrix):
     """Bytes of memory that a matrix holds, whatever it shows of them."""
     parts = (matrix.codes, matrix.scales, matrix.scale_rows, matrix.zeros)
     return sum(part.untyped_storage().nbytes() for part in parts if part is not None)
+
+
+@pytest.mark.parametrize("make", MADE)
+def test_a_gpu_has_the_same_numbers_in_its_order_or_says_why_not(make, tmp_path):
+    config, parts, _ = make()
+    folder = written(tmp_path, config, parts)
+    for dim, first, last in ((0, 0, N), (1, 128, 256)):
+        packed, numbers = held(folder, dim, first, last)
+        packed = replace(packed, dtype=torch.bfloat16)
+        why = refusal(packed, [packed.shape[1]])
+        if make.__name__ == "w8a16_with_zero_points":
+            assert "zero points" in why
+        else:
+            assert not why, why
+            weight = ordered_weight([packed])
+            assert_same_bits(ordered_numbers(weight)[0], numbers.bfloat16(), f"{dim}")
+            assert weight.nbytes <= 1.035 * 192 / N * packed.nbytes
 
 
 @pytest.mark.parametrize("make", MADE)
