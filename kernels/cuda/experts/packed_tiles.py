@@ -1,11 +1,12 @@
 """Tiles of expert products whose weights are codes and scales; one table for both products.
 
-Chosen by times on an H100 (`tests/gpu/experts/packed.py`); each is tried at start.
+Chosen by times on an H200 (`tests/gpu/experts/packed.py`); each is tried at start.
 """
 
 from typing import NamedTuple
 
 from tpdet.kernels.cuda.experts.sorted_tokens import BY_TOKEN_ROWS
+from tpdet.kernels.cuda.gemm.packed.choice import fits
 from tpdet.kernels.cuda.gemm.packed.launch import PackedTile
 from tpdet.kernels.inputs.experts import ExpertLayer
 
@@ -54,7 +55,7 @@ def _of(tile: PackedTile, k: int) -> PackedTile:
     """The tile by which chains of k columns go."""
     if tile == _SIXTEEN and k >= _LONG:
         tile = _SIXTEEN_DEEP
-    return tile if k % tile.depth == 0 else _SHALLOW.get(tile, _SIXTEEN)
+    return tile if fits(tile, k) else _SHALLOW.get(tile, _SIXTEEN)
 
 
 def packed_tiles_in_use(k: int) -> list[tuple[PackedTile, bool]]:

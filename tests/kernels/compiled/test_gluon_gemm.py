@@ -13,13 +13,14 @@ from tests.kernels.compiled.test_columns import check_gates
 from tests.kernels.compiled.test_gemm import check
 from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tests.lib.some_slow import some_slow
+from tpdet.kernels.cuda.experts.packed_tiles import packed_tile, packed_tiles_in_use
 from tpdet.kernels.cuda.gemm.packed.chain import (
     DENSE,
     IN_BLOCKS,
     PackedForm,
     packed_chain,
 )
-from tpdet.kernels.cuda.gemm.packed.choice import way_of
+from tpdet.kernels.cuda.gemm.packed.choice import fits, way_of
 from tpdet.kernels.cuda.gemm.packed.launch import ONE_LEAF, PackedTile
 from tpdet.kernels.cuda.gemm.packed.numbers import NumbersForm, unpacked_weight
 from tpdet.kernels.cuda.gemm.packed.warp_specialised import WarpPackedForm, warp_packed_chain
@@ -284,6 +285,17 @@ def test_a_weight_becomes_numbers_in_registers(recipe, tile, gated):
     assert ptx.count(PACKED[recipe][4]) == values * PACKED[recipe][5]
     in_loop = ptx[ptx.index(wanted) : ptx.rindex(wanted)]
     assert "st.shared" not in in_loop and "shfl.sync.bfly" not in in_loop
+
+
+@pytest.mark.parametrize("k", [128, 192, 256, 320, 768, 2048, 2880])
+def test_every_step_has_a_tile_that_fits_and_that_a_start_tries(k):
+    tried = packed_tiles_in_use(k)
+    assert all(fits(tile, k) for tile, _ in tried)
+    for tokens in (1, 8, 9, 16, 17, 100, 1000, 10_000):
+        assert packed_tile(tokens, tokens * 8 / 128, k) in tried
+        for bits, leaves in product((4, 8), (1, 8)):
+            way = way_of(tokens, bits, (leaves, 4096, k))
+            assert way is None or fits(way.tile, k)
 
 
 def test_a_block_of_an_expert_takes_an_odd_number_of_steps():

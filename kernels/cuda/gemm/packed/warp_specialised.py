@@ -10,8 +10,8 @@ Scales come from memory a step ahead, as stored.
 
 A leaf's accumulator stays in registers; the leaf it pairs with, and the sum of earlier parts or
 groups, rest in shared memory, where a finished tile leaves from, too. Two levels fit: a root of
-groups of two parts does not. Products of experts have one leaf, and a
-block of rows has an expert (`sorted_tokens.py`).
+groups of two parts does not. Products of experts have one leaf, and a block of rows has an expert
+(`experts/sorted_tokens.py`).
 """
 
 from typing import Any, NamedTuple
