@@ -24,7 +24,7 @@ _MERGE_UNROLL = 16
 _MERGE_VALUES = 48  # fp32 values of states that a thread of a fused merge loads ahead
 _MERGE_WARPS = 4  # what the layouts of `merge_splits` are made for
 _WARP_THREADS = 32
-_LEAST_LISTED = 128  # sequences: a thread each
+_LEAST_LISTED = 128  # sequences: fewer have the kernel of so many
 _LEAST_ARRIVALS = 1 << 14
 
 
