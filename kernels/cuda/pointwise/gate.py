@@ -37,7 +37,7 @@ def gate_values(x, gate, y, width, gate_stride, BLOCK: tl.constexpr, DEPENDENT: 
     tl.store(y + row * width + column, result, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def gate_sums(sums, gate, y, rows, width, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     """Grid: L * M x parts of a row's `width` values; one of M gates for each."""
     await_earlier(DEPENDENT)

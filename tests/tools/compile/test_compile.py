@@ -51,6 +51,7 @@ from tpdet.models.products import rank_products
 from tpdet.models.warm_up import warm_up
 from tpdet.runner import Runner
 from tpdet.runner.graphs.engine_graphs import make_graphs
+from tpdet.runner.start.warming import forms_of
 from tpdet.server.commands import preflight, supervised
 from tpdet.tools.compile.asked import (
     contract_of,
@@ -71,8 +72,15 @@ def settings(model, **more):
     return EngineConfig.from_values(model=str(model), dtype="bfloat16", **STEPS, **more)
 
 
-def test_what_is_compiled_is_what_a_start_asks_for(tiny_model, monkeypatch, tmp_path):
-    folder = tiny_model("mistral", sliding_window=300, layers=3)
+@pytest.mark.parametrize(
+    ("like", "shape"),
+    [
+        ("mistral", {"sliding_window": 300, "layers": 3}),
+        pytest.param("qwen3_5_text", {"layers": 8}, marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_compiled_is_what_a_start_asks_for(tiny_model, monkeypatch, tmp_path, like, shape):
+    folder = tiny_model(like, **shape)
     config = settings(folder, device="cpu", kv_pages=4)
     runner = Runner.start(config, SoloWorld())
     with on_gpu(H200):
@@ -86,7 +94,7 @@ def test_what_is_compiled_is_what_a_start_asks_for(tiny_model, monkeypatch, tmp_
     arithmetic.admitted = admission.foreseen(products, CPU, limits)
     runner.model.adopt(arithmetic)
     with recording() as asked:
-        known_answers(CPU, torch.bfloat16)
+        known_answers(CPU, torch.bfloat16, forms_of(model))
         admission.rehearse(products, CPU, limits)
         warm_up(runner.model, runner.model, runner.pages, CPU, 20, 300, 2048, 256)
         make_graphs(runner.model, runner.pages, runner.sampled, config, 300, 2048, capture=False)

@@ -66,20 +66,8 @@ class LoadedModel:
         return {kind: float(size) for kind, size in sizes.items()}
 
     def allocate_pages(self, count: int, room: StateRoom | None = None) -> KeyValuePages:
-        """Memory for `count` pages of keys and values of every layer.
-
-        Linear layers have `room` for states instead.
-        """
-        model, key_heads = self.model_config, len(self.partition.key_heads)
-        dtype = getattr(torch, model.dtype)
-        pages = allocate_pages(
-            model.attention_layers, count, key_heads, model.head_dim, dtype, self.device
-        )
-        shape = state_shape(self.partition)
-        if shape is None or model.linear is None or room is None:
-            return pages
-        states = allocate_states(shape, *room, dtype, self.device)
-        return pages.beside(states, model.linear.layers)
+        """As `allocate_cache`, of this rank and on its device."""
+        return allocate_cache(self.partition, count, room, self.device)
 
 
 @dataclass(frozen=True)
@@ -93,3 +81,19 @@ class WarmedModel:
     """Pages of the KV cache, alike on every rank."""
     state_room: StateRoom | None = None
     """Slots of linear-attention states, alike on every rank; None for a model without."""
+
+
+def allocate_cache(
+    partition: Partition, count: int, room: StateRoom | None, device: torch.device
+) -> KeyValuePages:
+    """Memory for `count` pages of a rank's keys and values of every layer.
+
+    Linear layers have `room` for states instead. Raises ResourceError when memory is short.
+    """
+    model, key_heads = partition.config, len(partition.key_heads)
+    dtype, layers = getattr(torch, model.dtype), model.attention_layers
+    pages = allocate_pages(layers, count, key_heads, model.head_dim, dtype, device)
+    shape = state_shape(partition)
+    if shape is None or model.linear is None or room is None:
+        return pages
+    return pages.beside(allocate_states(shape, *room, dtype, device), model.linear.layers)

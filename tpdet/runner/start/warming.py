@@ -28,6 +28,9 @@ from tpdet.runner.step.shared_rows import RowSharing
 if TYPE_CHECKING:
     from tpdet.runner.start.loaded_model import LoadedModel
 
+FEWEST_STATES = StateRoom(1, 0)
+"""Slots of states that all steps of a rehearsal share."""
+
 _log = logging.getLogger("tpdet.engine")
 
 
@@ -95,7 +98,7 @@ def warm_engine(loaded: "LoadedModel", weights_there: Callable[[], None]) -> int
     """
     config, context, model = loaded.config, loaded.max_model_len, loaded.decoder
     device, sampled, most = loaded.device, loaded.sampled, loaded.step_tokens.most
-    pages = loaded.allocate_pages(pages_needed(most, context), StateRoom(1, 0))
+    pages = loaded.allocate_pages(pages_needed(most, context), FEWEST_STATES)
     graphs = captures_graphs(config, device)
     steps = model, pages, sampled, loaded.sharing, config, most, context, graphs
     loaded.ahead.compile(lambda: rehearse_steps(*steps), "warm-up")

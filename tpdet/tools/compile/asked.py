@@ -16,7 +16,6 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from tpdet.cache.kv import allocate_pages
 from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.checkpoint.packing import Packing
 from tpdet.checkpoint.resolve import resolve_model
@@ -36,8 +35,14 @@ from tpdet.models.products import rank_products
 from tpdet.models.warm_up import pages_needed
 from tpdet.runner.start.contracts import name_contracts, partition_of
 from tpdet.runner.start.kernel_checks import product_limits, try_packed
+from tpdet.runner.start.loaded_model import allocate_cache
 from tpdet.runner.start.step_tokens import choose_step_tokens
-from tpdet.runner.start.warming import rehearse_checks, rehearse_steps, room_for_samples
+from tpdet.runner.start.warming import (
+    FEWEST_STATES,
+    rehearse_checks,
+    rehearse_steps,
+    room_for_samples,
+)
 from tpdet.runner.step.shared_rows import open_sharing
 from tpdet.tools.compile.weightless import Weightless
 
@@ -83,10 +88,9 @@ def kernels_of(
         if packing is not None:
             try_packed(packing, partition, limits["column"], _CPU)
         count = pages_needed(most, context)
-        heads, layers = len(partition.key_heads), partition.config.num_layers
         rehearse_steps(
             decoder,
-            allocate_pages(layers, count, heads, model.head_dim, dtype, _CPU),
+            allocate_cache(partition, count, FEWEST_STATES, _CPU),
             room_for_samples(config, _CPU),
             open_sharing(config, exchange, partition, HEAD_ROWS),
             config,
@@ -123,11 +127,17 @@ def contract_of(config: EngineConfig, model: ModelConfig, size: int) -> str:
 
 
 def one_layer_of_each_kind(model: ModelConfig) -> ModelConfig:
-    """The same model with as few layers as have all its windows, with and without experts."""
-    every = {(window, model.has_experts(i)) for i, window in enumerate(model.windows)}
-    kinds, mixture = sorted(every, key=str), model.mixture
+    """The same model with the last layer of each kind: all windows, with experts or linear or not.
+
+    So its last layer is of the last one's kind.
+    """
+    last = {model.kind_of(index): index for index in range(model.num_layers)}
+    kept, mixture, linear = sorted(last.values()), model.mixture, model.linear
     if mixture is not None:
-        dense = tuple(i for i, (_, has_experts) in enumerate(kinds) if not has_experts)
+        dense = tuple(i for i, index in enumerate(kept) if not model.has_experts(index))
         mixture = replace(mixture, dense_layers=dense)
-    windows = tuple(window for window, _ in kinds)
-    return replace(model, num_layers=len(windows), windows=windows, mixture=mixture)
+    if linear is not None:
+        linear = replace(linear, layers=tuple(map(model.is_linear, kept)))
+    windows = tuple(model.windows[index] for index in kept)
+    layers = {"num_layers": len(kept), "windows": windows}
+    return replace(model, mixture=mixture, linear=linear, **layers)
