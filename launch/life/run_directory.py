@@ -45,7 +45,7 @@ from tpdet.launch.ranks.environment import STORE_FILE, STORE_VARIABLE, RankEnvir
 SESSION_VARIABLE = "TPDET_SESSION"
 """Set by `tpdet serve`, which owns the lock for the ranks it starts."""
 
-CHANNEL_FILES = ("ready.json", "secret", "keys", "engine.sock", STORE_FILE)
+CHANNEL_FILES = ("ready.json", "secret", "keys", "engine.sock", "http.sock", STORE_FILE)
 """Files that exist only while the server runs."""
 JOIN_TIMEOUT = 30.0
 _POLL_SECONDS = 0.02

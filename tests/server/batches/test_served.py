@@ -1,4 +1,4 @@
-"""A server that is killed in the middle of a batch, and the next one, which ends it."""
+"""Batches of whole servers: of one that is killed and the next, and of two HTTP processes."""
 
 import json
 
@@ -14,8 +14,8 @@ pytest.importorskip("python_multipart", reason="pip install 'tpdet[batches]'")
 pytestmark = pytest.mark.long
 
 
-def client_of(server):
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0)
+def client_of(server, key="x"):
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
 
 
 def begun(client, lines):
@@ -64,3 +64,48 @@ def test_a_batch_outlives_its_server(tmp_path, capsys):
     store = BatchStore(tmp_path / "batches")
     assert [one.id for one in store.open_batches()] == [name]
     store.close()
+
+
+def clients_of_both(server, key):
+    """A client on a connection to each of two HTTP processes."""
+    found = {}
+    while len(found) < 2:
+        client = client_of(server, key)
+        answer = client.files.with_raw_response.list()
+        found.setdefault(int(answer.headers["x-request-id"][-2:], 16), client)
+    return found[0], found[1]
+
+
+def test_either_of_two_processes_takes_files_and_begins_shows_and_cancels_batches(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("one\ntwo\n")
+    keys.chmod(0o600)
+    flags = "--batch-dir", str(tmp_path / "batches"), "--api-key-file", str(keys)
+    server = Server(tmp_path, *flags, "--http-processes", "2")
+    first, second = clients_of_both(server, "one")
+    data = bytes(range(256)) * 10_000
+    sent = [one.files.create(file=("a", data), purpose="batch") for one in (first, second)]
+    for one in (first, second):
+        assert [file.id for file in one.files.list(order="asc", limit=2)] == [f.id for f in sent]
+        assert all(one.files.content(file.id).content == data for file in sent)
+        with pytest.raises(openai.BadRequestError, match="send purpose batch"):
+            one.files.create(file=("a", data), purpose="evals")
+        with pytest.raises(openai.NotFoundError, match="under this key"):
+            one.with_options(api_key="two").files.retrieve(sent[0].id)
+        with pytest.raises(openai.AuthenticationError):
+            one.with_options(api_key="three").files.list()
+    name = begun(second, lines_of(20, model=MODEL))
+    eventually(lambda: second.batches.retrieve(name).status == "completed")
+    batch = first.batches.retrieve(name)
+    assert batch == second.batches.retrieve(name) and batch.request_counts.completed == 20
+    outputs = [one.files.content(batch.output_file_id).content for one in (first, second)]
+    assert outputs[0] == outputs[1] and outputs[0].count(b"\n") == 20
+    name = begun(first, lines_of(20, model=MODEL, cache_salt="hang"))
+    assert second.batches.cancel(name).status == "cancelling"
+    eventually(lambda: second.batches.retrieve(name).status == "cancelled")
+    assert second.files.delete(sent[0].id).deleted
+    documents = [one.get("/../openapi.json", cast_to=object) for one in (first, second)]
+    assert documents[0] == documents[1] and "/v1/files" in documents[0]["paths"]
+    first.close(), second.close()
+    assert server.stop() == 0, server.log.read_text()
+    assert not (server.run / "http.sock").exists()

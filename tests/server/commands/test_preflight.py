@@ -123,8 +123,6 @@ def test_a_directory_of_batches_that_cannot_be_used_is_refused(
     refuse, model, tmp_path, monkeypatch
 ):
     flags = model, "--port", 0, "--batch-dir", tmp_path / "b"
-    code, message = refuse(*flags, "--http-processes", 2)
-    assert code == 2 and "--batch-dir" in message
     monkeypatch.setattr(upload, "find_spec", lambda name: None)
     code, message = refuse(*flags)
     assert code == 2 and "pip install 'tpdet[batches]'" in message

@@ -1,7 +1,8 @@
 """`/v1/files` and `/v1/batches`, as the openai client drives them; only with --batch-dir."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import FastAPI, Request
@@ -20,6 +21,7 @@ from tpdet.requests.body.problems import (
 )
 from tpdet.requests.body.schema import Body
 from tpdet.requests.routes import RECORDED
+from tpdet.server.batches.forward import Forwarded
 from tpdet.server.batches.record import Batch, BatchFile, new_id
 from tpdet.server.batches.runner import Batches
 from tpdet.server.batches.store import StoreUnavailableError
@@ -45,104 +47,121 @@ class BatchBody(Body):
     metadata: Annotated[dict[_Key, _Value], Field(max_length=16)] | None = None
 
 
-def add_batch_routes(app: FastAPI, batches: Batches) -> None:
-    """Add the routes of files, and those of batches."""
-    _add_files(app, batches)
-    _add_batches(app, batches)
+def add_batch_routes(app: FastAPI, batches: Batches | str) -> None:
+    """Add the routes of files and of batches.
+
+    batches: the path of a socket where another process has them, to which all is sent on.
+    """
+    for (method, path), handler in _HANDLERS.items():
+        answer = partial(handler, batches) if isinstance(batches, Batches) else _sent_on(batches)
+        app.add_api_route(path, answer, methods=[method], name=handler.__name__.lstrip("_"))
 
 
-def _add_files(app: FastAPI, batches: Batches) -> None:
-    store = batches.store
+def _sent_on(address: str) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        return Forwarded(address)
 
-    async def owned_file(request: Request) -> BatchFile:
-        file = await batches.use(
-            store.file, request.path_params["file_id"], owner_of(request.scope)
+    return answer
+
+
+async def _owned_file(batches: Batches, request: Request) -> BatchFile:
+    name, owner = request.path_params["file_id"], owner_of(request.scope)
+    file = await batches.use(batches.store.file, name, owner)
+    if file is None:
+        raise _missing("file")
+    return file
+
+
+async def _upload(batches: Batches, request: Request) -> Response:
+    return _json((await _received(request, batches)).shown())
+
+
+async def _files(batches: Batches, request: Request) -> Response:
+    purpose = request.query_params.get("purpose")
+    known = await batches.use(batches.store.files, owner_of(request.scope))
+    shown = [file for file in known if purpose in (None, file.shown()["purpose"])]
+    return _json(_page(shown, request, "file"))
+
+
+async def _file(batches: Batches, request: Request) -> Response:
+    return _json((await _owned_file(batches, request)).shown())
+
+
+async def _content(batches: Batches, request: Request) -> Response:
+    return _Content(batches, await _owned_file(batches, request))
+
+
+async def _delete(batches: Batches, request: Request) -> Response:
+    known = await _owned_file(batches, request)
+    if not await batches.use(batches.store.remove_unused, known):
+        raise ApiError(
+            409, "a batch reads this file: cancel the batch, or wait for it", code="conflict"
         )
-        if file is None:
-            raise _missing("file")
-        return file
-
-    @app.post("/v1/files")
-    async def upload(request: Request) -> Response:
-        return _json((await _received(request, batches)).shown())
-
-    @app.get("/v1/files")
-    async def files(request: Request) -> Response:
-        purpose = request.query_params.get("purpose")
-        known = await batches.use(store.files, owner_of(request.scope))
-        shown = [file for file in known if purpose in (None, file.shown()["purpose"])]
-        return _json(_page(shown, request, "file"))
-
-    @app.get("/v1/files/{file_id}")
-    async def file(request: Request) -> Response:
-        return _json((await owned_file(request)).shown())
-
-    @app.get("/v1/files/{file_id}/content")
-    async def content(request: Request) -> Response:
-        return _Content(batches, await owned_file(request))
-
-    @app.delete("/v1/files/{file_id}")
-    async def delete(request: Request) -> Response:
-        known = await owned_file(request)
-        if not await batches.use(store.remove_unused, known):
-            raise ApiError(
-                409, "a batch reads this file: cancel the batch, or wait for it", code="conflict"
-            )
-        return _json({"id": known.id, "object": "file", "deleted": True})
+    return _json({"id": known.id, "object": "file", "deleted": True})
 
 
-def _add_batches(app: FastAPI, batches: Batches) -> None:
-    store = batches.store
+async def _owned_batch(batches: Batches, request: Request) -> Batch:
+    name, owner = request.path_params["batch_id"], owner_of(request.scope)
+    batch = await batches.use(batches.store.batch, name, owner)
+    if batch is None:
+        raise _missing("batch")
+    return batches.now(batch)
 
-    async def owned_batch(request: Request) -> Batch:
-        name, owner = request.path_params["batch_id"], owner_of(request.scope)
-        batch = await batches.use(store.batch, name, owner)
-        if batch is None:
-            raise _missing("batch")
-        return batches.now(batch)
 
-    @app.post("/v1/batches")
-    async def create(request: Request) -> Response:
-        with request_errors_as_problems():
-            body = parse_body(BatchBody, request.scope["tpdet"].body)
-        if body.endpoint not in RECORDED:
-            raise bad_request(
-                f"endpoint {body.endpoint!r} has no batches: use {', '.join(RECORDED)}", "endpoint"
-            )
-        owner = owner_of(request.scope)
-        if batches.open_count >= limits.MAX_OPEN_BATCHES:
-            most = limits.MAX_OPEN_BATCHES
-            raise from_code("engine_overloaded", f"{most} batches are worked on: try again later")
-        batch = Batch(
-            id=new_id("batch_"),
-            owner=owner,
-            endpoint=body.endpoint,
-            input_file_id=body.input_file_id,
-            completion_window=body.completion_window,
-            created_at=int(time.time()),
-            metadata=body.metadata,
+async def _create(batches: Batches, request: Request) -> Response:
+    with request_errors_as_problems():
+        body = parse_body(BatchBody, request.scope["tpdet"].body)
+    if body.endpoint not in RECORDED:
+        raise bad_request(
+            f"endpoint {body.endpoint!r} has no batches: use {', '.join(RECORDED)}", "endpoint"
         )
-        if not await batches.use(store.begin, batch):
-            raise bad_request(
-                f"input_file_id {body.input_file_id!r} is no file of purpose {PURPOSE}: send one "
-                "to /v1/files",
-                "input_file_id",
-            )
-        batches.add(batch)
-        return _json(batch.shown())
+    owner = owner_of(request.scope)
+    if batches.open_count >= limits.MAX_OPEN_BATCHES:
+        most = limits.MAX_OPEN_BATCHES
+        raise from_code("engine_overloaded", f"{most} batches are worked on: try again later")
+    batch = Batch(
+        id=new_id("batch_"),
+        owner=owner,
+        endpoint=body.endpoint,
+        input_file_id=body.input_file_id,
+        completion_window=body.completion_window,
+        created_at=int(time.time()),
+        metadata=body.metadata,
+    )
+    if not await batches.use(batches.store.begin, batch):
+        raise bad_request(
+            f"input_file_id {body.input_file_id!r} is no file of purpose {PURPOSE}: send one "
+            "to /v1/files",
+            "input_file_id",
+        )
+    batches.add(batch)
+    return _json(batch.shown())
 
-    @app.get("/v1/batches")
-    async def listed(request: Request) -> Response:
-        known = await batches.use(store.batches, owner_of(request.scope))
-        return _json(_page([*map(batches.now, known)], request, "batch"))
 
-    @app.get("/v1/batches/{batch_id}")
-    async def retrieve(request: Request) -> Response:
-        return _json((await owned_batch(request)).shown())
+async def _listed(batches: Batches, request: Request) -> Response:
+    known = await batches.use(batches.store.batches, owner_of(request.scope))
+    return _json(_page([*map(batches.now, known)], request, "batch"))
 
-    @app.post("/v1/batches/{batch_id}/cancel")
-    async def cancel(request: Request) -> Response:
-        return _json((await batches.cancel(await owned_batch(request))).shown())
+
+async def _retrieve(batches: Batches, request: Request) -> Response:
+    return _json((await _owned_batch(batches, request)).shown())
+
+
+async def _cancel(batches: Batches, request: Request) -> Response:
+    return _json((await batches.cancel(await _owned_batch(batches, request))).shown())
+
+
+_HANDLERS = {
+    ("POST", "/v1/files"): _upload,
+    ("GET", "/v1/files"): _files,
+    ("GET", "/v1/files/{file_id}"): _file,
+    ("GET", "/v1/files/{file_id}/content"): _content,
+    ("DELETE", "/v1/files/{file_id}"): _delete,
+    ("POST", "/v1/batches"): _create,
+    ("GET", "/v1/batches"): _listed,
+    ("GET", "/v1/batches/{batch_id}"): _retrieve,
+    ("POST", "/v1/batches/{batch_id}/cancel"): _cancel,
+}
 
 
 async def _received(request: Request, batches: Batches) -> BatchFile:

@@ -65,7 +65,8 @@ class Services:
     `reasoning` splits the answers of chats, `calls` reads the calls of tools in them.
     `weight_senders`: weights may come from trainers.
     `receipts`: None where none are made.
-    `answers` has those that were computed before; `batches`: None where none are taken.
+    `answers` has those that were computed before; `batches`: None where none are taken, the path
+    of a socket where another process has them.
     """
 
     client: EngineClient
@@ -81,7 +82,7 @@ class Services:
     weight_senders: bool = False
     receipts: Receipts | None = None
     answers: AnswerCache | None = None
-    batches: Batches | None = None
+    batches: Batches | str | None = None
 
     @property
     def preparer(self) -> Preparer:

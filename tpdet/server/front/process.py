@@ -37,7 +37,7 @@ from tpdet.server.batches.runner import Batches
 from tpdet.server.batches.store import BatchStore
 from tpdet.server.front.acceptor import Acceptor
 from tpdet.server.front.app import Services, batch_answers, make_app
-from tpdet.server.front.door import AdminDoor, Door
+from tpdet.server.front.door import AdminDoor, Door, InnerDoor
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.large_bodies import LargeBodies
 from tpdet.server.front.load_lines import BatchSwing, StatisticsLine, log_every
@@ -251,17 +251,19 @@ def _answer_cache(
     return AnswerCache(files, client, tokenizer)
 
 
-def _batches(config: ProcessConfig, client: EngineClient) -> Batches | None:
-    """Files and batches. Raises what `BatchStore` raises."""
+def _batches(config: ProcessConfig, client: EngineClient) -> Batches | str | None:
+    """Files and batches, or where they are asked for. Raises what `BatchStore` raises."""
     if config.batches is None:
         return None
+    if config.batches.elsewhere:
+        return config.batches.address
     store = BatchStore(Path(config.batches.directory))
     room = BatchRoom(client, config.batches.seats)
     return Batches(store, room, config.batches.most_bytes)
 
 
-async def _close(batches: Batches | None, ended: Callable[[], bool]) -> None:
-    if batches is not None:
+async def _close(batches: Batches | str | None, ended: Callable[[], bool]) -> None:
+    if isinstance(batches, Batches):
         await batches.close_when(ended)
 
 
@@ -273,6 +275,8 @@ def _make_servers(config: ProcessConfig, services: Services) -> dict[int, HttpSe
     if config.admin_socket >= 0:
         keys = admin_keys if config.admin_asks else KeyRing(())
         doors[config.admin_socket] = AdminDoor(keys, config.admin_host)
+    if config.batches is not None and config.batches.socket >= 0:
+        doors[config.batches.socket] = InnerDoor()
     _set_up_connections(config, services)
     return {fd: _make_server(config, services, door) for fd, door in doors.items()}
 
@@ -320,7 +324,7 @@ async def _accept_until_stopped(
     config: ProcessConfig, services: Services, servers: dict[int, HttpServer]
 ) -> None:
     serving, client, batches = [], services.client, services.batches
-    if batches is not None:
+    if isinstance(batches, Batches):
         await batches.begin(batch_answers(services))
     for fd, server in servers.items():
         task = asyncio.create_task(server.serve(sockets=[socket.socket(fileno=fd)]))

@@ -4,7 +4,8 @@ import os
 import socket
 import subprocess
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import msgspec
 
@@ -40,6 +41,19 @@ def bind_port(host: str, port: int, flag: str = "--port") -> socket.socket:
     return listener
 
 
+@contextmanager
+def listening_file(path: str) -> Iterator[socket.socket]:
+    """A Unix socket at a path, of mode 0600, that listens; this process's end of it is closed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        before = os.umask(0o177)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(before)
+        listener.listen(BACKLOG)
+        yield listener
+
+
 def listen(listener: socket.socket, flag: str = "--port") -> None:
     """Open the port. Raises ResourceError if another server was faster."""
     try:
@@ -69,6 +83,7 @@ class HttpProcess:
     def __init__(self, config: ProcessConfig) -> None:
         inherited = [config.socket, config.admin_socket, config.tallies]
         inherited += [] if config.audit is None else config.audit.sockets
+        inherited += [] if config.batches is None else [config.batches.socket]
         self._process = subprocess.Popen(
             python_command("-m", "tpdet.server.front.process"),
             stdin=subprocess.PIPE,

@@ -29,6 +29,7 @@ from tpdet.server.leader.http_child import HttpProcess
 from tpdet.server.settings.keys import read_key_file
 from tpdet.server.settings.settings import ServerConfig, Settings
 from tpdet.server.wire.process_config import AuditConfig, BatchConfig, ProcessConfig
+from tpdet.server.wire.protocol import socket_path
 
 if TYPE_CHECKING:
     import torch
@@ -151,15 +152,15 @@ def open_bridge(
         weight_senders=bool(settings.server.senders),
         answer_cache=settings.server.answer_cache,
         answer_cache_bytes=settings.server.answer_cache_bytes,
-        batches=_batches(settings),
     )
     links: list[HttpLink] = []
-    with _audits(settings.server) as audits:
-        for index, audit in enumerate(audits):
+    batches = _batches(settings, str(run.path))
+    with _audits(settings.server) as audits, batches as of_processes:
+        for index, (audit, files) in enumerate(zip(audits, of_processes, strict=True)):
             key = new_secret()
             end = EngineSocket(str(run.path), key, index)
             named = {"index": index, "engine_address": end.address, "channel_key": key.hex()}
-            own = msgspec.structs.replace(common, **named, audit=audit)
+            own = msgspec.structs.replace(common, **named, audit=audit, batches=files)
             links.append(HttpLink(end, HttpProcess(own)))
     os.close(tallies)
     return Bridge(links, settings.engine.step_timeout, signals.fileno())
@@ -219,13 +220,26 @@ def _audits(config: ServerConfig) -> Iterator[list[AuditConfig | None]]:
             end.close()
 
 
-def _batches(settings: Settings) -> BatchConfig | None:
-    """Where files and batches lie; None for nowhere."""
-    directory, engine = settings.server.batch_dir, settings.engine
-    if directory is None:
-        return None
+@contextmanager
+def _batches(settings: Settings, run_dir: str) -> Iterator[list[BatchConfig | None]]:
+    """Where files and batches lie, for each HTTP process; None for nowhere.
+
+    The first one has them, and a socket at which the others ask it.
+    """
+    server, engine = settings.server, settings.engine
+    if server.batch_dir is None:
+        yield [None] * server.http_processes
+        return
     seats = engine.fixed_batch or engine.max_num_seqs
-    return BatchConfig(directory, settings.server.batch_dir_bytes, seats)
+    config = BatchConfig(server.batch_dir, server.batch_dir_bytes, seats)
+    if server.http_processes == 1:
+        yield [config]
+        return
+    path = socket_path(run_dir, "http.sock")
+    with http_child.listening_file(path) as listener:
+        other = msgspec.structs.replace(config, address=path)
+        first = msgspec.structs.replace(other, socket=listener.fileno())
+        yield [first, *[other] * (server.http_processes - 1)]
 
 
 def _admin_digests(config: ServerConfig) -> tuple[str, ...]:

@@ -215,15 +215,6 @@ class ServerConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _refuse_batches_of_several_processes(self) -> "ServerConfig":
-        if self.batch_dir is not None and self.http_processes > 1:
-            raise ValueError(
-                f"{{http_processes}} {self.http_processes}: one process works on batches: leave it "
-                "or {batch_dir} out"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _refuse_receipts_that_cannot_be_signed(self) -> "ServerConfig":
         if (self.audit_dir is None) != (self.audit_key is None):
             names = ("dir", "key") if self.audit_dir else ("key", "dir")

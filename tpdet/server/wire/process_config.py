@@ -25,11 +25,22 @@ class AuditConfig(msgspec.Struct, frozen=True):
 
 
 class BatchConfig(msgspec.Struct, frozen=True):
-    """Where files and batches lie, the bytes of all files, and the sequences of a step at most."""
+    """Where files and batches lie, the bytes of all files, and the sequences of a step at most.
+
+    Of several HTTP processes the first one has them, and `socket`, which listens at the path
+    `address`; in the others `socket` is -1. Of one process `address` is "".
+    """
 
     directory: str
     most_bytes: int
     seats: int
+    address: str = ""
+    socket: int = -1
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another process has them."""
+        return bool(self.address) and self.socket < 0
 
 
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):

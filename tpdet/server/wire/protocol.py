@@ -203,11 +203,13 @@ class HttpEnd(_ChannelEnd[ToEngine, ToHttp]):
 
 
 def socket_address(run_dir: str, process: int = 0) -> str:
-    """The zmq address of an HTTP process inside `run_dir`.
-
-    Raises UsageError if the path is too long for a socket.
-    """
+    """The zmq address of an HTTP process inside `run_dir`. Raises as `socket_path`."""
     name = f"engine-{process}.sock" if process else "engine.sock"
+    return f"ipc://{socket_path(run_dir, name)}"
+
+
+def socket_path(run_dir: str, name: str) -> str:
+    """The path of a socket inside `run_dir`. Raises UsageError if it is too long for one."""
     path = f"{run_dir.rstrip('/')}/{name}"
     size = len(path.encode())
     if size > MAX_SOCKET_PATH_BYTES:
@@ -215,4 +217,4 @@ def socket_address(run_dir: str, process: int = 0) -> str:
             f"--run-dir makes a socket path of {size} bytes; the system allows "
             f"{MAX_SOCKET_PATH_BYTES}: use a shorter directory"
         )
-    return f"ipc://{path}"
+    return path
