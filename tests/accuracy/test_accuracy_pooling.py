@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from tests.lib.engine_harness import run
 from tests.lib.models.pooled_models import classifier, pooled, sentence_folder, vector
 from tests.lib.some_slow import some_slow
+from tpdet import LLM
 from tpdet.requests.request import RequestFailed
 
 IDS = torch.randint(1, 1024, (70,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -34,7 +35,9 @@ def error(found, expected):
 @pytest.mark.parametrize("family", some_slow({"llama", "gemma3_text"}, FAMILIES))
 def test_last_rows_and_labels_are_those_of_transformers(tiny_model, tmp_path, family):
     model = tiny_model(family, **SMALL)
-    assert error(ours(model, "embed", use_activation=False), hidden(model)[-1]) <= 1e-5
+    row = hidden(model)[-1]
+    assert error(ours(model, "embed", use_activation=False), row) <= 1e-5
+    assert error(ours(model, "embed"), row / row.norm()) <= 1e-5
     scored = classifier(model, tmp_path / "scored")
     network = transformers.AutoModelForSequenceClassification.from_pretrained(
         scored, dtype=torch.float32
@@ -60,6 +63,35 @@ def test_a_folder_of_sentence_transformers_pools_by_its_modules(tiny_model, tmp_
     assert error(ours(folder), row / row.norm()) <= 1e-5
     cut = row[:20]
     assert error(ours(folder, dimensions=20), cut / cut.norm()) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["lasttoken", "mean_tokens", "cls_token"])
+def test_vectors_are_those_of_sentence_transformers(tiny_model, tmp_path, mode):
+    library = pytest.importorskip("sentence_transformers", reason="pip install .[evaluation]")
+    layers, texts = ((96, "activation.Tanh"),), ["The for statement", "A list of values"]
+    model, prompts = tiny_model("qwen3", **SMALL), {"query": "Query: "}
+    folder = sentence_folder(model, tmp_path / "folder", mode, layers, prompts=prompts)
+    theirs = library.SentenceTransformer(str(folder), device="cpu")
+    theirs.save_pretrained(str(tmp_path / "saved"))
+    with LLM(str(tmp_path / "saved"), kv_pages=24, device="cpu") as llm:
+        for name in (None, "query"):
+            found = [one.outputs.embedding for one in llm.embed(texts, prompt_name=name)]
+            expected = theirs.encode(texts, prompt_name=name, convert_to_tensor=True)
+            assert error(torch.tensor(found), expected) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ["vector", "labels"])
+def test_what_is_not_finite_fails_its_request(tiny_model, tmp_path, kind):
+    model = tiny_model("qwen3", **SMALL)
+    make = {"vector": sentence_folder, "labels": classifier}[kind]
+    folder = make(model, tmp_path / "folder")
+    tensors = load_file(folder / "model.safetensors")
+    name = {"vector": "norm.weight", "labels": "score.weight"}[kind]
+    tensors[name].fill_(3e38)
+    save_file(tensors, folder / "model.safetensors")
+    (failed,) = run(folder, [pooled("a", IDS)], look=False).outputs["a"]
+    assert isinstance(failed, RequestFailed) and "NaN or infinity" in failed.message
 
 
 def test_a_score_is_the_sigmoid_of_two_logits(tiny_model):

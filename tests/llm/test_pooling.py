@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from tests.lib.models.pooled_models import classifier, sentence_folder
+from tests.lib.server.harness import write_tokenizer
 from tpdet import LLM, AsyncLLM, PoolingParams
 from tpdet.errors import RequestError, UsageError
 from tpdet.kernels.exact.pooling import activated, similarity
-from tpdet.text.pooled_prompts import INSTRUCTION, PooledPrompts
+from tpdet.text.pooled_prompts import INSTRUCTION, PooledPrompts, answering_tokens
+from tpdet.text.tokenizer import Tokenizer
 
 SMALL = {"layers": 1, "hidden": 128, "intermediate": 256}
 TEXTS = ["The for statement", "A list is a sequence of values", "def f(x): return x"]
@@ -177,6 +179,11 @@ def test_labels_and_rewards_of_an_async_model(plain, tmp_path):
 def test_a_model_that_is_no_reranker_is_refused_when_it_starts(plain):
     with pytest.raises(UsageError, match="task score: 'yes' is 2 tokens of this model's vocab"):
         opened(plain, task="score")
+
+
+def test_yes_and_no_are_read_in_the_vocabulary(tmp_path):
+    write_tokenizer(tmp_path, marks=["no", "yes"])
+    assert answering_tokens(Tokenizer.load(tmp_path)) == (260, 259)
 
 
 def test_a_model_that_generates_says_how_it_would_pool(plain):

@@ -66,7 +66,8 @@ def sentence_folder(model, folder, mode="lasttoken", dense=(), normalises=True, 
     tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
     width = json.loads((copy / "config.json").read_text())["hidden_size"]
-    modules = [("", "Transformer", {}), ("1_Pooling", "Pooling", {f"pooling_mode_{mode}": True})]
+    pooled_row = {f"pooling_mode_{mode}": True, "word_embedding_dimension": width}
+    modules = [("", "Transformer", {}), ("1_Pooling", "Pooling", pooled_row)]
     generator = torch.Generator().manual_seed(12)
     for number, (outputs, activation) in enumerate(dense, 2):
         settings = {

@@ -62,7 +62,8 @@ def test_the_command_verifies_a_model_that_pools_and_its_control_differs(
     tiny_model, tmp_path, control, capsys
 ):
     model = sentence_folder(tiny_model("qwen3", **SMALL), tmp_path / "model")
-    flags = ["--device", "cpu", "--tp", "1,2", "--batch", "1,4", "--relations", "steps"]
+    sizes = "1,2" if control else "1,2,4,8"
+    flags = ["--device", "cpu", "--tp", sizes, "--batch", "1,4", "--relations", "steps"]
     flags += ["--dtype", "float32"]  # three rows of bf16 may be equal by stock arithmetic too
     found = main(["verify", str(model), *flags, *(["--control"] if control else [])])
     assert found == int(control)
