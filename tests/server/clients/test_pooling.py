@@ -1,4 +1,4 @@
-"""Cohere's client and LangChain's embeddings, unmodified, get the numbers of `LLM`."""
+"""Cohere's and LangChain's clients, unmodified, get the numbers of `LLM`."""
 
 import pytest
 
@@ -56,5 +56,23 @@ def test_langchains_embeddings_are_those_of_llm(tiny_model, tmp_path):
         )
         assert embeddings.embed_documents(TEXTS) == vectors[:3]
         assert embeddings.embed_query(QUERY) == vectors[3]
+    finally:
+        server.end()
+
+
+@pytest.mark.slow
+def test_langchains_reranker_has_the_scores_of_llm(tiny_model, tmp_path):
+    reason = "pip install langchain-cohere, which wants cohere 5"
+    langchain = pytest.importorskip("langchain_cohere", reason=reason)
+    model = classifier(tiny_model("qwen3", **SMALL), tmp_path / "model", 1)
+    with LLM(str(model), kv_pages=24, device="cpu") as llm:
+        scores = [one.outputs.score for one in llm.score(QUERY, TEXTS)]
+    server = Served(model, tmp_path, 1, "--device", "cpu")
+    address = {"cohere_api_key": "none", "base_url": server.url.removesuffix("/v1")}
+    try:
+        reranker = langchain.CohereRerank(model="tiny", top_n=3, **address)
+        found = reranker.rerank(documents=TEXTS, query=QUERY)
+        assert [one["index"] for one in found] == sorted(range(3), key=lambda i: -scores[i])
+        assert all(one["relevance_score"] == scores[one["index"]] for one in found)
     finally:
         server.end()

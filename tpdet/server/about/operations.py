@@ -202,6 +202,8 @@ ELSEWHERE = {
     "/messages": "the path begins with /v1: use /v1/messages",
     "/v1/messages/batches": "use /v1/batches with its endpoint /v1/messages",
     "/v1/score": "use /score",
+    "/embed": "use /v1/embeddings",
+    "/predict": "use /classify",
     "/v1/audio/transcriptions": "text is the only kind of content here",
     "/v1/images/generations": "text is the only kind of content here",
     "/v1/batches": "there are no batches: start the server with --batch-dir DIR, or take tpdet "
