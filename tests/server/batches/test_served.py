@@ -109,3 +109,5 @@ def test_either_of_two_processes_takes_files_and_begins_shows_and_cancels_batche
     first.close(), second.close()
     assert server.stop() == 0, server.log.read_text()
     assert not (server.run / "http.sock").exists()
+    lines = [line for line in server.log.read_text().splitlines() if "POST /v1/batches " in line]
+    assert len(lines) == 2, "the first process logs no request that another sent on"

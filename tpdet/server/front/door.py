@@ -25,7 +25,12 @@ _OF_BROWSERS = (b"origin", b"sec-fetch-site")
 
 
 class Door:
-    """The public port's: data routes, by the API keys, and control routes, where they have keys."""
+    """The public port's: data routes, by the API keys, and control routes, where they have keys.
+
+    logs: whether the requests that come through it have lines in the log.
+    """
+
+    logs = True
 
     def __init__(self, keys: KeyRing, control_keys: KeyRing | None = None) -> None:
         """control_keys: None where the control routes are closed."""
@@ -58,7 +63,12 @@ class Door:
 
 
 class InnerDoor(Door):
-    """The door to the first of several HTTP processes: the others have let in whom they send on."""
+    """The door to the first of several HTTP processes.
+
+    The others have let in whom they send on, and have the requests' lines in their logs.
+    """
+
+    logs = False
 
     def __init__(self) -> None:
         super().__init__(KeyRing(()))

@@ -116,7 +116,8 @@ class RequestMiddleware:
         finally:
             if gone is not None:
                 gone.cancel()
-            answer.log()
+            if self._door.logs:
+                answer.log()
 
     def _needs_no_body(self, reader: "_BodyReader", route: str) -> bool:
         """Whether a POST without a body is one without fields."""
