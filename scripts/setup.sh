@@ -35,7 +35,7 @@ PY
 }
 case $what in
     serve) extras="" && size="about 250 MB" && cached="half a minute" ;;
-    test) extras="[test,plot,mpi,slurm,evaluation,rl,audit,batches]" && size="about 700 MB" && cached="2 minutes" ;;
+    test) extras="[test,agents,plot,mpi,slurm,evaluation,rl,audit,batches]" && size="about 750 MB" && cached="2 minutes" ;;
     *) echo "setup.sh VENV $what: use serve or test" >&2 && exit 2 ;;
 esac
 echo "making $venv to $what: about $cached with packages from pip's cache, else as long as" \

@@ -133,6 +133,11 @@ def calling(**function):
         ([calling(arguments="[" * 100_000)], "nested deeper than 32"),
         ([calling(arguments='{"a":' * 40 + "1" + "}" * 40)], "nested deeper than 32"),
         ([{"role": "user", "content": "x\ud800"}], "lone surrogate"),
+        (
+            [calling(arguments='{"a": ["\\ud800"]}')],
+            r"messages\[0\].*arguments hold a lone surrogate \(U\+D800\)",
+        ),
+        ([calling(arguments='{"\\udc00": 1}')], r"arguments hold a lone surrogate \(U\+DC00\)"),
     ],
 )
 def test_messages_that_cannot_be_rendered_are_refused(our_tokenizer, messages, message):

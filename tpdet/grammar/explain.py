@@ -30,6 +30,7 @@ ONE_OF = (
 )
 """Why a `oneOf` is refused."""
 _COUNTS = "it is followed only where all keys under properties are required"
+_NO_TEXT = "no text has this form: a $ref that leads to itself, for one, needs a case without it"
 
 
 def one_line(error: str) -> str:
@@ -39,7 +40,7 @@ def one_line(error: str) -> str:
     if first.endswith("regex parse error:") and more:  # the expression follows, and then the error
         why = [line.removeprefix("error: ") for line in more if line.startswith("error: ")]
         first = ": ".join(["regex parse error", shortened(more[0].strip(), 80), *why])
-    return shortened(first, 240)
+    return _NO_TEXT if first == "NoExtensionBias" else shortened(first, 240)
 
 
 def with_place(reason: str, schema: Schema) -> str:

@@ -223,14 +223,31 @@ def _check_json(place: str, value: Any, depth: int) -> Any:
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise RequestError(f"{place} must have texts as keys", place)
+        for key in value:
+            _check_text(place, key)
         return {key: _check_json(place, inner, depth + 1) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_check_json(place, inner, depth + 1) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         raise RequestError(f"{place} must hold finite numbers, not {value}", place)
-    if value is not None and not isinstance(value, str | bool | int | float):
+    if isinstance(value, str):
+        _check_text(place, value)
+    elif value is not None and not isinstance(value, bool | int | float):
         raise RequestError(f"{place} cannot hold a {type(value).__name__}", place)
     return value
+
+
+def _check_text(place: str, text: str) -> None:
+    """Refuse (RequestError) half of a surrogate pair: JSON can spell it, and it is no Unicode."""
+    try:
+        if not text.isascii():
+            text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise RequestError(
+            f"{place} hold a lone surrogate (U+{code:04X}), which is no character: leave it out",
+            place,
+        ) from None
 
 
 def _too_deep(place: str) -> RequestError:

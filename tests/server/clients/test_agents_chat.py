@@ -1,7 +1,7 @@
 """Clients of agents, unmodified, by chat completions: a call of a tool each, and what follows it.
 
 An engine of fixed tokens calls while the last message is a user's, and speaks behind a result.
-LangChain, pydantic-ai, LiteLLM and openai-agents are slow to import; `pip install .[agents]`.
+LangChain, pydantic-ai, LiteLLM and openai-agents are those of `pip install .[agents]`.
 """
 
 import asyncio
@@ -76,7 +76,6 @@ def test_openai_whole_streamed_and_parsed(address):
         assert (last.message.content, last.finish_reason) == (FINE, "stop")
 
 
-@pytest.mark.slow
 def test_langchain(address):
     chat_models = pytest.importorskip("langchain_openai")
     from langchain_core.messages import HumanMessage, ToolMessage
@@ -95,7 +94,6 @@ def test_langchain(address):
     assert bound.invoke(messages).content == FINE
 
 
-@pytest.mark.slow
 def test_pydantic_ai(address):
     pydantic_ai = pytest.importorskip("pydantic_ai")
     from pydantic_ai.models.openai import OpenAIChatModel
@@ -120,8 +118,8 @@ def test_pydantic_ai(address):
     assert asyncio.run(answers()) == (FINE, FINE) and asked == ["Köln"] * 2
 
 
-@pytest.mark.slow
-def test_litellm(server):
+def test_litellm(server, monkeypatch):
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the internet
     litellm = pytest.importorskip("litellm")
     fields = {"model": f"openai/{MODEL}", "api_base": server.url + "/v1", "api_key": "none"}
     fields |= {"tools": [openai.pydantic_function_tool(weather)], "seed": 1, "max_tokens": 100}
@@ -138,7 +136,6 @@ def test_litellm(server):
     assert litellm.completion(messages=messages, **fields).choices[0].message.content == FINE
 
 
-@pytest.mark.slow
 def test_openai_agents(address):
     agents = pytest.importorskip("agents")
     agents.set_tracing_disabled(True)
