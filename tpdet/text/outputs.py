@@ -256,11 +256,14 @@ class ChoiceAssembler:
         self._tokens.append(token)
         self._offsets.append(offset)
         cached = output.cached_tokens
-        if self._splitter is None:
+        splitter = self._splitter
+        if splitter is None or splitter.passes(token_id, text):
+            if splitter is not None:
+                self._reasoning.append("")
             self._pieces.append(text)
             return TextDelta(text, (token_id,), (token,), None, None, False, offset, "", cached)
-        self._splitter.push(token_id, text)
-        text, reasoning, events = self._splitter.take(text)
+        splitter.push(token_id, text)
+        text, reasoning, events = splitter.take(text)
         self._reasoning.append(reasoning)
         if events:
             self._events[len(self._pieces)] = events

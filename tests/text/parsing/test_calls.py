@@ -164,6 +164,38 @@ def test_any_split_of_an_answer_says_the_same(answer, sizes):
     assert not read(family, text, cuts, tools=None).calls
 
 
+@settings(max_examples=150, deadline=None)
+@given(answers())
+def test_tokens_that_pass_say_what_those_say_that_are_pushed(answer):
+    family, text, cuts = answer
+    tokenizer = tokenizer_of(family, text, cuts)
+    parser, events, ids = parser_of(family, tokenizer), [], tokenizer.ids
+    for token, piece in zip(ids, tokenizer.texts(ids), strict=True):
+        if parser.passes(token, piece):
+            events.append(ContentText(piece))
+            continue
+        parser.push(token, piece)
+        events += _told(parser.take(piece))
+    assert Message.of(events + _told(parser.take("", last=True))) == read(family, text, cuts)
+
+
+def _told(taken):
+    content, reasoning, events = taken
+    return [*events] or [ContentText(content), ReasoningText(reasoning)]
+
+
+def test_tokens_pass_until_a_mark_and_behind_a_call():
+    tokenizer = tokenizer_of("hermes", "<think>a</think>bc", range(20))
+    parser = parser_of("hermes", tokenizer)
+    passed = []
+    for token, piece in zip(tokenizer.ids, tokenizer.texts(tokenizer.ids), strict=True):
+        passed.append(parser.passes(token, piece))
+        if not passed[-1]:
+            parser.push(token, piece)
+            parser.take(piece)
+    assert passed == [False, False, False, True, True] and parser.reasoning_tokens == 1
+
+
 @functools.cache
 def real_tokenizer(family) -> Tokenizer:
     """One of bytes, with the family's marks."""

@@ -76,6 +76,15 @@ class CallReader:
         for piece in self._lexer.push(token_id, text):
             self._push(piece)
 
+    def passes(self, token_id: int, text: str) -> bool:
+        """Whether a token is text as it stands, and nothing before it waits; then it is read."""
+        if self._body is not None or not self._by_ids or token_id in self._ids or self._space:
+            return False
+        if not text or text[-1].isspace():
+            return False
+        self._begun = self._behind_call = self._line = False
+        return True
+
     def finish(self, cut: bool = False) -> None:
         """The answer ends; cut: by somebody else than the model, which may have been in a call."""
         for piece in self._lexer.finish():

@@ -21,7 +21,9 @@ _MORE_ENDS = ("<|return|>", "<|call|>")
 
 
 class State(Protocol):
-    """Where one answer is among its marks."""
+    """Where one answer is among its marks; `settled` once all that comes is content."""
+
+    settled: bool
 
     @property
     def schema_after(self) -> tuple[int, ...]:
@@ -48,6 +50,7 @@ class Think:
         self._opening_text = marks[0]
         self._part = REASONING if last == self._opening else CONTENT
         self._may_open = last != self._closing
+        self.settled = self._part == CONTENT and not self._may_open
 
     @property
     def schema_after(self) -> tuple[int, ...]:
@@ -59,7 +62,7 @@ class Think:
     def step(self, token_id: int, text: str) -> int:
         """The part that the next token is in."""
         if token_id == self._closing and self._part == REASONING:
-            self._part, self._may_open = CONTENT, False
+            self._part, self._may_open, self.settled = CONTENT, False, True
             return NEITHER
         if self._may_open:
             opens = token_id == self._opening
@@ -67,6 +70,7 @@ class Think:
             if opens and self._may_open:
                 self._part = REASONING
                 return NEITHER
+            self.settled = self._part == CONTENT and not self._may_open
         return self._part
 
 
@@ -74,6 +78,7 @@ class TextThink:
     """The same block where its marks are text; a token may be in several parts."""
 
     schema_after: tuple[int, ...] = ()
+    settled = False
 
     def __init__(self, added: Collection[int], prompt: str) -> None:
         """added: the ids of added tokens, which are no part of a mark; prompt: its end."""
@@ -116,6 +121,8 @@ class Harmony:
     What is addressed to a tool is that, else the channel `analysis` is reasoning; any other is
     content, as is text outside of messages.
     """
+
+    settled = False
 
     def __init__(self, marks: Sequence[str], tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         added = tokenizer.added_tokens

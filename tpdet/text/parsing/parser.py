@@ -59,6 +59,21 @@ class OutputParser:
             reader.in_reasoning or isinstance(marks, Harmony)
         )
 
+    def passes(self, token_id: int, text: str) -> bool:
+        """Whether a token's text is content as it stands, and nothing before it waits.
+
+        Then it counts as pushed and taken: most tokens of an answer are told so.
+        """
+        marks, reader = self._marks, self._reader
+        if self._spans or self._free or "\ufffd" in text:
+            return False
+        if marks is not None and not marks.settled:
+            return False
+        if reader is not None and not reader.passes(token_id, text):
+            return False
+        self._last = CONTENT
+        return True
+
     def push(self, token_id: int, text: str, last: bool = False) -> None:
         """The next token, and what the detokenizer gave for it; last: it ended the answer."""
         if self._cuts is not None:
