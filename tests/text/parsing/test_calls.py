@@ -481,6 +481,7 @@ def test_auto_knows_published_templates():
 
 def test_names_and_templates_lead_to_families():
     assert TOOL_PARSERS["qwen3_xml"] is TOOL_PARSERS["qwen3_coder"]
+    assert TOOL_PARSERS["granite4"] is TOOL_PARSERS["hermes"] is not TOOL_PARSERS["granite"]
     assert family_of("<tool_call>\n<function=example>").name == "qwen3_coder"
     assert family_of("{{ '<tool_call>' }}").name == "hermes"
     assert family_of("<|channel|>").name == "harmony" and family_of("plain") is None
