@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from tpdet import LLM, SamplingParams
 from tpdet.tools.bench.load import prompt
 
-INPUT, TOKENS, TURNS = 128, 65, 5
+INPUT, TOKENS = 128, 65
 
 
 def generate_times(
-    llm: LLM, batches: Sequence[int], prompts: Sequence[tuple[int, int]]
+    llm: LLM, batches: Sequence[int], prompts: Sequence[tuple[int, int]], turns: int = 5
 ) -> dict[str, object]:
-    """Medians of TURNS: ms of a decode step at each batch, and of prompts (how many, how long).
+    """Medians of turns: ms of a decode step at each batch, and of prompts (how many, how long).
 
     `ids`: the digest of all ids, which other ways to compute the same have in common.
     """
@@ -34,7 +34,7 @@ def generate_times(
     turn = 0
     for batch in batches:
         steps = []
-        for _ in range(TURNS):
+        for _ in range(turns):
             turn += 1
             asked = [list(prompt(INPUT, vocabulary, f"{turn}-{i}")) for i in range(batch)]
             first = seconds(asked, 1)
@@ -42,10 +42,9 @@ def generate_times(
         row[f"ms at {batch}"] = round(1e3 * statistics.median(steps), 3)
     for count, length in prompts:
         taken = []
-        for _ in range(TURNS):
+        for _ in range(turns):
             turn += 1
             asked = [list(prompt(length, vocabulary, f"{turn}-{i}")) for i in range(count)]
             taken.append(seconds(asked, 1))
-        median = statistics.median(taken)
-        row[f"ms of {count} x {length}"] = round(1e3 * median, 2)
+        row[f"ms of {count} x {length}"] = round(1e3 * statistics.median(taken), 2)
     return row | {"ids": digest.hexdigest()}

@@ -10,9 +10,7 @@ where they differ.
 """
 
 import argparse
-import hashlib
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,12 +19,12 @@ from pathlib import Path
 
 import torch
 
+from tests.gpu.lib.generate_times import generate_times
 from tests.lib.models.quantised_config import quantisation_config
-from tpdet import LLM, SamplingParams
+from tpdet import LLM
 from tpdet.checkpoint.model_config.known_shapes import write_shape
-from tpdet.tools.bench.load import prompt
 
-BATCHES, INPUT, TOKENS = (1, 16, 64, 256), 128, 65
+BATCHES = (1, 16, 64, 256)
 PROMPTS = ((1, 512), (1, 2048), (8, 2048))  # prompts and tokens of each
 
 
@@ -53,35 +51,7 @@ def one_way(model: str, weights: str, turns: int) -> dict[str, object]:
         drafts="off",
     )
     row: dict[str, object] = {"start s": round(time.perf_counter() - begin, 1)}
-    vocabulary, digest = llm.engine.model_config.vocab_size, hashlib.blake2b(digest_size=8)
-
-    def seconds(prompts: list[list[int]], tokens: int) -> float:
-        params = SamplingParams(
-            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
-        )
-        before = time.perf_counter()
-        outputs = llm.generate(prompts, params, use_tqdm=False)
-        taken = time.perf_counter() - before
-        digest.update(repr([list(each.outputs[0].token_ids) for each in outputs]).encode())
-        return taken
-
-    turn = 0
-    for batch in BATCHES:
-        steps = []
-        for _ in range(turns):
-            turn += 1
-            prompts = [list(prompt(INPUT, vocabulary, f"{turn}-{i}")) for i in range(batch)]
-            first = seconds(prompts, 1)
-            steps.append((seconds(prompts, TOKENS) - first) / (TOKENS - 1))
-        row[f"ms at {batch}"] = round(1e3 * statistics.median(steps), 3)
-    for count, length in PROMPTS:
-        taken = []
-        for _ in range(turns):
-            turn += 1
-            prompts = [list(prompt(length, vocabulary, f"{turn}-{i}")) for i in range(count)]
-            taken.append(seconds(prompts, 1))
-        row[f"ms of {count} x {length}"] = round(1e3 * statistics.median(taken), 2)
-    row["ids"] = digest.hexdigest()
+    row |= generate_times(llm, BATCHES, PROMPTS, turns)
     row["KV pages"] = llm.engine.runner.num_pages
     llm.close()
     return row
