@@ -94,6 +94,9 @@ def test_either_of_two_processes_takes_files_and_begins_shows_and_cancels_batche
             one.with_options(api_key="two").files.retrieve(sent[0].id)
         with pytest.raises(openai.AuthenticationError):
             one.with_options(api_key="three").files.list()
+    query = b"?limit=\xff HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer one"
+    odd = [server.raw(b"GET /v1/files%b\r\n\r\n" % query) for _ in range(8)]
+    assert all(answer.startswith(b"HTTP/1.1 400") for answer in odd), odd
     name = begun(second, lines_of(20, model=MODEL))
     eventually(lambda: second.batches.retrieve(name).status == "completed")
     batch = first.batches.retrieve(name)

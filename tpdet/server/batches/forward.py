@@ -6,6 +6,8 @@ in the run directory, and gives the answer back as it comes.
 
 import asyncio
 from collections.abc import AsyncIterator
+from string import punctuation
+from urllib.parse import quote
 
 import h11
 from starlette.responses import Response
@@ -67,7 +69,7 @@ async def _ask(connection: h11.Connection, scope: Scope, writer: asyncio.StreamW
         length = named if exchange.parts is not None else b"%d" % len(exchange.data)
         chunked = (b"transfer-encoding", b"chunked")
         headers.append(chunked if length is None else (b"content-length", length))
-    target += b"?" + query if query else b""
+    target = quote(target + b"?" + query if query else target, safe=punctuation)
     head = h11.Request(method=scope["method"], target=target, headers=headers)
     writer.write(connection.send(head) or b"")
     try:
