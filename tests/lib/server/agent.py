@@ -1,6 +1,7 @@
 """A client of the tests of tapes: the unmodified openai package, its address and key by variables.
 
-agent.py [WORD ...]: each word is said in the conversation, in order; it prints what it was told.
+agent.py [WORD ...]: each word is said in the conversation, in order, one that begins with "Result"
+as a tool's; it prints what it was told.
 """
 
 import json
@@ -17,7 +18,9 @@ def main(words: list[str]) -> None:
     client = openai.OpenAI(max_retries=0, timeout=60)
     said: list[dict[str, str]] = []
     for place, word in enumerate(words):
-        said.append({"role": "user", "content": word})
+        result = {"role": "tool", "tool_call_id": "call"}
+        by = result if word.startswith("Result") else {"role": "user"}
+        said.append({**by, "content": word})
         settings = {"model": MODEL, "messages": said, "max_tokens": 6, "temperature": 0.8}
         if place % 2:
             stream = client.chat.completions.create(

@@ -18,7 +18,7 @@ from tpdet.tools.tape.tape_file import read_tape
 pytestmark = pytest.mark.slow
 
 SMALL = ("--device", "cpu", "--kv-pages", "96")
-WORDS = [f"Word {n}" for n in range(17)]
+WORDS = [f"{'Result' if n == 5 else 'Word'} {n}" for n in range(17)]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def checked(path, model, *more):
     return main(["tape", "check", str(path), "--model", str(model), *SMALL, *more])
 
 
-def test_it_holds_at_another_size_and_names_a_token_and_a_message(tape, model, capfd):
+def test_it_holds_at_another_size_and_names_a_token_and_a_tools_result(tape, model, capfd):
     assert len(read_tape(str(tape)).turns) == 21
     assert checked(tape, model, "--tp", "2") == 0
     assert "21 turns, 20 answers, 126 tokens: 20 equal" in capfd.readouterr().out
@@ -57,10 +57,10 @@ def test_it_holds_at_another_size_and_names_a_token_and_a_message(tape, model, c
     first, *_ = capfd.readouterr().out.splitlines()
     assert first.startswith("turn 9 (POST /v1/chat/completions), choice 0, token 3: recorded id ")
 
-    def message(lines):
-        lines["turn", 12]["request"] = lines["turn", 12]["request"].replace("Word 5", "Word 6")
+    def result(lines):
+        lines["turn", 12]["request"] = lines["turn", 12]["request"].replace("Result 5", "Result 6")
 
-    assert checked(with_changed(tape, message), model, "--tp", "2") == 78
+    assert checked(with_changed(tape, result), model, "--tp", "2") == 78
     first, *_ = capfd.readouterr().out.splitlines()
     assert first.startswith("turn 12 (POST /v1/chat/completions) cannot be compared: ")
 
