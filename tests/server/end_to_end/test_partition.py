@@ -13,7 +13,7 @@ from tests.lib.server.harness import eventually
 from tests.server.end_to_end.network_hosts import NetworkHosts, NoNamespacesError
 from tpdet.launch.start.torchrun import C10D, STATIC, cluster_command
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.long
 PORT = 29400
 MARGIN = 4.0
 """Seconds past the step timeout in which both sides have to decide."""

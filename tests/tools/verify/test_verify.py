@@ -125,7 +125,7 @@ def test_every_fold_order_is_equal_and_a_contract_of_its_own(
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Every bit is equal" in (tmp_path / "page.html").read_text()
     (run,) = json.loads(output.read_text())
-    assert [world["tp"] for world in run["worlds"]] == [1, ranks] * 2
+    assert [world["tp"] for world in run["worlds"]] == [1, ranks] * (1 + fresh)
     assert all(world["seconds"] > 0 for world in run["worlds"]) and run["fingerprints"]
     digests = {row["mode"]: row["digest"] for row in run["rows"]}
     assert {*digests} == {*orders} and len({*digests.values()}) == len(orders)
