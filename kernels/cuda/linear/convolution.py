@@ -14,7 +14,13 @@ import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv
-from tpdet.kernels.cuda.linear.tables import CHUNK, Tables, rows_of_piece, sequence_of
+from tpdet.kernels.cuda.linear.tables import (
+    CHUNK,
+    Tables,
+    one_row_each,
+    rows_of_piece,
+    sequence_of,
+)
 from tpdet.kernels.cuda.pointwise.activation import activate
 from tpdet.kernels.inputs.activations import ACTIVATIONS
 from tpdet.kernels.inputs.linear_state import TAPS, LinearState
@@ -24,6 +30,7 @@ from tpdet.kernels.order import CHUNK_TOKENS
 _TAPS = tl.constexpr(TAPS)
 _SILU = tl.constexpr(ACTIVATIONS["silu"])
 _CHANNELS = 128
+_ROW_CHANNELS = 512
 _ROWS = 16
 
 
@@ -50,7 +57,9 @@ def convolve_rows(
     column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     new = (row >= low) & (row < high)
     mask = new[:, None] & (column < channels)
-    _, start, _, _ = sequence_of(tables, tl.load(tables.pieces + piece * 2))
+    _, start, end, _ = sequence_of(tables, tl.load(tables.pieces + piece * 2))
+    if end - start == 1:
+        return
     total = tl.zeros((ROWS, CHANNELS), tl.float32)
     for tap in tl.static_range(_TAPS):
         position = chunk * CHUNK + row + (tap + 1 - _TAPS)
@@ -87,13 +96,51 @@ def keep_inputs(
     first_row, slot, chunk, low, high = rows_of_piece(tables, piece)
     row = part * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-    _, _, end, _ = sequence_of(tables, tl.load(tables.pieces + piece * 2))
+    _, start, end, _ = sequence_of(tables, tl.load(tables.pieces + piece * 2))
+    if end - start == 1:
+        return
     position = chunk * CHUNK + row
     mask = ((row >= low) & (row < high) & (position >= end - ring))[:, None] & (column < channels)
     number = (first_row + row).to(tl.int64)
     value = tl.load(x + number[:, None] * stride + column, mask=mask, other=0)
     stored = slot * ring + position % ring
     tl.store(inputs + stored[:, None] * channels + column, value, mask=mask)
+
+
+@triton.jit
+def convolve_row(
+    x,
+    weight,
+    y,
+    inputs,
+    tables,
+    stride,
+    channels,
+    ring,
+    CHANNELS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Sequences with one row, which goes to the ring too: sequences x parts of the channels."""
+    await_earlier(DEPENDENT)
+    number, start, end, slot = sequence_of(tables, tl.program_id(0))
+    if end - start != 1:
+        return
+    number = number.to(tl.int64)
+    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    there = column < channels
+    new = tl.load(x + number * stride + column, mask=there, other=0)
+    total = tl.zeros((CHANNELS,), tl.float32)
+    for tap in tl.static_range(_TAPS):
+        value = new
+        if tap < _TAPS - 1:
+            stored = slot * ring + (start + (tap + 1 - _TAPS) + ring) % ring
+            value = tl.load(inputs + stored * channels + column, mask=there, other=0)
+        factor = tl.load(weight + column * _TAPS + tap, mask=there, other=0.0).to(tl.float32)
+        term = factor * value.to(tl.float32)
+        total = term if tap == 0 else total + term
+    tl.store(inputs + (slot * ring + start % ring) * channels + column, new, mask=there)
+    result = activate(total, _SILU).to(y.dtype.element_ty)
+    tl.store(y + number * channels + column, result, mask=there)
 
 
 def short_convolution(
@@ -110,9 +157,15 @@ def short_convolution(
     channels, ring = x.shape[1], state.inputs.shape[1]
     if not len(tables.pieces):
         return y
+    read, sizes = (x, weight.contiguous(), y, state.inputs, tables), (x.stride(0), channels, ring)
+    if batch.short_rows:
+        forms = {"CHANNELS": _ROW_CHANNELS, "num_warps": 4, "enable_fp_fusion": False}
+        grid = len(tables.states), cdiv(channels, _ROW_CHANNELS)
+        convolve_row[grid](*read, *sizes, **forms, **dependent_launch(x.device))
+    if one_row_each(batch):
+        return y
     grid = len(tables.pieces) * (CHUNK_TOKENS // _ROWS), cdiv(channels, _CHANNELS)
     forms = {"ROWS": _ROWS, "CHANNELS": _CHANNELS, "num_warps": 4, "enable_fp_fusion": False}
-    read, sizes = (x, weight.contiguous(), y, state.inputs, tables), (x.stride(0), channels, ring)
     convolve_rows[grid](*read, *sizes, **forms, **dependent_launch(x.device))
     keep_inputs[grid](x, *read[3:], *sizes, **forms, **dependent_launch(x.device))
     return y

@@ -1,7 +1,10 @@
-"""The gated delta rule on a GPU: the rows of `kernels/cpu/linear/delta_rule.py`, in three launches.
+"""The gated delta rule on a GPU: the rows of `kernels/cpu/linear/delta_rule.py`.
 
-Factors of rows (`gates.py`), what rows of a chunk have to do with each other (`chunk_factors.py`),
-and the pass over chunks (`pass_chunks.py`). Prefill, decode and drafts are the same kernels.
+The general form takes three launches, for prompts, decode steps and drafts alike: factors of rows
+(`gates.py`), what rows of a chunk have to do with each other (`chunk_factors.py`), and the pass
+over chunks (`pass_chunks.py`). Two forms with the same bits take its place where they were admitted
+(`forms.py`): `decode_rows.py` for sequences with one row, and `whole_chunks.py` for all chunks of a
+prompt but those at its ends.
 """
 
 from collections.abc import Sequence
@@ -11,9 +14,26 @@ import torch
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 from tpdet.kernels.cuda.linear.chunk_factors import chunk_factors
+from tpdet.kernels.cuda.linear.decode_launch import launch_decode
+from tpdet.kernels.cuda.linear.forms import ALONE, WHOLE, Heads, admitted
 from tpdet.kernels.cuda.linear.gates import DeltaStep, factors_of
-from tpdet.kernels.cuda.linear.pass_chunks import advance_chunks, advance_late, pass_chunks
-from tpdet.kernels.cuda.linear.tables import ChunkScratch, LinearShape, Tables
+from tpdet.kernels.cuda.linear.pass_chunks import (
+    ALL_CHUNKS,
+    FIRST_CHUNK,
+    LAST_CHUNK,
+    advance_chunks,
+    advance_late,
+    pass_chunks,
+)
+from tpdet.kernels.cuda.linear.tables import (
+    TILES,
+    VECTORS,
+    ChunkScratch,
+    LinearShape,
+    Tables,
+    one_row_each,
+)
+from tpdet.kernels.cuda.linear.whole_chunks_launch import launch_whole_chunks
 from tpdet.kernels.inputs.linear_state import (
     BLOCK_ROWS,
     DeltaGates,
@@ -26,6 +46,7 @@ from tpdet.kernels.order import CHUNK_TOKENS
 
 _COLUMNS = 32
 _LATE_TURNS = 8
+_FACTOR_WARPS = 8
 _LATE_SEQUENCES = 256
 
 
@@ -49,31 +70,32 @@ def gated_delta(
     sequences, pieces = len(tables.states), len(tables.pieces)
     if not pieces:
         return out
-    shape = _shape(state)
+    shape = shape_of(state)
     heads, parts = shape.KEY_HEADS * shape.GROUP, cdiv(shape.VALUE_SIZE, shape.COLUMNS)
     form = {"SHAPE": shape, "num_warps": 4, "enable_fp_fusion": False}
-    advance_late[(min(sequences, _LATE_TURNS), heads, parts)](
-        state, tables, sequences, SEQUENCES=_LATE_SEQUENCES, **form, **dependent_launch(v.device)
-    )
     q, k, v = (_with_dense_rows(x) for x in (q, k, v))
     strides = q.stride(0), k.stride(0), v.stride(0), a.stride(0), b.stride(0)
     step = DeltaStep(q, k, v, a, b, *strides)
-    factors = factors_of(step, gates)
-
-    def fp32(*sizes: int) -> torch.Tensor:
-        return torch.empty(pieces, *sizes, dtype=torch.float32, device=v.device)
-
-    keys = (pieces, shape.KEY_HEADS, CHUNK_TOKENS, shape.KEY_SIZE)
-    scratch = ChunkScratch(
-        torch.empty(keys, dtype=k.dtype, device=k.device),
-        fp32(heads, 2, CHUNK_TOKENS, CHUNK_TOKENS),
-        fp32(heads, CHUNK_TOKENS, BLOCK_ROWS),
-        fp32(heads, CHUNK_TOKENS),
-        fp32(heads, CHUNK_TOKENS),
+    advance_late[(min(sequences, _LATE_TURNS), heads, parts)](
+        state, tables, sequences, SEQUENCES=_LATE_SEQUENCES, **form, **dependent_launch(v.device)
     )
-    read = step, factors, state, scratch, tables
+    if shape.ALONE and batch.short_rows:
+        launch_decode(step, gates, state, tables, out, shape)
+    if shape.ALONE and one_row_each(batch):
+        return out
+    scratch = chunk_scratch(shape, pieces, k)
+    read = step, factors_of(step, gates), state, scratch, tables
+    form |= {"num_warps": _FACTOR_WARPS}
     chunk_factors[(pieces, heads)](*read, **form, **dependent_launch(v.device))
-    pass_chunks[(sequences, heads, parts)](*read, out, **form, **dependent_launch(v.device))
+    form |= {"num_warps": 4}
+    long = len(batch.blocks) > 0 or batch.short_rows > CHUNK_TOKENS
+    apart = long and shape.TWO and admitted(WHOLE, v.device, _heads(state))
+    for part in (FIRST_CHUNK, LAST_CHUNK) if apart else (ALL_CHUNKS,):
+        pass_chunks[(sequences, heads, parts)](
+            step, state, scratch, tables, out, PART=part, **form, **dependent_launch(v.device)
+        )
+        if part == FIRST_CHUNK:
+            launch_whole_chunks(step, state, scratch, tables, out, shape)
     return out
 
 
@@ -82,7 +104,7 @@ def advance_states(states: Sequence[LinearState], moves: Sequence[StateMove]) ->
 
     states: of all layers.
     """
-    shape, device = _shape(states[0]), states[0].boundary.device
+    shape, device = shape_of(states[0]), states[0].boundary.device
     table = torch.tensor(moves, dtype=torch.int32)
     if device.type == "cuda":
         table = table.pin_memory().to(device, non_blocking=True)
@@ -98,9 +120,10 @@ def advance_states(states: Sequence[LinearState], moves: Sequence[StateMove]) ->
         )
 
 
-def _shape(state: LinearState) -> LinearShape:
+def shape_of(state: LinearState) -> LinearShape:
+    """What kernels are compiled for."""
     _, heads, key_size, value_size = state.boundary.shape
-    key_heads = state.keys.shape[2]
+    key_heads, two = state.keys.shape[2], terms_of(state.keys.dtype) == 2
     return LinearShape(
         key_heads,
         heads // key_heads,
@@ -109,8 +132,31 @@ def _shape(state: LinearState) -> LinearShape:
         value_size,
         min(_COLUMNS, max(16, next_power_of_2(value_size))),
         state.keys.shape[1],
-        terms_of(state.keys.dtype) == 2,
+        two,
+        two and admitted(ALONE, state.boundary.device, _heads(state)),
     )
+
+
+def chunk_scratch(shape: LinearShape, pieces: int, k: torch.Tensor) -> ChunkScratch:
+    """Room for what chunks make of rows k [M, Hk, Dk]."""
+    heads = shape.KEY_HEADS * shape.GROUP
+
+    def room(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
+        return torch.empty(pieces, *sizes, dtype=dtype, device=k.device)
+
+    kind, terms = (torch.bfloat16, 2) if shape.TWO else (torch.float32, 1)
+    return ChunkScratch(
+        room(kind, heads, terms, TILES.value, BLOCK_ROWS, BLOCK_ROWS),
+        room(torch.float32, heads, VECTORS.value, CHUNK_TOKENS),
+        room(k.dtype, shape.KEY_HEADS, CHUNK_TOKENS, shape.KEY_SIZE),
+        room(torch.float32, heads, CHUNK_TOKENS, BLOCK_ROWS),
+        room(torch.int64, heads, CHUNK_TOKENS),
+    )
+
+
+def _heads(state: LinearState) -> Heads:
+    _, value_heads, key_size, value_size = state.boundary.shape
+    return state.keys.shape[2], value_heads, key_size, value_size
 
 
 def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:

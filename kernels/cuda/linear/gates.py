@@ -29,8 +29,10 @@ EXP_COUNT = tl.constexpr(len(decays.EXP_TERMS))
 ATANH_COUNT = tl.constexpr(len(decays.ATANH_TERMS))
 DECAY_UNIT = tl.constexpr(2.0**-decays.DECAY_BITS)
 DECAY_STEPS = tl.constexpr(2.0**decays.DECAY_BITS)
+LOWEST_STEPS = tl.constexpr(int(decays.LOWEST) << decays.DECAY_BITS)
 _ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to an integer, ties even
-_LENGTH_EPS = tl.constexpr(eps_bits(LENGTH_EPS))
+_ROUNDER_BITS = tl.constexpr(0x4338000000000000)
+LENGTH_EPS_BITS = tl.constexpr(eps_bits(LENGTH_EPS))
 _ROWS = 16
 
 
@@ -79,8 +81,21 @@ def exponential(x):
 
 @triton.jit
 def decay_of(total):
-    """Sums of l, int64 <= 0 -> factors in fp32."""
-    return exponential(total.to(tl.float64) * DECAY_UNIT).to(tl.float32)
+    """Sums of l, int64 <= 0 -> factors in fp32: `exponential`, whose conversions are slow.
+
+    An integer below 2^51 stands in the low bits of _ROUNDER plus it.
+    """
+    total = tl.maximum(total, LOWEST_STEPS)
+    x = ((total + _ROUNDER_BITS).to(tl.float64, bitcast=True) - _ROUNDER) * DECAY_UNIT
+    shifted = x * TURNS + 0.5
+    rounded = shifted + _ROUNDER
+    nearest = rounded - _ROUNDER
+    above = nearest > shifted
+    turns = tl.where(above, nearest - 1.0, nearest)  # the floor of shifted
+    rest = (x - turns * LOG2_HIGH) - turns * LOG2_LOW
+    whole = (rounded.to(tl.int64, bitcast=True) - _ROUNDER_BITS) - above.to(tl.int64)
+    power = ((whole + 1023) << 52).to(tl.float64, bitcast=True)
+    return (horner(rest, EXP_TERMS, EXP_COUNT) * power).to(tl.float32)
 
 
 @triton.jit
@@ -129,8 +144,8 @@ def row_factors(
     column = head * SIZE + lane[None, :]
     q = tl.load(step.q + rows[:, None] * step.q_stride + column, mask=inside, other=0.0)
     k = tl.load(step.k + rows[:, None] * step.k_stride + column, mask=inside, other=0.0)
-    of_key = reciprocal_root(k.to(tl.float32), 1, _LENGTH_EPS)
-    of_query = reciprocal_root(q.to(tl.float32), 1, _LENGTH_EPS) * scale
+    of_key = reciprocal_root(k.to(tl.float32), 1, LENGTH_EPS_BITS)
+    of_query = reciprocal_root(q.to(tl.float32), 1, LENGTH_EPS_BITS) * scale
     tl.store(factors.key + rows * KEY_HEADS + head, of_key, mask=live)
     tl.store(factors.query + rows * KEY_HEADS + head, of_query, mask=live)
     for i in range(GROUP):

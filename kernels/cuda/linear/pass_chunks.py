@@ -12,16 +12,27 @@ from tpdet.kernels.cuda.launch.dependent import await_earlier
 from tpdet.kernels.cuda.linear.gates import decay_of
 from tpdet.kernels.cuda.linear.products import (
     add_exact,
-    add_split,
+    add_terms,
     below,
     high_and_low,
     sum_of_exact,
     sum_of_split,
 )
-from tpdet.kernels.cuda.linear.tables import CHUNK, sequence_of
+from tpdet.kernels.cuda.linear.tables import (
+    CHUNK,
+    INVERSE,
+    KEYS,
+    QUERIES,
+    TILES,
+    VECTORS,
+    sequence_of,
+)
 
 BLOCK = tl.constexpr(16)
 BLOCKS = tl.constexpr(4)
+ALL_CHUNKS, FIRST_CHUNK, LAST_CHUNK = (tl.constexpr(part) for part in range(3))
+"""Of a run: all; its first if that is no whole one, or the last (drafts: all), about those of
+`whole_chunks.py`."""
 
 
 @triton.jit
@@ -49,34 +60,63 @@ def state_pointers(state, slot, head, part, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def keep_rows(step, factors, state, scratch, piece, spans, SHAPE: tl.constexpr):
+def tile_of(
+    scratch,
+    of_head,
+    KIND: tl.constexpr,
+    BLOCK_ROW: tl.constexpr,
+    AT: tl.constexpr,
+    SHAPE: tl.constexpr,
+):
+    """A tile [16, 16] of scratch in its terms; of fp32 twice."""
+    small = tl.arange(0, BLOCK)
+    TERMS: tl.constexpr = 2 if SHAPE.TWO else 1
+    offset: tl.constexpr = BLOCK_ROW if KIND == INVERSE else BLOCK_ROW * (BLOCK_ROW + 1) // 2 + AT
+    tile = scratch.tiles + (of_head * TERMS * TILES + KIND + offset) * (BLOCK * BLOCK)
+    tile += small[:, None] * BLOCK + small[None, :]
+    return tl.load(tile), tl.load(tile + (TERMS - 1) * TILES * BLOCK * BLOCK)
+
+
+@triton.jit
+def keep_rows(state, scratch, piece, spans, SHAPE: tl.constexpr):
     """A chunk's new keys, decays and inverses go to the rings: by the programs of first columns."""
     HEADS: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
     KEY_SIZE: tl.constexpr = SHAPE.KEY_SIZE
-    number, ring, low, high = spans
+    ring, low, high = spans
     head = tl.program_id(1)
     key_head = head // SHAPE.GROUP
     row = tl.arange(0, CHUNK)
     new = (row >= low) & (row < high)
-    number, ring = number + row, ring + row
+    ring = ring + row
     lane, column = tl.arange(0, SHAPE.KEY_LANES)[None, :], tl.arange(0, BLOCK)[None, :]
     mask = new[:, None] & (lane < KEY_SIZE)
     source = scratch.keys + ((piece * SHAPE.KEY_HEADS + key_head) * CHUNK + row[:, None]) * KEY_SIZE
     target = state.keys + (ring[:, None] * SHAPE.KEY_HEADS + key_head) * KEY_SIZE
     if head % SHAPE.GROUP == 0:
         tl.store(target + lane, tl.load(source + lane, mask=mask, other=0.0), mask=mask)
-    decay = tl.load(factors.decay + number * HEADS + head, mask=new, other=0)
+    of_head = (piece * HEADS + head) * CHUNK + row
+    decay = tl.load(scratch.decays + of_head)
     tl.store(state.decays + ring * HEADS + head, decay, mask=new)
-    source = scratch.inverses + ((piece * HEADS + head) * CHUNK + row[:, None]) * BLOCK
+    source = scratch.inverses + of_head[:, None] * BLOCK
     target = state.inverses + (ring[:, None] * HEADS + head) * BLOCK
     tl.store(target + column, tl.load(source + column), mask=new[:, None])
 
 
 @triton.jit
 def pass_chunks(
-    step, factors, state, scratch, tables, out, SHAPE: tl.constexpr, DEPENDENT: tl.constexpr
+    step,
+    state,
+    scratch,
+    tables,
+    out,
+    SHAPE: tl.constexpr,
+    PART: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """Grid: sequences x value heads x parts of the columns; out [M, Hv, Dv]."""
+    """Grid: sequences x value heads x parts of the columns; out [M, Hv, Dv].
+
+    PART: which chunks of a run (`ALL_CHUNKS`, ..).
+    """
     await_earlier(DEPENDENT)
     HEADS: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
     TWO: tl.constexpr = SHAPE.TWO
@@ -85,10 +125,19 @@ def pass_chunks(
     head, part = tl.program_id(1), tl.program_id(2)
     key_head = head // SHAPE.GROUP
     first_row, start, end, slot = sequence_of(tables, tl.program_id(0))
-    if start == end:
-        return
     of_state = tables.states + tl.program_id(0) * 4
     drafts, piece = tl.load(of_state + 2), tl.load(of_state + 3).to(tl.int64)
+    ALONE: tl.constexpr = 1 if SHAPE.ALONE else 0
+    if end - start <= ALONE:
+        return
+    first_chunk, last_chunk = start // CHUNK, (end - 1) // CHUNK
+    begin, stop = first_chunk, last_chunk
+    if PART == FIRST_CHUNK:
+        if (drafts != 0) | (start % CHUNK == 0) | (first_chunk == last_chunk):
+            return
+        stop = first_chunk
+    if PART == LAST_CHUNK:
+        begin = tl.where(drafts == 0, last_chunk, first_chunk)
     small, lane = tl.arange(0, BLOCK), tl.arange(0, SHAPE.KEY_LANES)[None, :]
     column = part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     there = column < SHAPE.VALUE_SIZE
@@ -97,12 +146,13 @@ def pass_chunks(
     none = tl.zeros((BLOCK, COLUMNS), tl.float32)
     KEY_LANES: tl.constexpr = SHAPE.KEY_LANES
     nothing = tl.zeros((KEY_LANES, COLUMNS), tl.float32)
-    first_chunk, last_chunk = start // CHUNK, (end - 1) // CHUNK
-    for chunk in range(first_chunk, last_chunk + 1):
+    for chunk in range(begin, stop + 1):
         low, high = tl.maximum(start - chunk * CHUNK, 0), tl.minimum(end - chunk * CHUNK, CHUNK)
         number = (first_row + chunk * CHUNK - start).to(tl.int64)
         ring = slot * SHAPE.RING + chunk * CHUNK % SHAPE.RING
-        of_head = piece * HEADS + head
+        chunk_piece = piece + chunk - first_chunk
+        of_head = chunk_piece * HEADS + head
+        vector = scratch.vectors + of_head * (VECTORS * CHUNK)
         state_high, state_low = high_and_low(total, TWO)
         moved = (nothing, nothing)
         first = high_and_low(none, TWO)
@@ -113,23 +163,21 @@ def pass_chunks(
                 row = block * BLOCK + small
                 new, old = (row >= low) & (row < high), row < low
                 rows = number + row
-                source = (piece * SHAPE.KEY_HEADS + key_head) * CHUNK + row[:, None]
+                source = (chunk_piece * SHAPE.KEY_HEADS + key_head) * CHUNK + row[:, None]
                 mask = lane < KEY_SIZE
                 k = tl.load(scratch.keys + source * KEY_SIZE + lane, mask=mask, other=0.0)
                 q_row = step.q + rows[:, None] * step.q_stride + key_head * KEY_SIZE + lane
                 q = tl.load(q_row, mask=mask & new[:, None], other=0.0)
                 k, q = exact_rows(k, TWO), exact_rows(q, TWO)
-                begun = tl.load(scratch.begun + of_head * CHUNK + row)[:, None]
+                begun = tl.load(vector + row)[:, None]
                 # 2. what the state and earlier blocks give
                 of_keys, of_queries = (none, none, none), (none, none, none)
-                product = scratch.products + of_head * (2 * CHUNK * CHUNK)
-                product += row[:, None] * CHUNK + small[None, :]
                 for j in tl.static_range(block):
-                    w_high, w_low = first if j == 0 else second if j == 1 else third
-                    p = tl.load(product + j * BLOCK)
-                    of_keys = add_split(p, w_high, w_low, of_keys, TWO)
-                    p = tl.load(product + j * BLOCK + CHUNK * CHUNK)
-                    of_queries = add_split(p, w_high, w_low, of_queries, TWO)
+                    w = first if j == 0 else second if j == 1 else third
+                    p = tile_of(scratch, of_head, KEYS, block, j, SHAPE)
+                    of_keys = add_terms(p, w, of_keys, TWO)
+                    p = tile_of(scratch, of_head, QUERIES, block, j, SHAPE)
+                    of_queries = add_terms(p, w, of_queries, TWO)
                 by_keys = sum_of_exact(add_exact(k, state_high, state_low, (none, none), TWO), TWO)
                 by_keys = begun * by_keys + sum_of_split(of_keys, TWO)
                 seen = sum_of_exact(add_exact(q, state_high, state_low, (none, none), TWO), TWO)
@@ -137,24 +185,20 @@ def pass_chunks(
                 # 3. right-hand sides: new ones made, older ones read
                 value = step.v + rows[:, None] * step.v_stride + head * SHAPE.VALUE_SIZE + column
                 value = tl.load(value, mask=there & new[:, None], other=0.0).to(tl.float32)
-                strength = tl.load(factors.strength + rows * HEADS + head, mask=new, other=0.0)
-                of_key = rows * SHAPE.KEY_HEADS + key_head
-                key_factor = tl.load(factors.key + of_key, mask=new, other=0.0)[:, None]
-                rest = strength[:, None] * (value - key_factor * by_keys)
+                strength = tl.load(vector + 2 * CHUNK + row)[:, None]
+                rest = strength * (value - tl.load(vector + 3 * CHUNK + row)[:, None] * by_keys)
                 stored = ((ring + row[:, None]) * HEADS + head) * SHAPE.VALUE_SIZE + column
                 older = tl.load(state.updates + stored, mask=there & old[:, None], other=0.0)
                 rest = tl.where(new[:, None], rest, older)
-                if chunk >= last_chunk - 1:
+                if (drafts != 0) | (chunk == last_chunk):
                     tl.store(state.updates + stored, rest, mask=there & new[:, None])
                 # 4. solved, and seen by the queries
-                inverse = scratch.inverses + (of_head * CHUNK + row[:, None]) * BLOCK
-                w = below(tl.load(inverse + small[None, :]), rest, TWO)
-                own = tl.load(product + block * BLOCK + CHUNK * CHUNK)
+                w = below(tile_of(scratch, of_head, INVERSE, block, block, SHAPE), rest, TWO)
+                own = tile_of(scratch, of_head, QUERIES, block, block, SHAPE)
                 seen = seen + below(own, w, TWO)
-                query_factor = tl.load(factors.query + of_key, mask=new, other=0.0)[:, None]
                 target = (rows[:, None] * HEADS + head) * SHAPE.VALUE_SIZE + column
-                result = (query_factor * seen).to(out.dtype.element_ty)
-                tl.store(out + target, result, mask=there & new[:, None])
+                result = tl.load(vector + 4 * CHUNK + row)[:, None] * seen
+                tl.store(out + target, result.to(out.dtype.element_ty), mask=there & new[:, None])
                 if block == 0:
                     first = high_and_low(w, TWO)
                 elif block == 1:
@@ -162,21 +206,19 @@ def pass_chunks(
                 elif block == 2:
                     third = high_and_low(w, TWO)
                 if chunk < last_chunk:
-                    left = tl.load(scratch.left + of_head * CHUNK + row)
+                    left = tl.load(vector + CHUNK + row)
                     moved = move_on(total, k, w, left, moved, TWO)
-        if (chunk >= last_chunk - 1) & (part == 0):
-            keep_rows(step, factors, state, scratch, piece, (number, ring, low, high), SHAPE)
+        if ((drafts != 0) | (chunk == last_chunk)) & (part == 0):
+            keep_rows(state, scratch, chunk_piece, (ring, low, high), SHAPE)
         if chunk < last_chunk:
-            whole = tl.load(scratch.begun + of_head * CHUNK + (CHUNK - 1))
-            total = whole * total + sum_of_exact(moved, TWO)
-        piece += 1
-    if (last_chunk > first_chunk) & (drafts == 0):
+            total = tl.load(vector + (CHUNK - 1)) * total + sum_of_exact(moved, TWO)
+    if (begin < last_chunk) & (drafts == 0):
         tl.store(boundary, total, mask=inside)
 
 
 @triton.jit
-def advance(state, source, target, chunk, SHAPE: tl.constexpr):
-    """boundary[target] becomes source's, moved on by the chunk's rows: a program's columns."""
+def advanced(state, source, chunk, total, SHAPE: tl.constexpr):
+    """A state behind a chunk's stored rows: total is a program's columns of that at its start."""
     HEADS: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
     TWO: tl.constexpr = SHAPE.TWO
     KEY_SIZE: tl.constexpr = SHAPE.KEY_SIZE
@@ -185,11 +227,7 @@ def advance(state, source, target, chunk, SHAPE: tl.constexpr):
     row, small = tl.arange(0, CHUNK), tl.arange(0, BLOCK)
     lane = tl.arange(0, SHAPE.KEY_LANES)[None, :]
     column = part * SHAPE.COLUMNS + tl.arange(0, SHAPE.COLUMNS)[None, :]
-    boundary, inside = state_pointers(state, source, head, part, SHAPE)
-    total = tl.load(boundary, mask=inside, other=0.0)
-    KEY_LANES: tl.constexpr = SHAPE.KEY_LANES
-    COLUMNS: tl.constexpr = SHAPE.COLUMNS
-    nothing = tl.zeros((KEY_LANES, COLUMNS), tl.float32)
+    nothing = tl.zeros(total.shape, tl.float32)
     whole = tl.sum(tl.load(state.decays + (ring + row) * HEADS + head), axis=0)
     moved, known = (nothing, nothing), whole * 0
     for block in tl.static_range(BLOCKS):
@@ -202,9 +240,18 @@ def advance(state, source, target, chunk, SHAPE: tl.constexpr):
         of_head = rows[:, None] * HEADS + head
         rest = state.updates + of_head * SHAPE.VALUE_SIZE + column
         rest = tl.load(rest, mask=column < SHAPE.VALUE_SIZE, other=0.0)
-        w = below(tl.load(state.inverses + of_head * BLOCK + small[None, :]), rest, TWO)
+        inverse = tl.load(state.inverses + of_head * BLOCK + small[None, :])
+        w = below(high_and_low(inverse, TWO), rest, TWO)
         moved = move_on(total, k, w, left, moved, TWO)
-    total = decay_of(whole) * total + sum_of_exact(moved, TWO)
+    return decay_of(whole) * total + sum_of_exact(moved, TWO)
+
+
+@triton.jit
+def advance(state, source, target, chunk, SHAPE: tl.constexpr):
+    """boundary[target] becomes source's, moved on by the chunk's rows: a program's columns."""
+    head, part = tl.program_id(1), tl.program_id(2)
+    boundary, inside = state_pointers(state, source, head, part, SHAPE)
+    total = advanced(state, source, chunk, tl.load(boundary, mask=inside, other=0.0), SHAPE)
     boundary, inside = state_pointers(state, target, head, part, SHAPE)
     tl.store(boundary, total, mask=inside)
 

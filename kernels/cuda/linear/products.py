@@ -14,13 +14,29 @@ _INFINITY = tl.constexpr(0x7F800000)
 
 @triton.jit
 def high_and_low(x, TWO: tl.constexpr):
-    """The terms of fp32 x; x twice without two terms."""
+    """The terms of fp32 x; x twice without two terms.
+
+    high is rounded by integers: the instruction for one value takes 8 times as long. Of a NaN, low
+    is NaN, and so are all products with x.
+    """
     high = x
     low = x
     if TWO:
-        high = x.to(tl.bfloat16)
-        low = (x - high.to(tl.float32)).to(tl.bfloat16)
+        bits = x.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000  # to nearest, ties to even
+        high = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        low = (x - bits.to(tl.float32, bitcast=True)).to(tl.bfloat16)
     return high, low
+
+
+@triton.jit
+def ended(chain):
+    """A chain's sum, which nothing goes on from.
+
+    Triton makes x + dot(a, b, 0) into dot(a, b, x), one chain where two were written; it does not
+    look through a change of type.
+    """
+    return chain.to(tl.int32, bitcast=True).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -39,16 +55,18 @@ def add_exact(left, high, low, totals, TWO: tl.constexpr):
 def sum_of_exact(totals, TWO: tl.constexpr):
     """What the chains of `add_exact` come to."""
     total, small = totals
+    total = ended(total)
     if TWO:
-        total = small + total
+        total = ended(small) + total
     return total
 
 
 @triton.jit
-def add_split(left, right_high, right_low, totals, TWO: tl.constexpr):
-    """Three chains go on by fp32 left @ right, whose terms are there."""
+def add_terms(left, right, totals, TWO: tl.constexpr):
+    """Three chains go on by fp32 left @ right, of both the terms (high, low)."""
     total, of_left, of_right = totals
-    high, low = high_and_low(left, TWO)
+    high, low = left
+    right_high, right_low = right
     if TWO:
         of_left = tl.dot(low, right_high, of_left)
         of_right = tl.dot(high, right_low, of_right)
@@ -60,16 +78,17 @@ def add_split(left, right_high, right_low, totals, TWO: tl.constexpr):
 
 @triton.jit
 def sum_of_split(totals, TWO: tl.constexpr):
-    """What the chains of `add_split` come to."""
+    """What the chains of `add_terms` come to."""
     total, of_left, of_right = totals
+    total = ended(total)
     if TWO:
-        total = (of_left + of_right) + total
+        total = (ended(of_left) + ended(of_right)) + total
     return total
 
 
 @triton.jit
 def below(weights, x, TWO: tl.constexpr):
-    """weights [16, 16], lower triangular, times x [16, C], by rows.
+    """weights [16, 16] in terms, lower triangular, times x [16, C], by rows.
 
     A column of x that is not finite in a row is NaN in this row and those below it.
     """
@@ -78,6 +97,6 @@ def below(weights, x, TWO: tl.constexpr):
     lower = (row[:, None] >= row[None, :]).to(tl.bfloat16)
     none = tl.zeros(x.shape, tl.float32)
     wrong = tl.dot(lower, tl.where(finite, 0.0, 1.0).to(tl.bfloat16), none)
-    high, low = high_and_low(tl.where(finite, x, 0.0), TWO)
-    total = sum_of_split(add_split(weights, high, low, (none, none, none), TWO), TWO)
+    known = high_and_low(tl.where(finite, x, 0.0), TWO)
+    total = sum_of_split(add_terms(weights, known, (none, none, none), TWO), TWO)
     return tl.where(wrong > 0.0, float("nan"), total)

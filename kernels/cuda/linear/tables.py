@@ -10,6 +10,10 @@ from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import CHUNK_TOKENS
 
 CHUNK = tl.constexpr(CHUNK_TOKENS)
+# Tiles [16, 16] of a chunk's products, a term's one after the other: p and p' by blocks of rows up
+# to the diagonal, then T. Vectors [64] of its rows: e, d_Cj, c, n, m; three are spare.
+KEYS, QUERIES, INVERSE, TILES = (tl.constexpr(first) for first in (0, 10, 20, 24))
+VECTORS = tl.constexpr(8)
 
 
 class Tables(NamedTuple):
@@ -31,21 +35,35 @@ class Tables(NamedTuple):
 class ChunkScratch(NamedTuple):
     """What is made of each piece's rows once, in chunk order, zeros where a chunk has no row.
 
-    keys [T, Hk, 64, Dk]; products fp32 [T, Hv, 2, 64, 64]: p and p'; inverses fp32 [T, Hv, 64, 16];
-    begun and left fp32 [T, Hv, 64]: decays from the chunk's start to a row, and from it to the end.
+    tiles [T, Hv, terms, 24, 16, 16] in bf16 terms or fp32; vectors fp32 [T, Hv, 8, 64]. Of pieces
+    that are no whole chunk before a sequence's last: keys [T, Hk, 64, Dk], inverses fp32
+    [T, Hv, 64, 16] and decays int64 [T, Hv, 64], for the rings.
     """
 
+    tiles: torch.Tensor
+    vectors: torch.Tensor
     keys: torch.Tensor
-    products: torch.Tensor
     inverses: torch.Tensor
-    begun: torch.Tensor
-    left: torch.Tensor
+    decays: torch.Tensor
+
+
+class DecodeScratch(NamedTuple):
+    """What is made of each sequence's one new row: of B sequences.
+
+    rows bf16 [B, Hk, 2, Dk]: key and query; weights bf16 [B, Hv, terms, 2, 64]: p and p' of the
+    chunk's rows, +0 behind the new one; factors fp32 [B, Hv, 4]: e, c, n and m.
+    """
+
+    rows: torch.Tensor
+    weights: torch.Tensor
+    factors: torch.Tensor
 
 
 class LinearShape(NamedTuple):
     """What kernels are compiled for: Hk, Hv / Hk, sizes with their pads to powers of two, rings.
 
-    TWO: whether fp32 operands have two bf16 terms.
+    TWO: whether fp32 operands have two bf16 terms. ALONE: whether sequences with one row have
+    kernels of their own (`decode_rows.py`), and are none of the others'.
     """
 
     KEY_HEADS: int
@@ -56,6 +74,7 @@ class LinearShape(NamedTuple):
     COLUMNS: int
     RING: int
     TWO: bool
+    ALONE: bool
 
 
 @triton.jit
@@ -75,3 +94,8 @@ def rows_of_piece(tables, piece):
     low = tl.maximum(start - chunk * CHUNK, 0)
     high = tl.minimum(end - chunk * CHUNK, CHUNK)
     return first_row + chunk * CHUNK - start, slot, chunk, low, high
+
+
+def one_row_each(batch: PagedBatch) -> bool:
+    """Whether no sequence of a batch has more than one row."""
+    return not len(batch.blocks) and batch.short_rows <= 1

@@ -1,5 +1,7 @@
 """Bits of linear attention's kernels on a GPU: one check a function."""
 
+from functools import cache
+
 import torch
 
 from tests.gpu.lib.checks import Differences, poisoned_workspaces, same
@@ -10,7 +12,10 @@ from tpdet.kernels.cpu.linear import convolution as cpu_convolution
 from tpdet.kernels.cpu.linear import gated_norm as cpu_norm
 from tpdet.kernels.cpu.pointwise.norm import reciprocal_length
 from tpdet.kernels.cuda.linear import convolution, delta_rule, gated_norm
+from tpdet.kernels.cuda.linear.admission import admit_forms
+from tpdet.kernels.cuda.linear.chunk_factors import chunk_factors
 from tpdet.kernels.cuda.linear.gates import DeltaStep, factors_of
+from tpdet.kernels.cuda.linear.tables import Tables
 from tpdet.kernels.exact.decays import decay_of, log_decays, sigmoid
 from tpdet.kernels.inputs.linear_state import LENGTH_EPS, DeltaGates, LinearState, StateMove
 from tpdet.kernels.inputs.paged_batch import make_batch
@@ -24,7 +29,14 @@ CASES = (
 )
 
 
+@cache
+def admission():
+    """The forms of FULL heads that have the general one's bytes, and what was wrong with others."""
+    return admit_forms((16, 32, 128, 128), torch.device("cuda"))
+
+
 def on_gpu(rows):
+    admission()  # heads of other sizes have the general form, and so its bits
     gates = DeltaGates(*(x.cuda() for x in rows.gates))
     return LinearRows(*(x.cuda() for x in rows[:5]), gates)
 
@@ -38,6 +50,11 @@ def run(rows, state, start, count, *, drafts=False, standing=None, slot=0):
     sequence = linear_sequence(0, count, start, slot, drafts, standing)
     part = rows.at(start, start + count)
     return delta_rule.gated_delta(*part, state, make_batch((sequence,), "cuda"))
+
+
+def all_forms_have_the_bits_of_the_general_one():
+    kept, failed = admission()
+    assert len(kept) == 2 and not failed, failed
 
 
 def steps_give_the_bits_of_one():
@@ -120,23 +137,29 @@ def a_moved_state_stands_where_its_rows_end():
 
 
 def factors_have_the_bits_of_the_cpu():
-    rows = linear_rows(3000, **FULL, dtype=torch.bfloat16)
+    rows = linear_rows(2944, **FULL, dtype=torch.bfloat16)
     a, b = rows.a * 20, rows.b * 30
     a[7], b[8], a[9], b[9] = torch.nan, torch.nan, torch.inf, -torch.inf
     here = on_gpu(rows._replace(a=a, b=b))
-    strides = (x.stride(0) for x in here[:5])
-    got = factors_of(DeltaStep(*here[:5], *strides), here.gates)
-    key = reciprocal_length(rows.k.float(), LENGTH_EPS)
-    same(got.key.cpu(), key, "keys' factors")
+    state, batch = state_of(here), make_batch((linear_sequence(0, 2944, 0),), "cuda")
+    shape, pieces = delta_rule.shape_of(state), len(batch.pieces)
+    scratch = delta_rule.chunk_scratch(shape, pieces, here.k)
+    step = DeltaStep(*here[:5], *(x.stride(0) for x in here[:5]))
+    form = {"SHAPE": shape, "DEPENDENT": False, "num_warps": 4, "enable_fp_fusion": False}
+    read = step, factors_of(step, here.gates), state, scratch, Tables.of(batch)
+    chunk_factors[(pieces, 32)](*read, **form)
+    vectors = scratch.vectors.permute(2, 0, 3, 1).flatten(1, 2).cpu()  # [8, M, Hv]
+    key = reciprocal_length(rows.k.float(), LENGTH_EPS).repeat_interleave(2, 1)
+    same(vectors[3], key, "keys' factors")
     query = reciprocal_length(rows.q.float(), LENGTH_EPS) * 128**-0.5
-    same(got.query.cpu(), query, "queries' factors")
+    same(vectors[4], query.repeat_interleave(2, 1), "queries' factors")
     # int64 as two halves of 32 bits
-    logs = log_decays(a, rows.gates)
-    same(got.decay.cpu().view(torch.int32), logs.view(torch.int32), "log decays")
-    strength = sigmoid(b) * key.repeat_interleave(2, 1)
+    logs, made = log_decays(a, rows.gates), scratch.decays.transpose(1, 2).flatten(0, 1).cpu()
+    same(made.contiguous().view(torch.int32), logs.view(torch.int32), "log decays")
+    strength = sigmoid(b) * key
     finite = ~strength.isnan()
-    same(got.strength.cpu()[finite], strength[finite], "strengths")
-    assert got.strength.cpu()[8].isnan().all(), "NaN stays NaN"
+    same(vectors[2][finite], strength[finite], "strengths")
+    assert vectors[2][8].isnan().all(), "NaN stays NaN"
     assert decay_of(logs).isfinite().all()
 
 
@@ -213,6 +236,7 @@ def convolutions_and_norms_have_bits_of_their_own():
 def linear_checks():
     """Every check of linear attention."""
     return [
+        Check("forms", all_forms_have_the_bits_of_the_general_one),
         Check("steps", steps_give_the_bits_of_one),
         Check("drafts", drafts_that_were_wrong_leave_nothing),
         Check("neighbours and heads", neighbours_and_heads_reach_no_bit),

@@ -63,7 +63,7 @@ def rows_of(name, step):
         o = delta_rule.gated_delta(*rows, state, batch)
         gated_norm.gated_norm(o, rows.v, factor, 1e-6)
 
-    kernels = ("row_factors", "chunk_factors", "pass_chunks", "convolve", "keep_in", "norm_and")
+    kernels = ("advance", "chunk", "convolve", "decode", "keep_in", "norm_and", "pass")
     found = {key: us for key, us in kernel_us(layer).items() if key.startswith(kernels)}
     found["all kernels"] = sum(found.values())
     made = [

@@ -52,6 +52,13 @@ class Pointer:
         return Pointer(self.flat, self.at + more)
 
 
+class Scalar(int):
+    """An integer that was loaded."""
+
+    def to(self, _):
+        return self
+
+
 class Shared:
     """Shared memory, NaN until written."""
 
@@ -202,7 +209,8 @@ def language(machine, program, programs):
 
     def load(pointer, mask=None, other=0.0, cache_modifier=None):
         if isinstance(pointer.at, int):
-            return int(pointer.flat[pointer.at])
+            value = pointer.flat[pointer.at]
+            return value if value.is_floating_point() else Scalar(value)
         live = torch.ones_like(pointer.at, dtype=torch.bool) if mask is None else mask
         at = torch.where(live, pointer.at, 0)
         return torch.where(live, pointer.flat[at], torch.tensor(other, dtype=pointer.flat.dtype))
@@ -211,7 +219,8 @@ def language(machine, program, programs):
         if isinstance(pointer.at, int):
             pointer.flat[pointer.at] = value
             return
-        live = mask.expand(value.shape)
+        live = torch.ones_like(pointer.at, dtype=torch.bool) if mask is None else mask
+        live = live.expand(value.shape)
         pointer.flat[pointer.at[live]] = value[live]
 
     def atomic_add(pointer, value, sem):
@@ -220,11 +229,11 @@ def language(machine, program, programs):
         return before
 
     def reduced(integers, reduce):
-        """A reduction of integers is one number, of fp32 numbers a vector along an axis."""
+        """A reduction of a vector of integers is one number; else it goes along an axis."""
 
         def run(x, axis):
             if not x.is_floating_point():
-                return int(integers(x))
+                return int(integers(x)) if x.dim() == 1 else integers(x, axis).to(x.dtype)
             return torch.as_tensor(reduce(x.numpy(), axis))
 
         return run
@@ -235,9 +244,15 @@ def language(machine, program, programs):
         unwritten = torch.nan if dtype.is_floating_point else _UNWRITTEN
         return Shared(torch.full(shape, unwritten, dtype=dtype) if value is None else value)
 
+    def assembly(code, _, arguments, dtype, **__):
+        if not code.startswith("cvt.rn.bf16x2.f32"):
+            raise AssertionError(f"no emulation of {code}")
+        return arguments[0].to(dtype)
+
     through_numpy = lambda f: lambda *xs: torch.from_numpy(f(*(x.numpy() for x in xs)))
     return SimpleNamespace(
         constexpr=None,
+        bfloat16=torch.bfloat16,
         float32=torch.float32,
         int32=torch.int32,
         int64=torch.int64,
@@ -254,7 +269,7 @@ def language(machine, program, programs):
         load=load,
         store=store,
         cdiv=lambda a, b: -(-a // b),
-        cast=lambda x, dtype, bitcast: x.view(dtype),
+        cast=lambda x, dtype, bitcast=False: x.view(dtype) if bitcast else x,
         arange=lambda first, end, layout: torch.arange(first, end),
         full=lambda shape, value, dtype, layout=None: torch.full(shape, value, dtype=dtype),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
@@ -270,6 +285,7 @@ def language(machine, program, programs):
         exp2=through_numpy(numpy.exp2),
         div_rn=lambda a, b: a / b,
         fma=fused,
+        inline_asm_elementwise=assembly,
         broadcast_to=lambda x, shape: x.expand(shape),
         broadcast=lambda *xs: torch.broadcast_tensors(*xs),
         expand_dims=lambda x, axis: x.unsqueeze(axis),
@@ -304,6 +320,7 @@ def run_program(kernel, shared_arithmetic, program, arguments, programs=1, other
         "reinterpreted": lambda x, _, shape, __: Shared(x.tensor.view(shape)),
         "tma": SimpleNamespace(store_wait=machine.store_wait),
         "fence_async_shared": lambda: None,
+        "mma_v2": grouped_product,
         "warpgroup_mma": machine.warpgroup_mma,
         "warpgroup_mma_wait": machine.warpgroup_mma_wait,
     }

@@ -19,7 +19,7 @@ from tpdet.kernels.known.golden import golden_digest
 from tpdet.kernels.known.linear_golden import linear_golden_digest
 from tpdet.kernels.order import GOLDEN_SHA256, LINEAR_GOLDEN_SHA256
 from tpdet.launch.ranks.pinned import threads_per_rank
-from tpdet.layers.partition import Partition
+from tpdet.layers.partition import Partition, state_shape
 from tpdet.models.fingerprint import architecture
 from tpdet.models.products import expert_layer, expert_products, rank_products
 from tpdet.runner.start.compile_ahead import CompilingAhead
@@ -183,6 +183,28 @@ def try_packed(
     tried, failed = failing_tiles(packing.forms, rank_products(partition), limit, device)
     experts, of_experts = failing_experts(packing.expert_forms, expert_products(partition), device)
     return tried + experts, failed + of_experts
+
+
+def admit_linear_forms(partition: Partition, device: torch.device) -> None:
+    """Have linear layers take the forms that have the general form's bytes on this GPU."""
+    kept, failed = try_linear_forms(partition, device)
+    for reason in failed:
+        _log.warning(
+            "linear attention, %s: its steps take the general form, which is slower", reason
+        )
+    if kept:
+        _log.info("linear attention: %s admitted", ", ".join(kept))
+
+
+def try_linear_forms(partition: Partition, device: torch.device) -> tuple[list[str], list[str]]:
+    """The forms of linear layers that were kept, and what was wrong with each of the others."""
+    from tpdet.kernels.cuda.linear.admission import admit_forms
+
+    shape = state_shape(partition)
+    if shape is None or partition.config.dtype != "bfloat16":
+        return [], []
+    heads = shape.key_heads, shape.value_heads, shape.key_size, shape.value_size
+    return admit_forms(heads, device)
 
 
 def tune_command(config: EngineConfig, size: int) -> str:

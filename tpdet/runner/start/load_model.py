@@ -19,11 +19,13 @@ from tpdet.layers.row_layers import row_rule
 from tpdet.runner.start.compile_ahead import CompilingAhead, open_kernel_cache
 from tpdet.runner.start.contracts import name_contracts, partition_of
 from tpdet.runner.start.kernel_checks import (
+    admit_linear_forms,
     admit_products,
     agree_to_start,
     check_kernels,
     compare_answers,
     product_limits,
+    try_linear_forms,
     try_packed,
     tune_command,
 )
@@ -110,11 +112,14 @@ def _admit(
     device: torch.device,
     ahead: CompilingAhead,
 ) -> None:
-    """Try the kernels of products; those of packed weights are compiled first. Collective."""
+    """Try the kernels of products and of linear layers, most compiled beforehand. Collective."""
     packing, tuning = loading.packing, tune_command(config, partition.world.size)
     if packing.enabled:
         tried = partial(try_packed, packing, partition, limits["column"], device)
         ahead.compile(tried, "load")
+    if partition.config.linear is not None:
+        ahead.compile(partial(try_linear_forms, partition, device), "load")
+        admit_linear_forms(partition, device)
     admit_products(partition, device, limits, tuning, loading.wait, packing)
 
 

@@ -6,64 +6,148 @@ import pytest
 
 pytest.importorskip("triton")
 
+import triton
+import triton.language as tl
+from triton.experimental.gluon.language import NVMMASharedLayout
+
 from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tests.lib.some_slow import some_slow
-from tpdet.kernels.cuda.linear import chunk_factors, convolution, gated_norm, gates, pass_chunks
+from tpdet.kernels.cuda.linear import (
+    chunk_factors,
+    convolution,
+    decode_factors,
+    decode_rows,
+    gated_norm,
+    gates,
+    pass_chunks,
+    products,
+    whole_chunks,
+)
 from tpdet.kernels.cuda.linear.gates import DeltaStep, RowFactors
-from tpdet.kernels.cuda.linear.tables import ChunkScratch, LinearShape, Tables
+from tpdet.kernels.cuda.linear.tables import ChunkScratch, DecodeScratch, LinearShape, Tables
 from tpdet.kernels.cuda.pointwise import gate
 from tpdet.kernels.cuda.pointwise.norm import eps_bits
 from tpdet.kernels.inputs.linear_state import DeltaGates, LinearState
 
 ROWS, FP32, INT32 = "*bf16", "*fp32", "*i32"
-SHAPE = LinearShape(16, 2, 128, 128, 128, 32, 128, True)
+SHAPE = LinearShape(16, 2, 128, 128, 128, 32, 128, True, True)
+LINE, TILE_LINE = (NVMMASharedLayout(width, 16, 2) for width in (128, 32))
 TYPES = {
     "step": DeltaStep(ROWS, ROWS, ROWS, FP32, FP32, *(5 * ["i32"])),
     "gates": DeltaGates(FP32, FP32),
     "factors": RowFactors(FP32, FP32, FP32, "*i64"),
     "state": LinearState(FP32, ROWS, FP32, FP32, "*i64", ROWS),
-    "scratch": ChunkScratch(ROWS, FP32, FP32, FP32, FP32),
+    "scratch": ChunkScratch(ROWS, FP32, ROWS, FP32, "*i64"),
     "tables": Tables(INT32, INT32, INT32),
     "moves": INT32,
     "inputs": ROWS,
     "scale": "fp32",
-    "weight": FP32,
     "sums": FP32,
     "gate": ROWS,
+    "q_tiles": f"tensordesc<bf16[32,64],{LINE!r}>",
+    "k_tiles": f"tensordesc<bf16[64,64],{LINE!r}>",
+    "v_tiles": f"tensordesc<bf16[16,64],{LINE!r}>",
+    "out_tiles": f"tensordesc<bf16[16,64],{LINE!r}>",
+    "term_tiles": f"tensordesc<bf16[256,16],{TILE_LINE!r}>",
 }
-TYPES |= dict.fromkeys(("out", "x", "y", "o", "z"), ROWS)
+TYPES |= dict.fromkeys(("out", "x", "y", "o", "z", "v"), ROWS)
+TYPES |= dict.fromkeys(("weight", "vectors", "boundary"), FP32)
 TYPES |= dict.fromkeys(
-    ("m", "count", "stride", "z_stride", "channels", "ring", "width", "gate_stride", "rows"), "i32"
+    (
+        "m",
+        "count",
+        "stride",
+        "z_stride",
+        "v_stride",
+        "channels",
+        "ring",
+        "width",
+        "gate_stride",
+        "rows",
+    ),
+    "i32",
 )
 """The types of all kernels' arguments, by name."""
+OF_DECODE = {"scratch": DecodeScratch(ROWS, ROWS, FP32)}
+NORM = {"HEADS": 32, "N": 128, "EPS_BITS": eps_bits(1e-6), "ROWS": 8, "BLOCK": 128}
+ALL = {"SHAPE": SHAPE, "PART": pass_chunks.ALL_CHUNKS}
 CASES = [
-    (gates.row_factors, {"KEY_HEADS": 16, "GROUP": 2, "SIZE": 128, "LANES": 128, "ROWS": 16}, 0),
-    (convolution.convolve_rows, {"ROWS": 16, "CHANNELS": 128}, 0),
-    (convolution.keep_inputs, {"ROWS": 16, "CHANNELS": 128}, 0),
     (
-        gated_norm.norm_and_gate,
-        {"HEADS": 32, "N": 128, "EPS_BITS": eps_bits(1e-6), "ROWS": 8, "BLOCK": 128},
+        gates.row_factors,
+        {"KEY_HEADS": 16, "GROUP": 2, "SIZE": 128, "LANES": 128, "ROWS": 16},
+        "",
         0,
     ),
-    (gate.gate_values, {"BLOCK": 1024}, 0),
-    (gate.gate_sums, {"BLOCK": 1024}, 0),
-    (chunk_factors.chunk_factors, {"SHAPE": SHAPE}, 0),
-    (pass_chunks.advance_chunks, {"SHAPE": SHAPE}, 0),
-    (pass_chunks.advance_late, {"SHAPE": SHAPE, "SEQUENCES": 256}, 0),
-    (pass_chunks.pass_chunks, {"SHAPE": SHAPE}, 400),
+    (gate.gate_values, {"BLOCK": 1024}, "", 0),
+    (gate.gate_sums, {"BLOCK": 1024}, "", 0),
+    (convolution.convolve_row, {"CHANNELS": 512}, "", 0),
+    (convolution.convolve_rows, {"ROWS": 16, "CHANNELS": 128}, "", 0),
+    (convolution.keep_inputs, {"ROWS": 16, "CHANNELS": 128}, "", 0),
+    (gated_norm.norm_and_gate, NORM, "", 0),
+    (decode_factors.decode_factors, {"SHAPE": SHAPE}, "mma.sync", 0),
+    (
+        decode_rows.decode_rows,
+        {"SHAPE": SHAPE, "WARPS": 4},
+        "mma.sync",
+        0,
+    ),
+    (chunk_factors.chunk_factors, {"SHAPE": SHAPE}, "wgmma.mma_async", 0),
+    (whole_chunks.pass_whole_chunks, {"SHAPE": SHAPE}, "wgmma.mma_async", 720),
+    (pass_chunks.advance_chunks, {"SHAPE": SHAPE}, "wgmma.mma_async", 0),
+    (pass_chunks.advance_late, {"SHAPE": SHAPE, "SEQUENCES": 256}, "wgmma.mma_async", 0),
+    (pass_chunks.pass_chunks, ALL, "wgmma.mma_async", 400),
 ]
-"""Kernels, constants, and the bytes a thread that may be spilled."""
+"""Kernels, constants, instruction of products, and the bytes a thread that may be spilled."""
 
 
-@pytest.mark.parametrize(("kernel", "constants", "spills"), some_slow(CASES[:-1], CASES))
-def test_a_kernel_fuses_nothing_and_adds_nothing_in_memory(kernel, constants, spills):
+@pytest.mark.parametrize(("kernel", "constants", "product", "spills"), some_slow(CASES[:-1], CASES))
+def test_a_kernel_fuses_nothing_and_adds_nothing_in_memory(kernel, constants, product, spills):
     """Products of bf16 go to the matrix unit; no fma, no atomic, no tf32."""
-    types = {name: TYPES[name] for name in kernel.arg_names if name in TYPES}
-    aligned = [name for name in types if name not in ("m", "count", "scale")]
-    options = {"num_warps": 4, "num_stages": 3}
+    decode = kernel.__name__.startswith("decode")
+    known = TYPES | OF_DECODE if decode else TYPES
+    types = {name: known[name] for name in kernel.arg_names if name in known}
+    tiled = lambda kind: isinstance(kind, str) and kind.startswith("tensordesc")
+    aligned = [
+        n for n, kind in types.items() if n not in ("m", "count", "scale") and not tiled(kind)
+    ]
+    options = {"num_warps": 1 if kernel.__name__ == "decode_factors" else 4, "num_stages": 3}
     done = hopper_kernel(kernel, types, constants, aligned, options)
     assert not re.search(r"(?<![a-z])(?:fma\.rn|atom|red)\.|tf32", done.ptx)
     spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", done.log)]
     assert spilled and max(spilled) <= spills, done.log
-    products = "SHAPE" in constants
-    assert ("wgmma.mma_async" in done.ptx) == products
+    assert ("mma" in done.ptx) == bool(product) and product in done.ptx
+
+
+def test_decode_rows_share_nothing_between_warps():
+    """Each thread reads what its products take: no shared memory, no barrier."""
+    types = {n: (TYPES | OF_DECODE)[n] for n in decode_rows.decode_rows.arg_names[:6]}
+    constants = {"SHAPE": SHAPE, "WARPS": 4}
+    done = hopper_kernel(decode_rows.decode_rows, types, constants, [*types], {"num_warps": 4})
+    assert done.shared == 0 and not re.search(r"\bbar(?:rier)?\.", done.ptx)
+
+
+@triton.jit
+def two_terms(left, right, y):
+    at = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    none = tl.zeros((16, 16), tl.float32)
+    high, low = products.high_and_low(tl.load(right + at), True)
+    chains = products.add_exact(tl.load(left + at), high, low, (none, none), True)
+    tl.store(y + at, products.sum_of_exact(chains, True))
+
+
+@triton.jit
+def joined_terms(left, right, y):
+    at = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    none = tl.zeros((16, 16), tl.float32)
+    high, low = products.high_and_low(tl.load(right + at), True)
+    left = tl.load(left + at)
+    tl.store(y + at, tl.dot(left, low, none) + tl.dot(left, high, none))
+
+
+def test_two_chains_are_added_not_joined():
+    """Triton makes x + dot(a, b, 0) into dot(a, b, x), which is another sum."""
+    types = {"left": ROWS, "right": FP32, "y": FP32}
+    made = lambda kernel: hopper_kernel(kernel, types, {}, (), {"num_warps": 1}).ptx
+    added = lambda ptx: len(re.findall(r"(?<![a-z])add(?:\.rn)?\.f32", ptx))
+    assert added(made(two_terms)) == 8, "a thread has 8 of 256 sums"
+    assert added(made(joined_terms)) == 0, "Triton joins no chains any more: ended() can go"

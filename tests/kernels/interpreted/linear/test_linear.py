@@ -24,17 +24,18 @@ from tpdet.kernels.inputs.paged_batch import make_batch
 from tpdet.kernels.order import K_GROUP
 
 
+def grouped_chain(left, right):
+    sums = torch.zeros(len(left), left.shape[1], right.shape[2])
+    left, right = left.double(), right.double()
+    for k in range(0, left.shape[2], K_GROUP):
+        group = left[:, :, k : k + K_GROUP] @ right[:, k : k + K_GROUP]
+        sums = (sums.double() + group).float()
+    return sums
+
+
 @pytest.fixture(autouse=True)
 def _grouped_products(monkeypatch):
-    def chain(left, right):
-        sums = torch.zeros(len(left), left.shape[1], right.shape[2])
-        left, right = left.double(), right.double()
-        for k in range(0, left.shape[2], K_GROUP):
-            group = left[:, :, k : k + K_GROUP] @ right[:, k : k + K_GROUP]
-            sums = (sums.double() + group).float()
-        return sums
-
-    monkeypatch.setattr(cpu_rule, "chain", chain)
+    monkeypatch.setattr(cpu_rule, "chain", grouped_chain)
 
 
 def steps_of(rule, rows, state, steps):
@@ -50,12 +51,18 @@ def steps_of(rule, rows, state, steps):
 PROMPT = ((70, 0, False, None),)
 CHUNKS = (30, 0, False, None), (100, 30, False, None), (1, 130, False, None)
 DRAFTS = (63, 0, False, None), (6, 63, True, 0), (1, 64, False, 0), (9, 65, True, 1)
+ROWS_ALONE = tuple(
+    (count, start, False, None)
+    for count, start in ((20, 0), (1, 20), (1, 21), (19, 22), (1, 41), (21, 42), (1, 63), (1, 64))
+)
 CASES = [
     (torch.bfloat16, PROMPT, (1, 1, 32, 16)),
     (torch.float32, DRAFTS, (1, 2, 16, 32)),
     (torch.bfloat16, CHUNKS, (1, 3, 32, 48)),
     (torch.bfloat16, DRAFTS, (2, 1, 32, 48)),
     (torch.float16, CHUNKS, (1, 2, 48, 16)),
+    (torch.bfloat16, ROWS_ALONE, (1, 2, 32, 48)),
+    (torch.float32, ROWS_ALONE, (1, 1, 16, 32)),
 ]
 
 
