@@ -139,5 +139,4 @@ def one_layer_of_each_kind(model: ModelConfig) -> ModelConfig:
     if linear is not None:
         linear = replace(linear, layers=tuple(map(model.is_linear, kept)))
     windows = tuple(model.windows[index] for index in kept)
-    layers = {"num_layers": len(kept), "windows": windows}
-    return replace(model, mixture=mixture, linear=linear, **layers)
+    return replace(model, num_layers=len(kept), windows=windows, mixture=mixture, linear=linear)
