@@ -9,15 +9,13 @@ of each]. Time one engine while the other is idle, or on a GPU of its own.
 """
 
 import json
-import random
-import statistics
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tpdet.tools.bench.generate_load import Sizes, time_generate
+from tpdet.tools.bench.generate_load import Sizes, time_embed, time_generate
 
 _LOAD = ("contexts", "repeats", "embed")
 _POOLING = {"runner": "pooling", "convert": "embed"}
@@ -74,18 +72,18 @@ def generate_rows(llm: Any, sampling: Any, sizes: Sizes) -> list[dict[str, Any]]
 
 
 def embed_row(llm: Any, count: int, length: int, sizes: Sizes) -> dict[str, Any]:
-    """Tokens a second of `LLM.embed`: the median of rounds of other prompts, behind one unseen."""
-    chosen, seconds = random.Random(sizes.seed), []
-    for _ in range(sizes.repeats + 1):
-        ids = [[chosen.randrange(1, sizes.vocabulary) for _ in range(length)] for _ in range(count)]
+    """The figure of `LLM.embed`, as plain data."""
+
+    def embed(prompts: list[list[int]]) -> float:
+        given = [{"prompt_token_ids": ids} for ids in prompts]
         begin = time.perf_counter()
-        answers = llm.embed([{"prompt_token_ids": one} for one in ids], use_tqdm=False)
-        seconds.append(time.perf_counter() - begin)
-        if len(answers) != count:
-            raise RuntimeError(f"{len(answers)} of {count} prompts were answered")
-    speeds = [count * length / second for second in seconds[1:]]
-    middle = {"value": statistics.median(speeds), "least": min(speeds), "most": max(speeds)}
-    return {"case": "LLM embed", "batch": count, "context": length, "unit": "tokens/s"} | middle
+        results = llm.embed(given, use_tqdm=False)
+        seconds = time.perf_counter() - begin
+        if len(results) != len(prompts):
+            raise RuntimeError(f"{len(results)} of {len(prompts)} prompts were answered")
+        return seconds
+
+    return time_embed(embed, count, length, sizes).plain()
 
 
 if __name__ == "__main__":

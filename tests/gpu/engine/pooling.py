@@ -16,12 +16,12 @@ import argparse
 import json
 import random
 import shlex
-import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import msgspec
 import torch
 
 from tests.lib.engine_harness import run
@@ -38,7 +38,8 @@ from tpdet.engine.pooling import PromptRows, pool
 from tpdet.requests.request import PooledOutput, with_seed
 from tpdet.runner import Runner
 from tpdet.scheduler.sequence import Sequence
-from tpdet.tools.bench.generate import read_peer
+from tpdet.tools.bench.generate import beside, figure_row, read_peer
+from tpdet.tools.bench.generate_load import Sizes, time_embed
 from tpdet.tools.measurement.results_file import append_record, run_record
 from tpdet.tools.synthetic.make_model import make_model
 from tpdet.tools.worlds.machine import machine
@@ -47,7 +48,7 @@ SHAPE = {"hidden": 512, "layers": 4, "heads": 8, "kv_heads": 2, "head_dim": 64, 
 SMALL = SHAPE | {"hidden": 128, "layers": 1}
 """For a CPU, where this script is tried."""
 TASKS = {"last": "embed", "mean": "embed", "labels": "classify", "tokens": "score"}
-PAGES, TOKENS, ROUNDS = 640, 512, 5
+PAGES, TOKENS = 640, 512
 PROMPTS = {"qwen3-0.6b": 4096, "qwen3-8b": 1024}
 ROWS = []
 
@@ -219,29 +220,17 @@ def check_rankings(model, device, queries, documents):
 def measure(folder, shape, peer):
     """Tokens a second of `LLM.embed`: the median of a few rounds of other prompts; a peer's."""
     model = write_shape(folder / shape, shape)
-    count, draw = PROMPTS[shape], random.Random(1)
     settings = {"task": "embed", "load_format": "dummy", "skip_tokenizer_init": True}
     with LLM(str(model), device="cuda", max_model_len=1024, **settings) as llm:
-        seconds = []
-        for _ in range(ROUNDS + 1):  # the first warms up
-            prompts = [[draw.randrange(1, 150_000) for _ in range(TOKENS)] for _ in range(count)]
+
+        def embed(prompts):
             begin = time.perf_counter()
-            found = llm.embed(prompts, use_tqdm=False)
-            seconds.append(time.perf_counter() - begin)
-            assert len(found) == count
-    speeds = [count * TOKENS / each for each in seconds[1:]]
-    row = {"case": "LLM embed", "batch": count, "context": TOKENS, "unit": "tokens/s"}
-    row |= {"value": statistics.median(speeds), "least": min(speeds), "most": max(speeds)}
-    for other in peer.rows if peer else ():
-        if (other.case, other.batch, other.context) == (row["case"], count, TOKENS):
-            row |= {
-                "peer": peer.peer,
-                "peer_value": other.value,
-                "ratio": other.value / row["value"],
-            }
-            row |= {"peer_least": other.least, "peer_most": other.most}
-            row |= {"peer_settings": peer.settings}
-    say(model=shape, **row)
+            assert len(llm.embed(prompts, use_tqdm=False)) == len(prompts)
+            return time.perf_counter() - begin
+
+        figure = time_embed(embed, PROMPTS[shape], TOKENS, Sizes())
+        row = beside(figure_row(llm.engine, figure), [peer] if peer else [])
+    say(**msgspec.to_builtins(row))
 
 
 def check_ranks(folder, world):

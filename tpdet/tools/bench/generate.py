@@ -100,12 +100,12 @@ def measure(spec: GenerateSpec) -> BenchResult | None:
             llm.generate(prompts, params, use_tqdm=False)
             return time.perf_counter() - begin
 
-        rows = [_row(engine, figure) for figure in time_generate(generate, sizes)]
+        rows = [figure_row(engine, figure) for figure in time_generate(generate, sizes)]
         device = engine.runner.device.type
         return result_of(rows, device, engine.world.size) if llm.rank == 0 else None
 
 
-def _row(engine: Engine, figure: GenerateFigure) -> BenchRow:
+def figure_row(engine: Engine, figure: GenerateFigure) -> BenchRow:
     """A figure as a row; its least and most stand among the metrics."""
     fields = figure.plain()
     metrics = {name: fields.pop(name) for name in ("least", "most")}

@@ -1,7 +1,7 @@
 """The load of `tpdet bench generate`: decode, prompts and a mixed load through a `generate` call.
 
-It knows no engine, so that another engine's `LLM.generate` is timed by the very same requests
-(`scripts/vllm_generate.py`). Only the standard library is imported.
+It knows no engine, so that another engine's `LLM.generate` and `LLM.embed` are timed by the very
+same requests (`scripts/vllm_generate.py`). Only the standard library is imported.
 """
 
 import random
@@ -12,6 +12,9 @@ from typing import Any
 
 Generate = Callable[[list[list[int]], int], float]
 """Answers prompts of ids by exactly that number of tokens each; the seconds of the call."""
+
+Embed = Callable[[list[list[int]]], float]
+"""Answers prompts of ids by a vector each; the seconds of the call."""
 
 _LOW_ID = 1000  # below lie bytes and special tokens of many vocabularies
 _WARM_UP_TOKENS = 8
@@ -78,14 +81,21 @@ def time_generate(generate: Generate, sizes: Sizes) -> list[GenerateFigure]:
     figures = []
     for batch in sizes.batches:
         figures.append(load.decode("LLM decode", batch, sizes.prompt))
-    figures.append(load.prefill("LLM prefill", sizes.prefill_prompts, sizes.prefill_tokens))
+    count = sizes.prefill_prompts
+    figures.append(load.prefill("LLM prefill", count, sizes.prefill_tokens, -(-count // 2)))
     figures.append(load.mixed())
     for context in sizes.contexts:
-        figures.append(load.prefill(f"LLM prefill of {context:,}", 1, context))
+        figures.append(load.prefill(f"LLM prefill of {context:,}", 1, context, 1))
     if sizes.contexts:
         longest = max(sizes.contexts)
         figures += [load.decode(f"LLM decode at {longest:,}", batch, longest) for batch in (1, 8)]
     return figures
+
+
+def time_embed(embed: Embed, count: int, length: int, sizes: Sizes) -> GenerateFigure:
+    """Prompt tokens a second of `count` prompts of a length, behind a warm-up of as many."""
+    load = _Calls(lambda prompts, _: embed(prompts), sizes)
+    return load.prefill("LLM embed", count, length, count)
 
 
 class _Calls:
@@ -105,9 +115,9 @@ class _Calls:
             steps.append(1e3 * (long - short) / (sizes.many - sizes.few))
         return _figure(case, batch, length, steps, "ms")
 
-    def prefill(self, case: str, count: int, length: int) -> GenerateFigure:
-        """Prompt tokens a second of `count` prompts of a length."""
-        self._answer(-(-count // 2), length, 1)
+    def prefill(self, case: str, count: int, length: int, warm_up: int) -> GenerateFigure:
+        """Prompt tokens a second of `count` prompts of a length, behind `warm_up` others."""
+        self._answer(warm_up, length, 1)
         seconds = (self._answer(count, length, 1) for _ in range(self._sizes.repeats))
         speeds = [count * length / second for second in seconds]
         return _figure(case, count, length, speeds, "tokens/s")
