@@ -31,8 +31,8 @@ from tpdet.kernels.cuda.linear.tables import (
 BLOCK = tl.constexpr(16)
 BLOCKS = tl.constexpr(4)
 ALL_CHUNKS, FIRST_CHUNK, LAST_CHUNK = (tl.constexpr(part) for part in range(3))
-"""Of a run: all; its first if that is no whole one, or the last (drafts: all), about those of
-`whole_chunks.py`."""
+"""What a launch takes of a run: all chunks, or those at its ends, where `whole_chunks.py` has the
+others: the first if it is not whole, the last. Of drafts the last launch takes all."""
 
 
 @triton.jit
