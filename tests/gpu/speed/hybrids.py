@@ -1,7 +1,7 @@
 """Decode steps and prompts of hybrids by `LLM.generate`, beside what a step must read.
 
     python -m tests.gpu.speed.hybrids [--shapes qwen3.5-9b,qwen3.5-35b-a3b] [--tp 1]
-        [--batches 1,16,64,256]
+        [--batches 1,16,64,256] [--results docs/results]
 
 Random weights in bf16. A row is one shape: milliseconds of a token at each batch and of prompts,
 slots of states, and gigabytes that a step of the largest batch reads of weights and of states,
@@ -27,6 +27,8 @@ from tpdet.kernels.order import CHUNK_TOKENS
 from tpdet.layers.partition import state_shape
 from tpdet.models.footprint import weight_bytes
 from tpdet.tools.measurement.floor import decode_work, here
+from tpdet.tools.measurement.results_file import append_run
+from tpdet.tools.worlds.machine import machine
 
 PROMPTS = ((1, 512), (1, 2048), (8, 2048), (1, 16384))
 _GIGA = 1e9
@@ -72,6 +74,20 @@ def measured(model: str, ranks: int, batches: list[int], context: int) -> dict[s
         return row | generate_times(llm, batches, prompts)
 
 
+def rows_of(shape: str, ranks: int, row: dict[str, object]) -> list[dict[str, object]]:
+    """The rows of a results file: a token's time at each batch beside its floor, and prompts'."""
+    alike = {"unit": "ms", "model": shape, "dtype": "bfloat16", "tp": ranks}
+    rows = []
+    for name, value in row.items():
+        if name.startswith("ms at "):
+            size = name.removeprefix("ms at ")
+            floor = {"floor_ms": row[f"floor at {size}"]} if f"floor at {size}" in row else {}
+            rows.append({"case": "a token", "value": value, "batch": int(size)} | alike | floor)
+        elif name.startswith("ms of "):
+            rows.append({"case": f"{name.removeprefix('ms of ')} tokens", "value": value} | alike)
+    return rows
+
+
 def main(arguments: list[str]) -> int:
     """Every shape; 1 where one failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.speed.hybrids", allow_abbrev=False)
@@ -79,6 +95,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--batches", default="1,16,64,256")
     parser.add_argument("--max-model-len", type=int, default=17000)
+    parser.add_argument("--results", type=Path, help="a results file or folder")
     options = parser.parse_args(arguments)
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     batches, failed = [int(batch) for batch in options.batches.split(",")], False
@@ -91,6 +108,9 @@ def main(arguments: list[str]) -> int:
             except Exception as error:
                 row, failed = {"failed": f"{type(error).__name__}: {error}"}, True
             print(json.dumps(named | {"tp": options.tp} | row), flush=True)
+            if options.results and not failed:
+                command, rows = "python -m tests.gpu.speed.hybrids", rows_of(shape, options.tp, row)
+                append_run(options.results, "hybrids", machine("cuda", options.tp), command, rows)
     return int(failed)
 
 
