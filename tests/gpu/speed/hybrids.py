@@ -81,7 +81,7 @@ def rows_of(shape: str, ranks: int, row: dict[str, object]) -> list[dict[str, ob
     for name, value in row.items():
         if name.startswith("ms at "):
             size = name.removeprefix("ms at ")
-            floor = {"floor_ms": row[f"floor at {size}"]} if f"floor at {size}" in row else {}
+            floor = {"floor": row[f"floor at {size}"]} if f"floor at {size}" in row else {}
             rows.append({"case": "a token", "value": value, "batch": int(size)} | alike | floor)
         elif name.startswith("ms of "):
             rows.append({"case": f"{name.removeprefix('ms of ')} tokens", "value": value} | alike)
