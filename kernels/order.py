@@ -22,6 +22,7 @@ CHUNK_TOKENS = 64  # linear attention: a state stands at absolute multiples of i
 CONVOLUTION_TAPS = 4  # rows that its short convolution reads, the row's own among them
 MASKED = -1e30  # score of a masked key: finite, so no NaN can come of it
 MASS_BITS = 40  # fixed point of softmax mass and sums of squares
+_SUM_BITS = 62  # of a fixed-point sum of several terms
 TOP_P_BITS = 30
 DEFAULT_LEAVES = 8
 FOLD_ORDERS = ("sequential", "pairs", "tree")
@@ -164,6 +165,11 @@ class Contract:
             raise ValueError(f"row layers {self.row_layers!r}: use one of {', '.join(ROW_LAYERS)}")
         body = json.dumps(fields | constants, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(body.encode()).hexdigest()
+
+
+def fraction_bits(terms: int) -> int:
+    """Bits behind the point in a fixed-point sum of so many terms, whose int64 cannot overflow."""
+    return min(MASS_BITS, _SUM_BITS - terms.bit_length())
 
 
 def cut_leaves(units: int, size: int, leaves: int) -> Leaves:

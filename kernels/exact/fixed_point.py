@@ -8,11 +8,10 @@
 
 import torch
 
-from tpdet.kernels.order import MASS_BITS
+from tpdet.kernels.order import fraction_bits
 
 _FP64_BIAS = 1023
 _FP64_FRACTION = 52
-_SUM_BITS = 62
 
 
 def exponent_of(largest: torch.Tensor) -> torch.Tensor:
@@ -24,11 +23,6 @@ def exponent_of(largest: torch.Tensor) -> torch.Tensor:
 def power_of_two(exponent: torch.Tensor) -> torch.Tensor:
     """2^exponent in fp64, exactly, for int64 exponents of normal numbers."""
     return ((exponent + _FP64_BIAS) << _FP64_FRACTION).view(torch.float64)
-
-
-def fraction_bits(terms: int) -> int:
-    """Bits behind the point in a sum of so many terms."""
-    return min(MASS_BITS, _SUM_BITS - terms.bit_length())
 
 
 def fixed_point(x: torch.Tensor, exponent: torch.Tensor, bits: int) -> torch.Tensor:

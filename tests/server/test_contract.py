@@ -29,10 +29,11 @@ ROUTES = {
     "GET": PUBLIC | {"/v1/models", "/v1/models/{model_id:path}", "/v1/receipts/{receipt_id}",
                      "/tokenizer_info", "/server_info", "/get_server_info", "/model_info",
                      "/get_model_info", "/get_world_size", "/v1/loads", "/openapi.json", "/",
-                     "/docs", "/v1/answers/{request_digest}"},
+                     "/docs", "/v1/answers/{request_digest}", "/info"},
     "POST": {PATH, CHAT, "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
              "/inference/v1/generate", "/generate", "/tokenize", "/detokenize", "/v1/embeddings",
-             "/classify", "/pooling", "/score", "/rerank", "/v1/rerank", "/v2/rerank"},
+             "/classify", "/pooling", "/score", "/rerank", "/v1/rerank", "/v2/rerank",
+             "/embed", "/predict", "/similarity", "/"},
 }  # fmt: skip
 LIMITS = {
     "body_bytes": 10 << 20, "json_depth": 32, "n": [1, 128], "logprobs": [0, 100],

@@ -7,7 +7,17 @@ All are asked by POST. A route's first path is the one that it is named by.
 from typing import Literal, get_args
 
 CallRoute = Literal["chat", "completion", "messages", "responses", "tokens", "sglang"]
-PooledRoute = Literal["embeddings", "classify", "pooling", "score", "rerank"]
+PooledRoute = Literal[
+    "embeddings",
+    "classify",
+    "pooling",
+    "score",
+    "rerank",
+    "embed",
+    "predict",
+    "similarity",
+    "inputs",
+]
 TextRoute = Literal["count_tokens", "tokenize", "detokenize"]
 Route = Literal[CallRoute, PooledRoute, TextRoute]
 CALLS, POOLED = get_args(CallRoute), get_args(PooledRoute)
@@ -29,7 +39,13 @@ POOLED_PATHS: dict[str, PooledRoute] = {
     "/rerank": "rerank",
     "/v1/rerank": "rerank",
     "/v2/rerank": "rerank",
+    "/embed": "embed",
+    "/predict": "predict",
+    "/similarity": "similarity",
+    "/": "inputs",
 }
+TEI_PATHS = ("/embed", "/predict", "/similarity", "/info")
+"""Those of text-embeddings-inference alone; of / and /rerank a body says whose it is."""
 TEXT_PATHS: dict[str, TextRoute] = {
     "/v1/messages/count_tokens": "count_tokens",
     "/tokenize": "tokenize",

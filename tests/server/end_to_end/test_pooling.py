@@ -1,28 +1,33 @@
 """The routes that answer with numbers, of a real server and of a model in this process."""
 
 import asyncio
+import json
 import struct
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import ANY, Mock
 
 import blake3
 import httpx
 import msgspec
 import openai
 import pytest
+import torch
 from fastapi import FastAPI
 
 from tests.lib.models.pooled_models import classifier, sentence_folder
 from tests.lib.server.served import Served
 from tpdet import LLM
 from tpdet.checkpoint.model_config.pooling import load_for_task
+from tpdet.kernels.exact.pooling import similarity
 from tpdet.requests.answer.json_pieces import to_json
-from tpdet.requests.body.pooling_body import pooled_call
+from tpdet.requests.body.pooling.pooled_answers import ANSWERS, AnswerShape
+from tpdet.requests.body.pooling.pooling_body import pooled_call
 from tpdet.requests.body.prepare import Preparer
 from tpdet.requests.body.problems import ApiError
 from tpdet.requests.body.work import prepare_call
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.request import PooledOutput
+from tpdet.requests.routes import POOLED
 from tpdet.server.body.job import Job, Reply
 from tpdet.server.body.worker import work
 from tpdet.server.front.app import ProblemResponse
@@ -263,6 +268,79 @@ def test_scores_ranks_and_labels_have_the_forms_of_vllm_and_cohere(tiny_model, t
         assert refused.value.status == 400 and words in refused.value.message
 
 
+def test_teis_bodies_have_its_answers(tiny_model, tmp_path):
+    plain = tiny_model("qwen3", **SMALL)
+    door = Door(classifier(plain, tmp_path / "one", 1))
+    asked = {"query": "q", "texts": ["a", "b", "c"]}
+    ranked = [{"index": 1, "score": 0.5}, {"index": 2, "score": 0.5}, {"index": 0, "score": 0.25}]
+    assert door.ask("rerank", [0.25, 0.5, 0.5], **asked) == ranked
+    shown = door.ask("inputs", [0.25, 0.5, 0.5], **asked, return_text=True, raw_scores=True)
+    assert [one["text"] for one in shown] == ["b", "c", "a"]
+    (raw, *_) = door.call("rerank", asked | {"raw_scores": True, "truncate": True}).requests
+    assert raw.pooling.use_activation is False
+    three = Door(classifier(plain, tmp_path / "three", 3))
+    row, labels = (0.25, 0.5, 0.125), [("l1", 0.5), ("l0", 0.25), ("l2", 0.125)]
+    labels = [{"label": name, "score": score} for name, score in labels]
+    assert three.ask("predict", [row], inputs="a") == labels
+    assert three.ask("predict", [row], inputs=["a", "b"]) == labels
+    assert three.ask("predict", [row, row], inputs=[["a"], ["a", "b"]]) == [labels, labels]
+    assert three.ask("inputs", [row], inputs="a", parameters={"top_k": 2}) == [labels[:2]]
+    alone, pair = three.call("predict", {"inputs": [["a"], ["a", "b"]]}).requests
+    assert pair.prompt_token_ids[: len(alone.prompt_token_ids)] == alone.prompt_token_ids
+    vectors = Door(sentence_folder(plain, tmp_path / "model", prompts={"q": "Q: "}))
+    assert vectors.ask("embed", [(1.0, 2.0)], inputs="a") == [[1.0, 2.0]]
+    call = vectors.call(
+        "embed", {"inputs": [TEXTS[0], [5, 6]], "normalize": False, "dimensions": 7}
+    )
+    params = call.requests[0].pooling
+    assert params.use_activation is False and params.dimensions == 7
+    sentences = {"source_sentence": TEXTS[0], "sentences": TEXTS}
+    call = vectors.call("inputs", {"inputs": sentences, "parameters": {"prompt_name": "q"}})
+    assert call.form == "similarity" and len(call.requests) == 4
+    assert call.requests[0] != vectors.call("embed", {"inputs": TEXTS[0]}).requests[0]
+    for of, route, fields, words in (
+        (door, "rerank", asked | {"top_n": 1}, "unknown field 'top_n'"),
+        (door, "embed", {"inputs": "a"}, "answers /classify"),
+        (door, "rerank", {"query": "q", "texts": []}, "texts"),
+        (three, "predict", {"inputs": ["a", "b", "c"]}, "inputs[0] is ['a', 'b', 'c']"),
+        (three, "predict", {"inputs": [["a"], "b"]}, "inputs[1] is 'b'"),
+        (three, "predict", {"inputs": {}}, "inputs is {}"),
+        (
+            three,
+            "inputs",
+            {"inputs": "a", "parameters": {"function_to_apply": "sigmoid"}},
+            "this model's is softmax",
+        ),
+        (vectors, "embed", {"inputs": ["a"] * 2049}, "inputs has 2049 entries"),
+        (vectors, "embed", {"inputs": "a", "truncation_direction": "left"}, "at their end"),
+        (vectors, "embed", {"inputs": "a b, c. " * 300}, "over the model's context of 512"),
+        (vectors, "similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, "is empty"),
+        (vectors, "similarity", {"inputs": "a"}, "inputs"),
+        (vectors, "inputs", asked, "answers /v1/embeddings"),
+    ):
+        with pytest.raises(ApiError) as refused:
+            of.ask(route, [], **fields)
+        assert words in refused.value.message, refused.value.message
+        assert json.loads(refused.value.tei_body()).keys() == {"error", "error_type"}
+        assert refused.value.tei and refused.value.status == 400
+    (found, refused), _ = post(vectors, "/embed", {"inputs": ["a", "b"]}, {"inputs": []})
+    assert found.headers["x-compute-tokens"] == "4" and found.json() == [[2.0], [2.0]]
+    assert refused.json() == {"error": ANY, "error_type": "validation"}
+    (refused,), _ = post(door, "/rerank", {"query": "", "texts": ["a"]})
+    assert refused.json() == {"error": ANY, "error_type": "validation"}
+    (refused,), _ = post(door, "/rerank", {"query": "", "documents": ["a"]})
+    assert refused.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_cosines_have_the_bits_of_those_of_llm():
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(40, 300, generator=generator) * 0.1
+    rows[1], rows[2, ::2], rows[3], rows[4] = 0.0, 0.0, rows[0], -rows[0]
+    values = [row.numpy().tobytes() for row in rows]
+    found = ANSWERS["similarity"](AnswerShape(), values)
+    assert found == [float(similarity(rows[0], row)) for row in rows[1:]]
+
+
 def test_a_reranker_and_a_server_that_generates(tiny_model, monkeypatch):
     monkeypatch.setattr(PooledPrompts, "answering_tokens", lambda self: (17, 900))
     plain = tiny_model("qwen3", **SMALL)
@@ -271,7 +349,7 @@ def test_a_reranker_and_a_server_that_generates(tiny_model, monkeypatch):
     with pytest.raises(ApiError, match="generates no text"):
         prepare_call("completion", door.preparer, {"prompt": "a"}, "id")
     generates = Preparer(SimpleNamespace(pooling=None), "tiny", None)
-    for route in ("embeddings", "classify", "pooling", "score", "rerank"):
+    for route in POOLED:
         with pytest.raises(ApiError, match="--task embed") as refused:
             pooled_call(route, generates, {}, "id")
         assert refused.value.status == 400

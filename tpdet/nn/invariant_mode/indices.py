@@ -13,9 +13,9 @@ from tpdet.errors import UsageError
 from tpdet.kernels.exact.fixed_point import (
     exponent_of,
     fixed_point,
-    fraction_bits,
     power_of_two,
 )
+from tpdet.kernels.order import fraction_bits
 from tpdet.nn.invariant_mode.reductions import narrowed
 
 

@@ -12,7 +12,7 @@ from tpdet.requests.answer.json_pieces import Written, to_json
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.body.problems import ApiError
 from tpdet.requests.request import ABORTED
-from tpdet.requests.routes import MESSAGES
+from tpdet.requests.routes import MESSAGES, TEI_PATHS
 from tpdet.requests.shown_ids import FAMILY_CALLS, MESSAGE, SIGNATURE, TOOL_USE, ShownIds, shown_id
 from tpdet.text.outputs import TextDelta, logprob_bits
 from tpdet.text.parsing import json_text
@@ -220,7 +220,7 @@ def problem_body(problem: ApiError, path: str, request_id: str) -> bytes:
     """The JSON of an error, in the form of the API that a path is of."""
     if is_of_messages(path):
         return to_json(error_of(problem, request_id))
-    return problem.body()
+    return problem.tei_body() if problem.tei or path in TEI_PATHS else problem.body()
 
 
 def error_of(problem: ApiError, request_id: str) -> Json:

@@ -27,6 +27,11 @@ CODES = (
     "not_supported", "resume_mismatch", "unknown_field", *RETRYABLE, *SERVER_FAULTS,
 )  # fmt: skip
 """Every code, or type where there is no code, that an ApiError has."""
+_TEI_TYPES = {
+    **dict.fromkeys(RETRYABLE, "unhealthy"),
+    **dict.fromkeys((*SERVER_FAULTS, "not_supported"), "backend"),
+    "engine_overloaded": "overloaded",
+}
 
 
 class ApiError(Exception):
@@ -41,11 +46,13 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: tuple[tuple[str, str], ...] = (),
+        tei: bool = False,
     ) -> None:
+        """tei: it is told in the form of text-embeddings-inference, whichever path was asked."""
         super().__init__(message)
         assert (code or kind) in CODES, "metrics count errors by the codes in CODES"
         self.status, self.message, self.kind = status, message, kind
-        self.param, self.code, self.headers = param, code, headers
+        self.param, self.code, self.headers, self.tei = param, code, headers, tei
 
     def reworded(self, message: str, param: str | None) -> "ApiError":
         """The same refusal in other words, about a field by another name."""
@@ -56,6 +63,7 @@ class ApiError(Exception):
             param=param,
             code=self.code,
             headers=self.headers,
+            tei=self.tei,
         )
 
     def body(self) -> bytes:
@@ -69,6 +77,12 @@ class ApiError(Exception):
         data = json.dumps({"error": error}, separators=(",", ":")).encode("ascii")
         assert len(data) <= MAX_ERROR_BYTES
         return data
+
+    def tei_body(self) -> bytes:
+        """The same in the form of text-embeddings-inference."""
+        kind = _TEI_TYPES.get(self.code or self.kind, "validation")
+        error = {"error": _shorten(self.message, MESSAGE_CHARACTERS), "error_type": kind}
+        return json.dumps(error, separators=(",", ":")).encode("ascii")
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -6,10 +6,10 @@ The HTTP process calls it for small bodies, and a worker process for large ones.
 from typing import Any, cast
 
 from tpdet.requests.answer.json_pieces import to_json
-from tpdet.requests.body import parse, pooling_body
+from tpdet.requests.body import parse
 from tpdet.requests.body.messages_body import CountTokensBody, MessagesBody, MessagesChat
 from tpdet.requests.body.parse import parse_body
-from tpdet.requests.body.pooling_body import PooledCall, pooled_call
+from tpdet.requests.body.pooling.pooling_body import PooledCall, bodies_of, pooled_call
 from tpdet.requests.body.prepare import Call, Preparer
 from tpdet.requests.body.problems import ApiError, bad_request, request_errors_as_problems
 from tpdet.requests.body.responses_body import ResponsesBody
@@ -25,13 +25,13 @@ from tpdet.requests.body.token_bodies import TokensBody
 from tpdet.requests.pooling_params import ONLY_POOLED
 from tpdet.requests.routes import CALLS, POOLED, PooledRoute, Route
 
-BODIES: dict[Route, type[Body]] = {
-    **parse.BODIES,
-    "messages": MessagesBody,
-    "count_tokens": CountTokensBody,
-    **{route: pooling_body.BODIES[route] for route in POOLED},
+BODIES: dict[Route, tuple[type[Body], ...]] = {
+    **{route: (body,) for route, body in parse.BODIES.items()},
+    "messages": (MessagesBody,),
+    "count_tokens": (CountTokensBody,),
+    **{route: bodies_of(route) for route in POOLED},
 }
-"""The body of each route."""
+"""The body of each route, of some one of several."""
 
 
 def prepare_call(route: Route, preparer: Preparer, fields: dict[str, Any], request_id: str) -> Call:

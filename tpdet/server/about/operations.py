@@ -46,6 +46,19 @@ _OF_ROUTES: dict[Route, Operation] = {
     "pooling": Operation("Pool texts", "Vectors, labels or rewards, as the model has them."),
     "score": Operation("Score pairs", "How well texts fit texts, by a model that reads both."),
     "rerank": Operation("Rank documents", "Documents by how well they fit a query, best first."),
+    "embed": Operation(
+        "Embed texts, in TEI's form", "Vectors alone, of text-embeddings-inference."
+    ),
+    "predict": Operation(
+        "Classify texts, in TEI's form", "Each text's labels with their scores, the best first."
+    ),
+    "similarity": Operation(
+        "Compare sentences, in TEI's form", "Cosines of one sentence's vector and each other's."
+    ),
+    "inputs": Operation(
+        "Ask for what the model has, in TEI's form",
+        "Vectors, labels, cosines or ranks, by the body: where Hugging Face's clients send them.",
+    ),
     "count_tokens": Operation(
         "Count a prompt's tokens", "How long the prompt of such a message would be."
     ),
@@ -61,8 +74,10 @@ def _of_path(path: str, route: Route) -> Operation:
     return named if path == first else named._replace(description=f"Another name of {first}.")
 
 
+CALL_OPERATIONS = {path: _of_path(path, route) for path, route in PATHS.items()}
+"""Those that ask for a model's text, ids or numbers, by POST."""
 OPERATIONS = {
-    **{path: _of_path(path, route) for path, route in PATHS.items()},
+    **CALL_OPERATIONS,
     "/v1/answers/{request_digest}": Operation(
         "Get an answer again",
         "A cached answer, as ids and bits, by its request digest; 404 without --answer-cache.",
@@ -89,6 +104,9 @@ OPERATIONS = {
     "/get_server_info": Operation("Describe the server", "SGLang's older name of /server_info."),
     "/model_info": Operation("Describe the model", "The served model, as SGLang tells of one."),
     "/get_model_info": Operation("Describe the model", "SGLang's older name of /model_info."),
+    "/info": Operation(
+        "Describe a model that pools", "The served model, as text-embeddings-inference tells of it."
+    ),
     "/v1/loads": Operation(
         "Count the requests", "How many run and wait now, as SGLang tells of it."
     ),
@@ -202,8 +220,11 @@ ELSEWHERE = {
     "/messages": "the path begins with /v1: use /v1/messages",
     "/v1/messages/batches": "use /v1/batches with its endpoint /v1/messages",
     "/v1/score": "use /score",
-    "/embed": "use /v1/embeddings",
-    "/predict": "use /classify",
+    "/embed_all": "a text has one vector here: use /embed",
+    "/embed_sparse": "no model here has sparse vectors: use /embed",
+    "/embeddings": "the path begins with /v1: use /v1/embeddings",
+    "/decode": "use /detokenize",
+    "/vertex": "use /embed, /predict or /rerank",
     "/v1/audio/transcriptions": "text is the only kind of content here",
     "/v1/images/generations": "text is the only kind of content here",
     "/v1/batches": "there are no batches: start the server with --batch-dir DIR, or take tpdet "

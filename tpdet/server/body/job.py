@@ -14,7 +14,7 @@ from typing import Never
 import msgspec
 
 from tpdet.requests.body.limits import BODY_CPU_SECONDS, BODY_MEMORY_BYTES, TEMPLATE_CPU_SECONDS
-from tpdet.requests.body.pooling_body import PooledCall
+from tpdet.requests.body.pooling.pooling_body import PooledCall
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.body.problems import ApiError, bad_request, internal_error
 from tpdet.requests.engine_facts import EngineFacts
@@ -105,6 +105,7 @@ class JobRefused(msgspec.Struct, frozen=True, tag="refused"):
     param: str | None
     code: str | None
     headers: tuple[tuple[str, str], ...]
+    tei: bool
 
     @classmethod
     def of(cls, error: ApiError) -> "JobRefused":

@@ -16,7 +16,7 @@ import msgspec
 from tpdet.launch.host.interpreter import python_command, python_environment
 from tpdet.requests.body import limits
 from tpdet.requests.body.limits import MAX_WAITING_LARGE_BODIES, share_of
-from tpdet.requests.body.pooling_body import PooledCall, repeated_characters
+from tpdet.requests.body.pooling.pooling_body import PooledCall, repeated_characters
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.body.problems import from_code, internal_error
 from tpdet.requests.body.work import work_on

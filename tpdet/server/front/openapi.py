@@ -9,8 +9,13 @@ from pydantic.json_schema import models_json_schema
 
 from tpdet.requests.answer.messages import is_of_messages
 from tpdet.requests.body.work import BODIES
-from tpdet.requests.routes import PATHS
-from tpdet.server.about.operations import BATCH_OPERATIONS, CONTROL_OPERATIONS, OPERATIONS
+from tpdet.requests.routes import PATHS, TEI_PATHS
+from tpdet.server.about.operations import (
+    BATCH_OPERATIONS,
+    CALL_OPERATIONS,
+    CONTROL_OPERATIONS,
+    OPERATIONS,
+)
 from tpdet.server.front.door import PUBLIC_PATHS
 
 _BODIES = {path: BODIES[route] for path, route in PATHS.items()}
@@ -37,6 +42,10 @@ _MESSAGES_ERROR = {
         },
     },
 }  # fmt: skip
+_TEI_ERROR = {
+    "type": "object", "required": ["error", "error_type"],
+    "properties": {"error": _TEXT, "error_type": _TEXT},
+}  # fmt: skip
 _EVENT = {"type": "object", "required": ["data"], "properties": {"id": _TEXT, "data": _TEXT}}
 _PAGE = {"limit": {"type": "integer", "minimum": 1}, "after": _TEXT, "order": _TEXT}
 _BATCH_BODIES: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
@@ -60,16 +69,17 @@ def describe(app: FastAPI, guarded: bool) -> dict[str, Any]:
     """The OpenAPI document of `app`'s routes; `guarded` says whether keys are asked for."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     _, definitions = models_json_schema(
-        [(body, "validation") for body in _BODIES.values()], ref_template=_REFERENCE
+        [(body, "validation") for bodies in _BODIES.values() for body in bodies],
+        ref_template=_REFERENCE,
     )
     schemas = dict(definitions.get("$defs", {}))
-    schemas |= {"Error": _ERROR, "MessagesError": _MESSAGES_ERROR}
+    schemas |= {"Error": _ERROR, "MessagesError": _MESSAGES_ERROR, "TeiError": _TEI_ERROR}
     document["components"] = {"schemas": schemas}
     if guarded:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            _describe_operation(path, operation)
+            _describe_operation(path, method, operation)
             if path in BATCH_OPERATIONS:
                 _describe_batches(path, method, operation)
             if guarded and path not in PUBLIC_PATHS:
@@ -77,27 +87,30 @@ def describe(app: FastAPI, guarded: bool) -> dict[str, Any]:
     return document
 
 
-def _describe_operation(path: str, operation: dict[str, Any]) -> None:
-    errors = _ANY_ERRORS + (_BODY_ERRORS if path in _BODIES else ())
+def _describe_operation(path: str, method: str, operation: dict[str, Any]) -> None:
+    asks = path in _BODIES and method == "post"
+    errors = _ANY_ERRORS + (_BODY_ERRORS if asks else ())
     answers = {code: answer for code, answer in operation["responses"].items() if code != "422"}
     error = "MessagesError" if is_of_messages(path) else "Error"
+    error = "TeiError" if path in TEI_PATHS or (path == "/" and asks) else error
     content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=error)}}}
     answers |= {code: {"description": "refused", "content": content} for code in errors}
     operation["responses"] = dict(sorted(answers.items()))
-    operation["summary"], operation["description"] = (
-        OPERATIONS | CONTROL_OPERATIONS | BATCH_OPERATIONS
-    )[path]
-    if path in _TEXTS:
+    known = OPERATIONS | CONTROL_OPERATIONS | BATCH_OPERATIONS | (CALL_OPERATIONS if asks else {})
+    operation["summary"], operation["description"] = known[path]
+    if path in _TEXTS and not asks:
         answers["200"]["content"] = {_TEXTS[path]: {"schema": _TEXT}}
-    if path in _BODIES:
+    if asks:
         answers["200"]["content"] = {
             "application/json": {"schema": {"type": "object"}},
             "text/event-stream": {"schema": _EVENT},
         }
-        reference = _REFERENCE.format(model=_BODIES[path].__name__)
+        names = [body.__name__ for body in _BODIES[path]]
+        references = [{"$ref": _REFERENCE.format(model=name)} for name in names]
+        schema = {"anyOf": references} if references[1:] else references[0]
         operation["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": {"$ref": reference}}},
+            "content": {"application/json": {"schema": schema}},
         }
     if names := _PARAMETER.findall(path):
         operation["parameters"] = [

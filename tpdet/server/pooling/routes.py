@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+import tpdet
 from tpdet.requests.answer.json_pieces import to_json
-from tpdet.requests.body.pooling_body import PooledCall
-from tpdet.requests.body.problems import ApiError
+from tpdet.requests.body import limits
+from tpdet.requests.body.pooling.pooled_answers import TEI_FORMS
+from tpdet.requests.body.pooling.pooling_body import PooledCall
+from tpdet.requests.body.problems import ApiError, bad_request
+from tpdet.requests.pooling_params import NOT_POOLED
 from tpdet.requests.request import PooledOutput
 from tpdet.requests.routes import POOLED_PATHS, PooledRoute
 from tpdet.server.front.engine_client import EngineClient
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 
 AT_ONCE = 256
 """Prompts of one request that are in the engine's queue at a time."""
+_POOLINGS = {"last": "last_token", "mean": "mean", "cls": "cls"}
+"""What text-embeddings-inference calls the rows."""
 
 
 class _PooledAnswers:
@@ -59,14 +65,15 @@ def add_pooling_routes(app: FastAPI, services: "Services") -> None:
             for first in range(0, len(call.requests), AT_ONCE):
                 await _run(call, first, outputs, services.client, exchange.gone)
             outcome = "completed"
-        except ApiError:
-            outcome = "failed"
+        except ApiError as error:
+            outcome, error.tei = "failed", call.form in TEI_FORMS
             raise
         finally:
             services.client.metrics.outcome(outcome)
             exchange.tokens = call.prompt_tokens, 0
         content = call.answer(outputs, services.client.facts_of)
-        return Response(to_json(content), media_type="application/json")
+        counted = {"x-compute-tokens": str(call.prompt_tokens)} if call.form in TEI_FORMS else None
+        return Response(to_json(content), headers=counted, media_type="application/json")
 
     def handler(route: PooledRoute) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         async def handle(request: Request) -> Response:
@@ -76,6 +83,42 @@ def add_pooling_routes(app: FastAPI, services: "Services") -> None:
 
     for path, route in POOLED_PATHS.items():
         app.post(path)(handler(route))
+
+    @app.get("/info")
+    async def info() -> Response:
+        return Response(to_json(_info(services)), media_type="application/json")
+
+
+def _info(services: "Services") -> dict[str, Any]:
+    """The model as text-embeddings-inference tells of one. Raises ApiError where text is made."""
+    facts = services.preparer.facts
+    pooling = facts.pooling
+    if pooling is None:
+        raise bad_request(NOT_POOLED, None, "not_supported")
+    labels = pooling.labels or ("yes",)
+    kind: dict[str, Any] = {"embedding": {"pooling": _POOLINGS[pooling.row]}}
+    if pooling.answers != "vector":
+        names = {
+            "id2label": {str(index): label for index, label in enumerate(labels)},
+            "label2id": {label: index for index, label in enumerate(labels)},
+        }
+        kind = {"reranker" if pooling.width == 1 else "classifier": names}
+    return {
+        "model_id": services.served_name,
+        "model_sha": None,
+        "model_dtype": facts.dtype,
+        "model_type": kind,
+        "max_concurrent_requests": AT_ONCE,
+        "max_input_length": facts.max_model_len,
+        "max_batch_tokens": facts.max_model_len,
+        "max_batch_requests": None,
+        "max_client_batch_size": limits.MAX_POOLED_INPUTS,
+        "auto_truncate": False,
+        "tokenization_workers": 1,
+        "version": tpdet.__version__,
+        "sha": None,
+        "docker_label": None,
+    }
 
 
 async def _run(

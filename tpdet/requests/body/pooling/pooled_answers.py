@@ -1,0 +1,154 @@
+"""The JSON of pooled answers, in OpenAI's form, vLLM's, Cohere's and Jina's, or TEI's.
+
+TEI is text-embeddings-inference. Needs no torch.
+"""
+
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from tpdet.audit.pooled import numbers_of
+from tpdet.kernels.order import fraction_bits
+from tpdet.requests.routes import PooledRoute
+
+PooledForm = PooledRoute | Literal["ranks"]
+"""Of a body and its answer: a route's, or what TEI's /rerank takes and gives."""
+TEI_FORMS = ("embed", "predict", "similarity", "ranks")
+
+
+@dataclass(frozen=True)
+class AnswerShape:
+    """How the numbers of a call are shown: as plain data, for other processes make calls too.
+
+    base64: of vectors and of what a head gives. labels: their names. top: documents that a ranking
+    names, or labels of a text; texts: what they are, None where it does not show them. single:
+    what one text has, without a list around it.
+    """
+
+    base64: bool = False
+    labels: tuple[str, ...] = ()
+    top: int = 0
+    texts: tuple[str, ...] | None = None
+    single: bool = False
+
+
+Values = Sequence[bytes]
+"""The fp32 values, little-endian, of each prompt of a call."""
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+def _embeddings(shape: AnswerShape, values: Values) -> dict[str, Any]:
+    return _rows(shape, values, "embedding", "embedding")
+
+
+def _pooled(shape: AnswerShape, values: Values) -> dict[str, Any]:
+    return _rows(shape, values, "pooling", "data")
+
+
+def _rows(shape: AnswerShape, values: Values, kind: str, key: str) -> dict[str, Any]:
+    encode: Callable[[bytes], Any] = _base64 if shape.base64 else numbers_of
+    return {
+        "data": [
+            {"object": kind, "index": index, key: encode(value)}
+            for index, value in enumerate(values)
+        ]
+    }
+
+
+def _labels(shape: AnswerShape, values: Values) -> dict[str, Any]:
+    rows = [numbers_of(value) for value in values]
+    return {
+        "data": [
+            {
+                "index": index,
+                "label": shape.labels[row.index(max(row))],
+                "probs": row,
+                "num_classes": len(row),
+            }
+            for index, row in enumerate(rows)
+        ]
+    }
+
+
+def _scores(shape: AnswerShape, values: Values) -> dict[str, Any]:
+    return {
+        "data": [
+            {"index": index, "object": "score", "score": numbers_of(value)[0]}
+            for index, value in enumerate(values)
+        ]
+    }
+
+
+def _ranking(shape: AnswerShape, values: Values) -> dict[str, Any]:
+    texts = shape.texts
+    return {
+        "results": [
+            {"index": index, "relevance_score": score}
+            | ({} if texts is None else {"document": {"text": texts[index]}})
+            for index, score in _best([numbers_of(value)[0] for value in values])[: shape.top]
+        ]
+    }
+
+
+def _ranks(shape: AnswerShape, values: Values) -> list[dict[str, Any]]:
+    texts = shape.texts
+    return [
+        {"index": index} | ({} if texts is None else {"text": texts[index]}) | {"score": score}
+        for index, score in _best([numbers_of(value)[0] for value in values])
+    ]
+
+
+def _predictions(shape: AnswerShape, values: Values) -> list[Any]:
+    every = [
+        [
+            {"label": shape.labels[index], "score": score}
+            for index, score in _best(numbers_of(value))[: shape.top]
+        ]
+        for value in values
+    ]
+    return every[0] if shape.single else every
+
+
+def _best(scores: Sequence[float]) -> list[tuple[int, float]]:
+    """The places of scores with them, the best first, of equal ones the first."""
+    return sorted(enumerate(scores), key=lambda pair: (-pair[1], pair[0]))
+
+
+def _vectors(shape: AnswerShape, values: Values) -> list[list[float]]:
+    return [numbers_of(value) for value in values]
+
+
+def _similarities(shape: AnswerShape, values: Values) -> list[float]:
+    """The products of the first vector with each other: `similarity` of `kernels/exact/pooling.py`,
+
+    operation by operation.
+    """
+    rows = np.frombuffer(b"".join(values), "<f4").reshape(len(values), -1).astype(np.float64)
+    terms = rows[1:] * rows[0]
+    exponent = np.frexp(np.abs(terms).max(1))[1].astype(np.int64) - 1
+    bits = fraction_bits(terms.shape[1])
+    whole = np.rint(np.ldexp(terms, (bits - exponent)[:, None])).astype(np.int64).sum(1)
+    cosines: list[float] = (
+        np.ldexp(whole.astype(np.float64), exponent - bits).astype("<f4").tolist()
+    )
+    return cosines
+
+
+ANSWERS: dict[PooledForm, Callable[[AnswerShape, Values], Any]] = {
+    "embeddings": _embeddings,
+    "pooling": _pooled,
+    "classify": _labels,
+    "score": _scores,
+    "rerank": _ranking,
+    "embed": _vectors,
+    "predict": _predictions,
+    "similarity": _similarities,
+    "ranks": _ranks,
+}
+"""The body of an answer, in TEI's forms; of the others its part beside what all have."""
