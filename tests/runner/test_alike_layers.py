@@ -1,5 +1,7 @@
 """Graphs of alike layers hold the launches of all layers, made by the Python of two of them."""
 
+import json
+
 import pytest
 import torch
 
@@ -13,6 +15,8 @@ from tpdet.checkpoint.source import UnreadWeights
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.kernels.cuda.hardware import H200
+from tpdet.kernels.cuda.linear.forms import ALONE, WHOLE, trying
+from tpdet.kernels.order import CHUNK_TOKENS
 from tpdet.layers.partition import state_shape
 from tpdet.models.decoder import Decoder
 from tpdet.runner.graphs.packed_step import BatchShape, StepShape, packed_batches
@@ -36,7 +40,7 @@ def parts_of(layer):
 class Steps:
     """A model whose steps are launched over memory of names."""
 
-    def __init__(self, folder, memory):
+    def __init__(self, folder, memory, prompts=False):
         model = load_model_config(folder, "bfloat16")
         config = EngineConfig.from_values(model=str(folder), dtype="bfloat16", device="cuda")
         partition = partition_of(config, model, SoloWorld())
@@ -48,7 +52,8 @@ class Steps:
         if linear is not None:
             states = allocate_states(state_shape(partition), ROWS, 0, torch.bfloat16, CPU)
             self.pages = self.pages.beside(states, linear.layers)
-        batch = BatchShape(ROWS, ROWS, 0, 2 * ROWS, 8, linear=linear is not None)
+        rows, blocks = (4 * CHUNK_TOKENS, 2) if prompts else (ROWS, 0)
+        batch = BatchShape(rows, ROWS, blocks, 2 * ROWS, 8, linear=linear is not None)
         self.shape = StepShape((batch,))
         self.packed = torch.zeros(self.shape.words, dtype=torch.int32)
 
@@ -75,6 +80,8 @@ class Steps:
         ("mixtral", {"layers": 6}, 4),
         ("mistral", {"layers": 9, "sliding_window": 300}, 6),
         ("qwen3", {"layers": 3}, 0),
+        ("qwen3_5_text", {"layers": 17}, 8),  # three of four layers have states
+        ("qwen3_next", {"layers": 16}, 8),
     ],
 )
 def test_steps_are_those_of_all_layers(tiny_model, memory, like, more, noted):
@@ -87,8 +94,27 @@ def test_steps_are_those_of_all_layers(tiny_model, memory, like, more, noted):
     assert steps.run(alike) == plain
 
 
+@pytest.mark.parametrize("prompts", [False, True])
+def test_steps_of_hybrids_by_all_forms_are_those_of_all_layers(
+    tiny_model, memory, tmp_path, prompts
+):
+    config = json.loads((tiny_model("qwen3_5_text", layers=16) / "config.json").read_text())
+    sizes = {f"linear_{part}_head_dim": 128 for part in ("key", "value")}
+    (tmp_path / "config.json").write_text(json.dumps(config | sizes))
+    heads = config["linear_num_key_heads"], config["linear_num_value_heads"], *sizes.values()
+    steps = Steps(tmp_path, memory, prompts)
+    with trying(CPU, heads, frozenset((ALONE, WHOLE))):
+        steps.run()
+        plain = steps.run()
+        assert "decode_rows" in memory.kernels
+        assert ("pass_whole_chunks" in memory.kernels) == prompts
+        alike = steps.model.alike(steps.pages)
+        assert alike.noted == 8 and steps.run(alike) == plain
+
+
 @pytest.mark.parametrize(
-    ("like", "layers", "noted"), [("qwen3", 7, 4), ("qwen3", 8, 4), ("mixtral", 9, 6)]
+    ("like", "layers", "noted"),
+    [("qwen3", 7, 4), ("qwen3", 8, 4), ("mixtral", 9, 6), ("qwen3_5_text", 17, 8)],
 )
 def test_steps_that_leave_the_last_layer_out_are_those_of_all_others(
     tiny_model, memory, like, layers, noted

@@ -10,6 +10,11 @@ import pytest
 from triton.compiler.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
+from tpdet.kernels.cuda.linear.gates import RowFactors
+from tpdet.kernels.cuda.linear.tables import ChunkScratch, DecodeScratch
+from tpdet.kernels.inputs.linear_state import LinearState
+
+_STATE = {f"state.{part}" for part in LinearState._fields}
 WRITTEN = {
     "finish_sums": {"stream.h", "y"},
     "rotate_and_store_heads": {"out", "pages.0", "pages.1"},
@@ -20,17 +25,36 @@ WRITTEN = {
     "sort_few": {"counts", "first_blocks", "positions", "expert_ids"},
     "lane_sums": {"sums"},
     "copy_from_blocks": {"x"},
-}
+    "convolve_row": {"y", "inputs"},
+    "advance_late": {"state.boundary"},
+    "row_factors": {f"factors.{part}" for part in RowFactors._fields},
+    "chunk_factors": {f"scratch.{part}" for part in ChunkScratch._fields},
+    "pass_chunks": {"out", *_STATE},
+    "convolve_rows": {"y"},
+    "keep_inputs": {"inputs"},
+    "pass_whole_chunks": {"out_tiles", "boundary"},
+    "decode_factors": {
+        "state.keys", "state.inverses", "state.decays",
+        *(f"scratch.{part}" for part in DecodeScratch._fields),
+    },
+    "decode_rows": {"out", "state.updates"},
+}  # fmt: skip
 """Arguments that a kernel writes; of others those of these names."""
 RESULTS = {"y", "y_tiles", "out", "operands.out"}
-PARTLY = {"pages.0", "pages.1"}  # what was there before stands beside what is written
+PARTLY = {
+    "pages.0",
+    "pages.1",
+    "inputs",
+    "boundary",
+    *_STATE,
+}  # what was there before stands beside what is written
 
 
 class Memory:
     """Names by address; what nobody wrote is named by where it lies."""
 
     def __init__(self):
-        self.sizes, self.launches = {}, []
+        self.sizes, self.launches, self.kernels = {}, [], set()
         self.clear()
 
     def clear(self):
@@ -52,10 +76,13 @@ class Memory:
 
     def launch(self, function, grid, arguments):
         kernel = function.fn.__name__
+        self.kernels.add(kernel)
         read, written = [f"{kernel} {grid}"], []
-        results = WRITTEN.get(kernel, RESULTS)
+        results, numbers = WRITTEN.get(kernel, RESULTS), []
         for name, value in _named(function.arg_names, arguments):
             base = getattr(value, "base", value)
+            if not _is_address(base):
+                numbers.append(value)
             if name in results:
                 written.append((name, base))
             if name not in results or name in PARTLY:
@@ -65,7 +92,7 @@ class Memory:
         made = hash(str(read))
         self.launches.append(made)
         for name, base in written:
-            kind = kernel, grid, name
+            kind = kernel, grid, name, str(numbers)
             if hasattr(base, "nbytes"):
                 self.sizes[kind] = base.nbytes
             self.write(self.address(base), self.sizes[kind], hash((made, name)))
@@ -75,11 +102,15 @@ class Memory:
 
     def read(self, value, base, written):
         """What an argument says; a pointer to what is written stands for none."""
-        if not hasattr(base, "data_ptr") and not (isinstance(base, int) and base > 1 << 32):
+        if not _is_address(base):
             return value
         described = [str(getattr(value, it, "")) for it in ("shape", "strides", "block_shape")]
         at = self.address(base)
         return at not in written and self.name(at), described if base is not value else ""
+
+
+def _is_address(value):
+    return hasattr(value, "data_ptr") or (isinstance(value, int) and value > 1 << 32)
 
 
 def _named(names, arguments):
