@@ -1,11 +1,14 @@
 """Times of linear attention's kernels on a GPU: `python -m tests.gpu.linear.times`.
 
-One layer of 32 value and 16 key heads of 128. Microseconds by CUDA events, without the host's work
-between launches where steps are long; `--results docs/results` keeps the rows.
+One layer of Qwen3.5-9B in bf16, whole and cut in two, by the forms that a start would admit.
+Microseconds by CUDA events, without the host's work between launches where steps are long. The
+states of decode rows are cold. `--results docs/results` keeps the rows, from which
+`python -m scripts.fit.planner` makes the planner's constants.
 """
 
 import argparse
 import json
+from itertools import cycle
 from pathlib import Path
 
 import torch
@@ -13,22 +16,23 @@ import torch
 from tests.gpu.linear.bits import FULL, on_gpu, state_of
 from tests.lib.kernels.linear_rows import linear_rows, linear_sequence
 from tpdet.kernels.cuda.linear import convolution, delta_rule, gated_norm
+from tpdet.kernels.cuda.linear.admission import admit_forms
 from tpdet.kernels.inputs.paged_batch import make_batch
 from tpdet.tools.measurement.results_file import append_run
 from tpdet.tools.worlds.machine import machine
 
-STEPS = {
-    "prefill, one sequence": [(8192, 0)],
-    "prefill, four sequences": [(2048, 0)] * 4,
-    "decode of 1": [(1, 40)],
-    "decode of 64": [(1, 40)] * 64,
-    "decode of 256": [(1, 40)] * 256,
-}
-"""Rows and first position of each sequence of a step."""
+MODEL = "qwen3.5-9b"
+PREFILL = (1, 8192), (4, 2048), (16, 512), (1, 1024)
+"""Sequences of a step, and rows of each from position 0 on."""
+DECODE, POSITION = (1, 16, 64, 256), 40
+"""Sequences of a step with one row each, and its place in its chunk."""
+STATES = 256
+"""Of decode rows: more than the GPU's cache holds."""
+KERNELS = "advance", "chunk", "convolve", "decode", "keep_in", "norm_and", "pass", "row_factors"
 
 
 def kernel_us(run, repeats=5):
-    """Microseconds of the kernels of a call by Triton's names, and of all of them: medians."""
+    """Microseconds of the kernels of a call by Triton's names: means of so many calls."""
     run()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -41,34 +45,45 @@ def kernel_us(run, repeats=5):
     return names
 
 
-def rows_of(name, step):
+def rows_of(case, ranks, sequences, length, start=0):
     """The rows of a results file for one step: each kernel, and their sum."""
-    count = sum(rows for rows, _ in step)
-    rows = on_gpu(linear_rows(count, **FULL, dtype=torch.bfloat16))
-    state = state_of(rows, len(step))
-    sequences, first_row = [], 0
-    for slot, (length, start) in enumerate(step):
-        sequences.append(linear_sequence(first_row, length, start, slot))
-        first_row += length
+    heads = FULL | {"key_heads": FULL["key_heads"] // ranks}
+    admit_forms(
+        (heads["key_heads"], heads["key_heads"] * heads["group"], 128, 128), torch.device("cuda")
+    )
+    count, turns = sequences * length, max(1, STATES // sequences) if start else 1
+    rows = on_gpu(linear_rows(count, **heads, dtype=torch.bfloat16))
+    state = state_of(rows, sequences * turns)
     for part in state[1:4]:
         part.nan_to_num_(0.01)
     state.decays.zero_()
-    batch = make_batch(tuple(sequences), "cuda")
+    batches = cycle(
+        make_batch(
+            tuple(
+                linear_sequence(i * length, length, start, turn * sequences + i)
+                for i in range(sequences)
+            ),
+            "cuda",
+        )
+        for turn in range(turns)
+    )
     x = torch.randn(count, state.inputs.shape[2], device="cuda").bfloat16()
     taps = torch.randn(x.shape[1], 4, device="cuda").bfloat16()
     factor = torch.ones(128, device="cuda")
 
     def layer():
+        batch = next(batches)
         convolution.short_convolution(x, taps, state, batch)
         o = delta_rule.gated_delta(*rows, state, batch)
         gated_norm.gated_norm(o, rows.v, factor, 1e-6)
 
-    kernels = ("advance", "chunk", "convolve", "decode", "keep_in", "norm_and", "pass")
-    found = {key: us for key, us in kernel_us(layer).items() if key.startswith(kernels)}
+    us = kernel_us(layer, max(5, turns))
+    found = {key: value for key, value in us.items() if key.startswith(KERNELS)}
     found["all kernels"] = sum(found.values())
+    step = {"model": MODEL, "tp": ranks, "batch": sequences, "context": start or length}
     made = [
-        {"case": f"{name}: {key}", "batch": count, "value": round(us, 1), "unit": "us"}
-        for key, us in found.items()
+        {"case": f"{case}: {key}", **step, "value": round(value, 1), "unit": "us"}
+        for key, value in found.items()
     ]
     for row in made:
         print(json.dumps(row), flush=True)
@@ -80,7 +95,12 @@ def main():
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--results", type=Path)
     options = parser.parse_args()
-    rows = [row for name, step in STEPS.items() for row in rows_of(name, step)]
+    rows = []
+    for ranks in (1, 2):
+        for sequences, length in PREFILL:
+            rows += rows_of("linear prefill", ranks, sequences, length)
+        for sequences in DECODE:
+            rows += rows_of("linear decode", ranks, sequences, 1, POSITION)
     if options.results:
         command = "python -m tests.gpu.linear.times"
         append_run(options.results, "linear", machine("cuda", 1), command, rows)
