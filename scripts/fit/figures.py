@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpdet.config import APPROXIMATE
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
@@ -20,6 +20,8 @@ OLD_OVERLAP_PROGRAMS = 16
 """Multiprocessors of an exchange that overlaps products, in the commits OLD_COMMITS."""
 EXPERTS_CASE = "experts of a layer"
 OLD_COMMITS = ("b513469",)
+LINEAR_MODEL = "qwen3.5-9b"
+LINEAR_CASE = re.compile("linear (decode|prefill): all kernels")
 
 _MODEL = "qwen3-8b"  # of the attention that was timed
 _PREFILL_ATTENTION = re.compile(r"attention prefill, (\d+) x (\d+) tokens, head 128")
@@ -88,6 +90,19 @@ class ProductFigure:
     us: float
 
 
+class LinearFigure(NamedTuple):
+    """Microseconds of one linear layer of LINEAR_MODEL beside its products, on one of `tp` ranks.
+
+    A row (decode) or a prompt of `context` tokens of each of `batch` sequences.
+    """
+
+    decode: bool
+    tp: int
+    batch: int
+    context: int
+    us: float
+
+
 def product_figures(table: Path) -> list[ProductFigure]:
     """The figures of every product and number of rows in a shape table."""
     found = []
@@ -99,6 +114,23 @@ def product_figures(table: Path) -> list[ProductFigure]:
                 ProductFigure(product["kind"], int(rows), product["n"], k, roots, choice["us"])
             )
     return found
+
+
+def linear_figures(results: Path, gpu: str) -> list[LinearFigure]:
+    """Figures of all kernels of a linear layer; the newest of each."""
+    path = linear_file(results, gpu)
+    return [
+        LinearFigure(
+            match[1] == "decode", *(row[key] for key in ("tp", "batch", "context", "value"))
+        )
+        for row in (_kernel_rows(path) if path.exists() else ())
+        if (match := LINEAR_CASE.fullmatch(row["case"]))
+    ]
+
+
+def linear_file(results: Path, gpu: str) -> Path:
+    """The file with figures of linear attention."""
+    return results / f"linear.{gpu}.json"
 
 
 def expert_figures(results: Path, gpu: str) -> list[tuple[str, int, float]]:
@@ -154,12 +186,12 @@ def sampling_figures(results: Path, gpu: str) -> list[tuple[int, int, float]]:
     ]
 
 
-def commits(path: Path, case: str | None = None) -> tuple[str, ...]:
-    """The commits of the runs in a results file that have a newest figure, or one of `case`."""
+def commits(path: Path, case: str = ".*") -> tuple[str, ...]:
+    """The commits of the runs in a results file that have a newest figure of such a case."""
     runs = (
         run["commit"]
         for run, rows in newest_rows(path)
-        if case is None or any(row["case"] == case for row in rows)
+        if any(re.fullmatch(case, row["case"]) for row in rows)
     )
     return tuple(dict.fromkeys(runs))
 

@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from scripts.fit import figures
-from scripts.fit.figures import EXPERTS_CASE
+from scripts.fit.figures import EXPERTS_CASE, LINEAR_CASE, LINEAR_MODEL
 from scripts.fit.steps import fit_steps
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, DEFAULT_LEAVES, fold_plan
+from tpdet.layers.partition import state_shape
 from tpdet.models.products import layer_products
 from tpdet.tools.measurement.floor import sent_bytes
 from tpdet.tools.plan.constants import (
@@ -31,6 +32,7 @@ from tpdet.tools.plan.constants import (
     ExchangeCost,
     FitError,
     LayerCost,
+    LinearCost,
     MeasuredFile,
     OverlapCost,
     PrefillAttentionCost,
@@ -38,9 +40,12 @@ from tpdet.tools.plan.constants import (
     SamplingCost,
     write_constants,
 )
+from tpdet.tools.plan.hardware import hardware_of
 from tpdet.tools.plan.kernel_time import (
     decode_attention_work,
     experts_work,
+    linear_decode_work,
+    linear_prefill_work,
     product_work,
 )
 from tpdet.tools.worlds.shapes import cut_for, named_config
@@ -70,6 +75,7 @@ def fit_constants(results: Path, table: Path, gpu: str) -> Constants:
         overlapped=OverlapCost(_NEVER, 4.0),
         host=0.0,
         errors=errors,
+        linear=_fit_linear(results, gpu, errors),
     )
     return fit_steps(first, figures.step_figures(results, gpu))
 
@@ -81,7 +87,11 @@ def _sources(results: Path, table: Path, gpu: str) -> tuple[MeasuredFile, ...]:
     of_experts = MeasuredFile(
         f"docs/results/{experts.name}", figures.commits(experts, EXPERTS_CASE)
     )
-    return (MeasuredFile(figures.SHAPE_TABLE.format(gpu=gpu), ()), *named, of_experts)
+    linear = figures.linear_file(results, gpu)
+    used = figures.linear_figures(results, gpu) and figures.commits(linear, LINEAR_CASE.pattern)
+    of_linear = [MeasuredFile(f"docs/results/{linear.name}", used)] if used else []
+    table_file = MeasuredFile(figures.SHAPE_TABLE.format(gpu=gpu), ())
+    return (table_file, *named, of_experts, *of_linear)
 
 
 def positive_fit(
@@ -180,6 +190,24 @@ def _fit_prefill_attention(
     ]
     (launch, flops), errors["prefill attention"] = positive_fit(terms, [us for *_, us in found])
     return PrefillAttentionCost(launch, _rate(flops))
+
+
+def _fit_linear(results: Path, gpu: str, errors: dict[str, FitError]) -> LinearCost | None:
+    """The cost of linear attention; None where it was not measured."""
+    found = figures.linear_figures(results, gpu)
+    if not found:
+        return None
+    config, terms = named_config(LINEAR_MODEL), []
+    for figure in found:
+        shape = state_shape(cut_for(config, figure.tp, DEFAULT_FOLD_ORDER))
+        assert shape is not None
+        sizes = shape, figure.batch, figure.context, hardware_of(gpu).multiprocessors
+        work = linear_decode_work(*sizes[:2]) if figure.decode else linear_prefill_work(*sizes)
+        terms.append((1.0, *work))
+    (launch, states, rows, chunk), errors["linear attention"] = positive_fit(
+        terms, [figure.us for figure in found]
+    )
+    return LinearCost(launch, _rate(states), _rate(rows), chunk)
 
 
 def _fit_exchanges(results: Path, gpu: str, errors: dict[str, FitError]) -> dict[str, ExchangeCost]:

@@ -59,6 +59,17 @@ class StateShape:
         rings = sum(prod(part) * kind.itemsize for part, kind in self.rings(dtype))
         return self.layers * (4 * prod(self.boundary) + rings)
 
+    def read_bytes(self, dtype: torch.dtype) -> float:
+        """Bytes of a slot that a row which is a sequence's only one reads in one layer, on average.
+
+        That is the state at the chunk's start, and half of a chunk's rows.
+        """
+        keys, updates, inverses, decays, _ = self.rings(dtype)
+        row = sum(
+            prod(part[1:]) * kind.itemsize for part, kind in (keys, updates, inverses, decays)
+        )
+        return 4 * prod(self.boundary) + (CHUNK_TOKENS - 1) / 2 * row
+
     def snapshot_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of a snapshot, all layers; dtype: the model's."""
         tail = TAIL_ROWS * self.channels * dtype.itemsize

@@ -20,10 +20,7 @@ import torch
 
 from tests.gpu.lib.generate_times import INPUT, TOKENS, generate_times
 from tpdet import LLM
-from tpdet.cache.states import StateShape
 from tpdet.checkpoint.model_config.known_shapes import write_shape
-from tpdet.kernels.inputs.linear_state import BLOCK_ROWS
-from tpdet.kernels.order import CHUNK_TOKENS
 from tpdet.layers.partition import state_shape
 from tpdet.models.footprint import weight_bytes
 from tpdet.tools.measurement.floor import decode_work, here
@@ -32,14 +29,6 @@ from tpdet.tools.worlds.machine import machine
 
 PROMPTS = ((1, 512), (1, 2048), (8, 2048), (1, 16384))
 _GIGA = 1e9
-
-
-def state_bytes_read(shape: StateShape, itemsize: int) -> float:
-    """Bytes that a decode row of one sequence reads of its states, over 64 positions' average."""
-    row = shape.key_heads * shape.key_size * itemsize
-    row += shape.value_heads * (4 * (shape.value_size + BLOCK_ROWS) + 8)
-    boundary = 4 * shape.value_heads * shape.key_size * shape.value_size
-    return shape.layers * (boundary + (CHUNK_TOKENS - 1) / 2 * row)
 
 
 def measured(model: str, ranks: int, batches: list[int], context: int) -> dict[str, object]:
@@ -56,14 +45,14 @@ def measured(model: str, ranks: int, batches: list[int], context: int) -> dict[s
     ) as llm:
         runner = llm.engine.runner
         partition = runner.loaded.partition
-        shape, size = state_shape(partition), getattr(torch, partition.config.dtype).itemsize
+        shape, dtype = state_shape(partition), getattr(torch, partition.config.dtype)
         assert shape is not None
         row = {
             "start s": round(time.perf_counter() - begin, 1),
             "KV pages": runner.num_pages,
             "slots": list(runner.state_room),
             "GB of weights": round(weight_bytes(partition) / _GIGA, 2),
-            "GB of states": round(most * state_bytes_read(shape, size) / _GIGA, 2),
+            "GB of states": round(most * shape.layers * shape.read_bytes(dtype) / _GIGA, 2),
         }
         if (rates := here()) is not None:
             config, half = partition.config, INPUT + TOKENS // 2

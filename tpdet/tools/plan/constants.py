@@ -64,6 +64,25 @@ class PrefillAttentionCost(msgspec.Struct, frozen=True):
         return self.launch + flops / self.flops
 
 
+class LinearCost(msgspec.Struct, frozen=True):
+    """One layer's linear attention without its products: launches, states, rows, chunks in turn.
+
+    bytes: a second, of states that decode rows read; rows: a second, of what the convolution and
+    the factors of prompts' rows move; chunk: seconds of the pass over a chunk, of all heads of
+    which a multiprocessor has one part of the columns.
+    """
+
+    launch: float
+    bytes: float
+    rows: float
+    chunk: float
+
+    def seconds(self, work: tuple[float, float, float]) -> float:
+        """Seconds of the work that `linear_decode_work` or `linear_prefill_work` counts."""
+        states, rows, turns = work
+        return self.launch + states / self.bytes + rows / self.rows + turns * self.chunk
+
+
 class ExchangeCost(msgspec.Struct, frozen=True):
     """One exchange: launch, time for each further peer, bytes a second that leave a GPU."""
 
@@ -123,7 +142,10 @@ class FitError(msgspec.Struct, frozen=True):
 
 
 class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All constants of one GPU. host: seconds of rank 0's CPU work for each decoded row."""
+    """All constants of one GPU. host: seconds of rank 0's CPU work for each decoded row.
+
+    linear: None where it was not measured.
+    """
 
     format: int
     gpu: str
@@ -139,6 +161,7 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlapped: OverlapCost
     host: float
     errors: dict[str, FitError]
+    linear: LinearCost | None = None
 
     def product(self, kind: str) -> ProductCost:
         """The cost of a kind of product; of a gated one that was not fitted, another's."""

@@ -2,9 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 
+import torch
+
+from tpdet.cache.states import StateShape
 from tpdet.checkpoint.model_config.expert_load import fullest_rank
-from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.kernels.order import CHUNK_TOKENS, PAGE_TOKENS
 from tpdet.layers.products import LayerProduct
+
+_COLUMNS = 64  # of a state, which a program of the pass over chunks has
 
 
 def product_work(kind: str, rows: int, n: int, k: int, roots: int) -> tuple[float, float, float]:
@@ -39,6 +44,29 @@ def decode_attention_work(
     """(bytes of keys and values, heads of all sequences, splits of one) in one layer, in bf16."""
     heads = float(batch * key_heads)
     return heads * context * head_dim * 4, heads, float(-(-context // PAGE_TOKENS))
+
+
+def linear_decode_work(shape: StateShape, batch: int) -> tuple[float, float, float]:
+    """(bytes of states, bytes of prompts' rows, turns of chunks) of a row of each sequence, bf16.
+
+    In one layer with linear attention, beside its products.
+    """
+    return batch * shape.read_bytes(torch.bfloat16), 0.0, 0.0
+
+
+def linear_prefill_work(
+    shape: StateShape, prompts: int, tokens: int, multiprocessors: int
+) -> tuple[float, float, float]:
+    """`linear_decode_work` of `prompts` with so many tokens each, from their first one on.
+
+    A program passes over a sequence's chunks one after the other, for 64 columns of a head; each
+    multiprocessor has one at a time.
+    """
+    values = shape.channels + shape.value_heads * shape.value_size
+    chunks = -(-tokens // CHUNK_TOKENS)
+    programs = prompts * shape.value_heads * -(-shape.value_size // _COLUMNS)
+    turns = chunks * max(1.0, programs / multiprocessors)
+    return 0.0, 2.0 * prompts * tokens * values, turns
 
 
 def layer_bytes(rows: int, products: Iterable[LayerProduct]) -> float:

@@ -136,7 +136,7 @@ def plan_size(request: PlanRequest, tp: int) -> Plan:
             *_notes(world),
             *_packed_notes(request),
             *_expert_notes(world, request.batch),
-            *_state_notes(memory),
+            *_state_notes(world, memory),
             *_draft_notes(request, draft, sequences),
         ),
         draft=draft,
@@ -274,15 +274,16 @@ def _expert_notes(world: PlanWorld, batch: int) -> tuple[str, ...]:
     )
 
 
-def _state_notes(memory: Memory) -> tuple[str, ...]:
+def _state_notes(world: PlanWorld, memory: Memory) -> tuple[str, ...]:
     """What states of linear attention take, and what is not timed; () for a model without."""
     if not memory.slot:
         return ()
+    untimed = "of linear attention products alone are timed: its other kernels have no constants"
     return (
         f"states of linear attention take {memory.slot / 2**20:.1f} MiB for each of the "
         f"{memory.batch} sequences of the batch and {memory.snapshot / 2**20:.1f} MiB for each of "
         f"{memory.snapshots:,} snapshots at page ends",
-        "of linear attention products alone are timed: its other kernels have no constants yet",
+        *([untimed] if world.constants.linear is None else []),
     )
 
 

@@ -8,10 +8,10 @@ from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.kernels.cuda.cost.roofline import smooth_maximum
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
-from tpdet.layers.partition import Partition
+from tpdet.layers.partition import Partition, state_shape
 from tpdet.layers.products import LayerProduct
 from tpdet.models.micro_batches import MICRO_BATCH_ROWS
-from tpdet.models.products import head_product, layer_products
+from tpdet.models.products import head_product, layer_products, one_of_each_kind
 from tpdet.tools.measurement.floor import attention_flops
 from tpdet.tools.plan.constants import EXPERTS, Constants
 from tpdet.tools.plan.exchange_time import (
@@ -26,6 +26,8 @@ from tpdet.tools.plan.kernel_time import (
     decode_attention_work,
     experts_work,
     layer_bytes,
+    linear_decode_work,
+    linear_prefill_work,
     product_work,
 )
 from tpdet.tools.worlds.shapes import cut_for
@@ -90,7 +92,8 @@ def decode_parts(world: PlanWorld, batch: int, context: int) -> Parts:
     return {
         "products": _layers_products(world, batch) + _head(world, batch),
         "attention": config.attention_layers * constants.decode_attention.seconds(work),
-        "other kernels": layers * _between_products(world, batch),
+        "linear attention": _linear_decode(world, batch),
+        "other kernels": _between_products(world, batch),
         "sampling": _sampling(world, batch),
         "exchange in a node": exchanges * inside + _expert_rows(world, batch),
         "exchange between nodes": exchanges * between + _embedding(world, batch),
@@ -105,7 +108,7 @@ def prefill_parts(world: PlanWorld, length: int) -> Parts:
     other.
     """
     config, rows = world.config, world.budget
-    layers, ended = config.num_layers, max(1, rows // length)
+    ended = max(1, rows // length)
     overlaps = world.ranks > 1 and world.partition.experts is None
     micro_batches = 2 if overlaps and rows >= MICRO_BATCH_ROWS else 1
     size = -(-rows // micro_batches)
@@ -113,11 +116,14 @@ def prefill_parts(world: PlanWorld, length: int) -> Parts:
     attention = rows * attention_flops(config, length / 2) / attends / world.ranks
     attention_time = attends * world.constants.prefill_attention.seconds(attention)
     products = micro_batches * _layers_products(world, size)
-    other = layers * micro_batches * _between_products(world, size)
-    inside, between = _prefill_exchanges(world, micro_batches, products + attention_time + other)
+    linear = micro_batches * _linear_prefill(world, size, length)
+    other = micro_batches * _between_products(world, size)
+    computed = products + attention_time + linear + other
+    inside, between = _prefill_exchanges(world, micro_batches, computed)
     return {
         "products": products + _head(world, ended),
         "attention": attention_time,
+        "linear attention": linear,
         "other kernels": other,
         "sampling": _sampling(world, ended),
         "exchange in a node": inside + _expert_rows(world, rows),
@@ -151,10 +157,34 @@ def _prefill_exchanges(
 
 def _layers_products(world: PlanWorld, rows: int) -> float:
     """Seconds of a rank's products of all layers, by the kinds of these."""
-    config = world.config
+    return sum(
+        count * _layer_products(world, rows, index)
+        for index, count in _layers_of_each_kind(world.config)
+    )
+
+
+def _layers_of_each_kind(config: ModelConfig) -> list[tuple[int, int]]:
+    """(a layer, how many there are of its kind) of each kind of products."""
     kinds = Counter(config.kind_of(index)[1:] for index in range(config.num_layers))
-    of_kind = {config.kind_of(index)[1:]: index for index in range(config.num_layers)}
-    return sum(kinds[kind] * _layer_products(world, rows, of_kind[kind]) for kind in kinds)
+    return [(index, kinds[config.kind_of(index)[1:]]) for index in one_of_each_kind(config)]
+
+
+def _linear_decode(world: PlanWorld, batch: int) -> float:
+    """Seconds of all linear layers beside their products; 0 where that was not measured."""
+    shape, cost = state_shape(world.partition), world.constants.linear
+    if shape is None or cost is None:
+        return 0.0
+    return shape.layers * cost.seconds(linear_decode_work(shape, batch))
+
+
+def _linear_prefill(world: PlanWorld, rows: int, length: int) -> float:
+    """As `_linear_decode`, of `rows` tokens from prompts of `length` tokens."""
+    shape, cost = state_shape(world.partition), world.constants.linear
+    if shape is None or cost is None:
+        return 0.0
+    prompts, tokens = max(1, rows // length), min(length, rows)
+    work = linear_prefill_work(shape, prompts, tokens, world.hardware.multiprocessors)
+    return shape.layers * cost.seconds(work)
 
 
 def _layer_products(world: PlanWorld, rows: int, index: int) -> float:
@@ -195,10 +225,17 @@ def _product(world: PlanWorld, product: LayerProduct, rows: int) -> float:
 
 
 def _between_products(world: PlanWorld, rows: int) -> float:
-    """Seconds of rotation, stores, activation and gaps of one layer."""
-    cost = world.constants.layer
-    moved = layer_bytes(rows, layer_products(world.partition))
-    return cost.seconds + moved / cost.bytes
+    """Seconds of rotation, stores, activation and gaps of all layers.
+
+    What stands behind the first product of a linear layer is counted by itself, if it is at all.
+    """
+    cost, apart = world.constants.layer, {"qkvz"} if world.constants.linear else set()
+    seconds = 0.0
+    for index, count in _layers_of_each_kind(world.config):
+        products = layer_products(world.partition, index)
+        moved = layer_bytes(rows, [each for each in products if each.name not in apart])
+        seconds += count * (cost.seconds + moved / cost.bytes)
+    return seconds
 
 
 def _sampling(world: PlanWorld, rows: int) -> float:
