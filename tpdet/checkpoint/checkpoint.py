@@ -224,7 +224,8 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     file, for a tensor in two files, and for an index that contradicts the files.
     """
     if is_gguf(directory):
-        return Checkpoint(gguf_tensors(read_header(directory)), [directory.name])
+        tensors = in_parts(gguf_tensors(read_header(directory)), read_stored_form(directory))
+        return Checkpoint(tensors, [directory.name])
     tensors, files = stored_tensors(directory)
     form = read_stored_form(directory)
     tensors = in_parts(tensors, form)

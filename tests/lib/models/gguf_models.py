@@ -7,15 +7,21 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from tests.lib.models import gguf_hybrids
 from tpdet.checkpoint.gguf.config import REORDERING
 
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+ARCHITECTURES = {
+    "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
+    **gguf_hybrids.ARCHITECTURES,
+}  # fmt: skip
 NAMES = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "q_proj": "attn_q",
     "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "q_norm": "attn_q_norm",
     "k_norm": "attn_k_norm", "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down",
     "embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output",
 }  # fmt: skip
+
+_LEAST_ROW = 32  # values; of fewer no block is made
 
 
 def write_gguf(model, path, kind="F32", change=lambda writer: None, tokenizer=True):
@@ -37,11 +43,19 @@ def write_gguf(model, path, kind="F32", change=lambda writer: None, tokenizer=Tr
     writer.add_file_type(0)
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
+    hybrid = config["model_type"] in gguf_hybrids.ARCHITECTURES
+    if hybrid:
+        gguf_hybrids.add_fields(writer, config)
     if tokenizer:
         _write_tokenizer(writer, model)
     change(writer)
+    tensors = load_file(model / "model.safetensors")
+    if hybrid:
+        arrays = {name_of: tensor.float().numpy() for name_of, tensor in tensors.items()}
+        for stored, values in gguf_hybrids.converted(arrays, config).items():
+            _add(writer, stored, values, kind)
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    for name_of, tensor in load_file(model / "model.safetensors").items():
+    for name_of, tensor in {} if hybrid else tensors.items():
         parts = name_of.split(".")
         stored = NAMES[parts[-2]]
         values = tensor.float().numpy()
@@ -64,7 +78,7 @@ def write_gguf(model, path, kind="F32", change=lambda writer: None, tokenizer=Tr
 
 
 def _add(writer, name, values, kind):
-    if kind == "F32" or values.ndim == 1:
+    if kind == "F32" or values.ndim == 1 or values.shape[-1] < _LEAST_ROW:
         writer.add_tensor(name, np.ascontiguousarray(values, np.float32))
     else:
         quantised = gguf.GGMLQuantizationType[kind]

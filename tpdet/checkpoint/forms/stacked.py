@@ -7,9 +7,11 @@ gpt-oss's checkpoints:
     experts.*_blocks, experts.*_scales       [E, N, K / 32, 16], [E, N, K / 32]: MXFP4, uint8
 
 Outputs of gate_up_proj are gates and ups in turn, one each. Modules of transformers, for all other
-families; their outputs of gate_up_proj are all gates, then all ups:
+families; their outputs of gate_up_proj are all gates, then all ups. GGUF files have the same, or
+both apart:
 
     experts.gate_up_proj, down_proj          [E, N, K]
+    experts.gate_proj, up_proj, down_proj    [E, N, K]
 
 Expert i's parts are named
 `experts.i.gate_proj.weight` and so on; in MXFP4 `weight_packed` [N, K / 2] and `weight_scale`, the
@@ -114,7 +116,7 @@ def split_stacked(tensors: Tensors, stacked: StackedExperts) -> Tensors:
                         "one"
                     )
                 one = partial(_part, name, tensor, stacked, expert, ending, number, len(parts))
-                split[target] = CheckpointTensor(tensor.file, one)
+                split[target] = CheckpointTensor(tensor.file, one, rule=tensor.rule)
     return split
 
 
@@ -141,7 +143,8 @@ def _part(
 def _parts_of(stacked: StackedExperts) -> dict[str, tuple[str, ...]]:
     """The projections of an expert that a stacked tensor of this name holds."""
     gate, up, down = stacked.projections
-    return {"gate_up_proj": (gate, up), "down_proj": (down,)}
+    alone = {"gate_proj": (gate,), "up_proj": (up,), "down_proj": (down,)}
+    return alone | {"gate_up_proj": (gate, up)}
 
 
 def _kind(name: str, stacked: StackedExperts) -> tuple[str, _Ending] | None:

@@ -19,10 +19,19 @@ ROTARY_FACTORS = "rope_freqs.weight"
 REORDERING = ("llama",)
 """Architectures whose q and k rows llama.cpp's converter reorders."""
 
+TILED = ("qwen35", "qwen35moe")
+"""Architectures of whose linear layers the converter reorders the value heads."""
+
+HYBRIDS = ("qwen3next", *TILED)
+"""Architectures with linear attention."""
+
 _FAMILIES = {
     "llama": ("LlamaForCausalLM", "llama"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "qwen3next": ("Qwen3NextForCausalLM", "qwen3_next"),
+    "qwen35": ("Qwen3_5ForCausalLM", "qwen3_5_text"),
+    "qwen35moe": ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
 }
 """(architecture, model_type) by `general.architecture`. Mistral's files say "llama"."""
 
@@ -42,6 +51,22 @@ _SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_c
 _EXPERTS = ("expert_count", "expert_used_count")
 _OF_HEADS = ("rope.dimension_count", "attention.value_length")
 _ELSEWHERE = (*_SCALING, *_EXPERTS, *_OF_HEADS, _WINDOW, "rope.scaling.finetuned")
+_GUESSING, _INNER, _SECTIONS = "nextn_predict_layers", "ssm.inner_size", "rope.dimension_sections"
+_LINEAR_SIZES = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim", "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads", "ssm.time_step_rank": "linear_num_value_heads",
+    "full_attention_interval": "full_attention_interval",
+}  # fmt: skip
+_EXPERT_SIZES = {
+    "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}  # fmt: skip
+_OF_HYBRIDS = {
+    name: _SIZES | _LINEAR_SIZES | (_EXPERT_SIZES if name != "qwen35" else {}) for name in HYBRIDS
+}
+"""By architecture, fields that are keys of `config.json`."""
+_LINEAR_ELSEWHERE = (_GUESSING, _INNER, _SECTIONS)
 _DTYPES = {0: "float32", 1: "float16"}
 """By `general.file_type`; quantised files, and those in bf16, are served in bfloat16."""
 _OTHER_TYPE = 2
@@ -73,7 +98,8 @@ def read_gguf_config(path: Path) -> GgufConfig:
     found = metadata(header)
     name = _architecture(found)
     _check_fields(header, found, name)
-    theirs = {f"{name}.{ours}": key for ours, key in (_SIZES | _COUNTS | _NUMBERS).items()}
+    sizes = _OF_HYBRIDS.get(name, _SIZES)
+    theirs = {f"{name}.{ours}": key for ours, key in (sizes | _COUNTS | _NUMBERS).items()}
     architecture, model_type = _FAMILIES[name]
     window = found.integer(f"{name}.{_WINDOW}", 0, low=0)
     if window and name not in REORDERING:
@@ -86,19 +112,22 @@ def read_gguf_config(path: Path) -> GgufConfig:
         "dtype": _DTYPES.get(found.integer("general.file_type", _OTHER_TYPE, low=0), "bfloat16"),
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        "num_hidden_layers": found.integer(f"{name}.block_count"),
     }
-    for ours in _SIZES:
+    for ours in sizes:
         if f"{name}.{ours}" in found:
             values[theirs[f"{name}.{ours}"]] = found.integer(f"{name}.{ours}")
     for ours in _NUMBERS:
         if f"{name}.{ours}" in found:
             values[theirs[f"{name}.{ours}"]] = _shortest(found, f"{name}.{ours}")
+    values["num_hidden_layers"] = read_layers(header)
     values["num_attention_heads"], values["num_key_value_heads"] = read_counts(header)
     values.setdefault("vocab_size", _vocabulary(header))
     if window:
         values["sliding_window"] = window
     _set_head_size(found, name, values)
+    if name in HYBRIDS:
+        values["linear_value_head_dim"] = read_linear_heads(header).value_size
+        theirs[f"{name}.{_INNER}"] = "linear_value_head_dim"
     scaling = _scaling(header, found, name, values)
     if scaling:
         values["rope_scaling"] = scaling
@@ -117,6 +146,41 @@ def read_counts(header: GgufHeader) -> tuple[int, int]:
     return heads, found.same_integer(key, remedy) if key in found else heads
 
 
+def read_layers(header: GgufHeader) -> int:
+    """Layers, without those that guess further tokens. Raises CheckpointError."""
+    found = metadata(header)
+    name = _architecture(found)
+    layers = found.integer(f"{name}.block_count")
+    if name not in HYBRIDS:
+        return layers
+    return layers - found.integer(f"{name}.{_GUESSING}", 0, low=0, high=layers - 1)
+
+
+class LinearHeads(NamedTuple):
+    """Heads of linear layers, and their sizes."""
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+
+
+def read_linear_heads(header: GgufHeader) -> LinearHeads:
+    """The heads of a hybrid's linear layers. Raises CheckpointError for values that do not fit."""
+    found = metadata(header)
+    name = _architecture(found)
+    size, keys, values = (
+        found.integer(f"{name}.ssm.{field}", high=_LARGEST_HEAD)
+        for field in ("state_size", "group_count", "time_step_rank")
+    )
+    inner = found.integer(f"{name}.{_INNER}")
+    if inner % values:
+        found.refuse(f"{name}.{_INNER}", f"it must be a multiple of {values} value heads")
+    if values % keys:
+        found.refuse(f"{name}.ssm.time_step_rank", f"it must be a multiple of {keys} key heads")
+    return LinearHeads(keys, values, size, inner // values)
+
+
 def _architecture(found: Fields) -> str:
     name = found.text(_ARCHITECTURE)
     if name not in _FAMILIES:
@@ -129,24 +193,30 @@ def _check_fields(header: GgufHeader, found: Fields, name: str) -> None:
     if found.integer("split.count", 1, low=0) > 1:
         found.refuse("split.count", "merge the parts with llama-gguf-split --merge")
     known = {*_SIZES, *_COUNTS, *_NUMBERS, *_ELSEWHERE}
+    if name in HYBRIDS:
+        known |= {*_OF_HYBRIDS[name], *_LINEAR_ELSEWHERE}
     for key in sorted(header.metadata):
         prefix, _, field = key.partition(".")
         if prefix == name and field not in known:
             found.refuse(key, "tpdet cannot tell whether it changes the arithmetic")
-    for field in _EXPERTS:
+    for field in () if name in HYBRIDS and name != "qwen35" else _EXPERTS:
         if found.integer(f"{name}.{field}", 0, low=0):
             found.refuse(f"{name}.{field}", "models with experts are not supported")
 
 
 def _set_head_size(found: Fields, name: str, values: dict[str, Any]) -> None:
-    """Heads are rotated whole, and values have the size of keys."""
+    """Heads are rotated whole but in hybrids, and values have the size of keys."""
     key, heads = f"{name}.attention.key_length", values["num_attention_heads"]
     hidden = found.integer(f"{name}.embedding_length")
     if key not in found and hidden % heads:
         found.refuse(f"{name}.embedding_length", f"it must be a multiple of {heads} heads")
     size = found.integer(key, hidden // heads, high=_LARGEST_HEAD)
     values["head_dim"] = size
-    for field in _OF_HEADS:
+    rotated, of_values = _OF_HEADS
+    if name in HYBRIDS:
+        key = f"{name}.{rotated}"
+        values["partial_rotary_factor"] = found.integer(key, size // 4, high=size) / size
+    for field in (of_values,) if name in HYBRIDS else _OF_HEADS:
         if found.integer(f"{name}.{field}", size) != size:
             found.refuse(
                 f"{name}.{field}",

@@ -38,39 +38,49 @@ class GgufTensor:
     """One tensor, in the form of a safetensors slice."""
 
     def __init__(self, data: StoredFile, tensor: NamedTensor, file: str) -> None:
-        self._data, self._entry, self._heads = data, tensor.entry, tensor.heads
+        self._data, self._entry, self._tensor = data, tensor.entry, tensor
         self._file = file
 
     def get_shape(self) -> list[int]:
         """Its extents, rows first."""
-        return list(self._entry.shape)
+        return list(self._tensor.shape)
 
     def get_dtype(self) -> str:
-        """The dtype of what is read: quantised values become fp32."""
-        return self._entry.kind if self._entry.kind in _PLAIN else "F32"
+        """The dtype of what is read: quantised values, and changed ones, become fp32."""
+        plain = self._entry.kind in _PLAIN and self._tensor.undo is None
+        return self._entry.kind if plain else "F32"
 
     def __getitem__(self, where: _Where) -> torch.Tensor:
-        """Rows and columns by slices of step 1.
+        """A part of it by slices of step 1.
 
         Raises CheckpointError for an unknown type, and for a file that has become shorter.
         """
-        entry = self._entry
+        entry, tensor = self._entry, self._tensor
         parts = where if isinstance(where, tuple) else (where,)
-        parts = (*parts, *[slice(None)] * (len(entry.shape) - len(parts)))
-        rows = np.arange(entry.size // entry.row_bytes)
-        if self._heads:
-            rows = _stored_rows(len(rows), self._heads)[parts[0]]
-        elif len(entry.shape) > 1:
-            rows = rows[parts[0]]
-        first, last, _ = parts[-1].indices(entry.shape[-1])
+        parts = (*parts, *[slice(None)] * (len(tensor.shape) - len(parts)))
+        *leading, wanted = (
+            range(*part.indices(extent)) for part, extent in zip(parts, tensor.shape, strict=True)
+        )
+        sizes = [len(span) for span in (*leading, wanted)]
+        if 0 in sizes:  # a piece without values, which nothing can view
+            return torch.empty(sizes, dtype=_PLAIN[self.get_dtype()])
+        rows = np.zeros(1, np.int64)
+        for span, extent in zip(leading, tensor.shape[:-1], strict=True):
+            rows = (rows[:, None] * extent + np.arange(span.start, span.stop)).reshape(-1)
+        if tensor.rows is not None:
+            rows = tensor.rows[rows]
+        order = None if tensor.columns is None else tensor.columns[wanted.start : wanted.stop]
+        read = wanted if order is None else range(int(order.min()), int(order.max()) + 1)
         block, width = entry.block, entry.row_bytes * entry.block // entry.shape[-1]
-        begin, end = first // block, -(-last // block)
-        if not len(rows) or first >= last:  # a piece without values, which nothing can view
-            return self._empty(len(rows), max(0, last - first))
+        begin, end = read.start // block, -(-read.stop // block)
         cut = np.ascontiguousarray(self._rows(rows)[:, begin * width : end * width])
         values = _dequantise(cut, entry, self._file)
-        values = values[:, first - begin * block : last - begin * block]
-        return values.reshape(-1) if len(entry.shape) == 1 else values
+        values = values[:, read.start - begin * block : read.stop - begin * block]
+        if order is not None:
+            values = values[:, torch.from_numpy(order - read.start)]
+        if tensor.undo is not None:
+            values = tensor.undo(values)
+        return values.reshape(sizes)
 
     def _rows(self, rows: np.ndarray) -> np.ndarray:
         """The bytes of some rows [rows, bytes of a row], of all from the first to the last."""
@@ -82,17 +92,8 @@ class GgufTensor:
             raise CheckpointError(
                 f"{self._file}: tensor {entry.name} cannot be read: {error}"
             ) from error
-        return stored if len(rows) == len(stored) and not self._heads else stored[rows - low]
-
-    def _empty(self, rows: int, columns: int) -> torch.Tensor:
-        """A cut without values."""
-        shape = (columns,) if len(self._entry.shape) == 1 else (rows, columns)
-        return torch.empty(shape, dtype=_PLAIN.get(self._entry.kind, torch.float32))
-
-
-def _stored_rows(rows: int, heads: int) -> np.ndarray:
-    """Which row of the file is each row of the tensor: heads of pairs back to heads of halves."""
-    return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+        in_order = len(rows) == len(stored) and self._tensor.rows is None
+        return stored if in_order else stored[rows - low]
 
 
 def _dequantise(stored: np.ndarray, entry: TensorEntry, file: str) -> torch.Tensor:

@@ -32,6 +32,9 @@ _TEKKEN = (
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 _LLAMA_3 = [rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}{_REST}"]
 _QWEN_2 = [rf"{_CONTRACTION}|{_WORD}|\p{{N}}{_REST}"]
+_WITH_MARKS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _SPLITS: dict[str, list[str]] = {
     "gpt-2": [],
     "smollm": ["digits"],
@@ -40,12 +43,13 @@ _SPLITS: dict[str, list[str]] = {
     "llama-v3": _LLAMA_3,
     "qwen2": _QWEN_2,
     "deepseek-r1-qwen": _QWEN_2,
+    "qwen35": [rf"{_CONTRACTION}|{_WITH_MARKS}"],
     "tekken": [_TEKKEN],
 }
 """By `tokenizer.ggml.pre`: expressions that split a text before GPT-2's own, or in its place."""
 
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")  # a piece that is a token is whole
-_NORMALIZED = ("qwen2", "deepseek-r1-qwen")
+_NORMALIZED = ("qwen2", "deepseek-r1-qwen", "qwen35")
 _WITH_BEGIN = _WHOLE_WORDS  # where `add_bos_token` is absent
 
 _LONGEST_TOKEN = 1 << 10  # characters; published vocabularies have up to some 200

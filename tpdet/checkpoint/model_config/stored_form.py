@@ -1,18 +1,21 @@
 """How the tensors of a directory are stored: the text part of more, quantised, or neither."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from tpdet.checkpoint.gguf.header import is_gguf
 from tpdet.checkpoint.model_config.families import Family
 from tpdet.checkpoint.model_config.fields import Fields
+from tpdet.checkpoint.model_config.linear_layers import no_linear
 from tpdet.checkpoint.model_config.load import read_checked, read_heads
 from tpdet.checkpoint.model_config.mixtures import no_experts
 from tpdet.checkpoint.model_config.model import LinearAttention
 from tpdet.checkpoint.model_config.quantisation import Quantisations, parse_quantisation
 
 _LINEAR, _ATTENTION = "linear_attn", "self_attn"
+_OF_HYBRIDS = "gated_q", "linear_qkvz", "linear_ba", "linear_qkv", "linear_convolution"
 
 
 class FusedTensor(NamedTuple):
@@ -63,7 +66,16 @@ class StoredForm:
 
 
 def read_stored_form(directory: Path) -> StoredForm:
-    """What `config.json` says of it; neither without such a file. Raises CheckpointError."""
+    """What `config.json` says of it; neither without such a file. Raises CheckpointError.
+
+    directory: or a GGUF file, whose fused tensors are those of any writer.
+    """
+    if is_gguf(directory):
+        config, family, _ = read_checked(directory)
+        stacked = _stacked(config, family)
+        if family.linear is no_linear:
+            return StoredForm(stacked=stacked)
+        return StoredForm(fused=_fused(config, replace(family, fused=_OF_HYBRIDS)), stacked=stacked)
     if not (directory / "config.json").exists():
         return StoredForm()
     config, family, of_images = read_checked(directory)
