@@ -75,7 +75,7 @@ def fit_constants(results: Path, table: Path, gpu: str) -> Constants:
         overlapped=OverlapCost(_NEVER, 4.0),
         host=0.0,
         errors=errors,
-        linear=_fit_linear(results, gpu, errors),
+        linear=fit_linear(results, gpu, errors),
     )
     return fit_steps(first, figures.step_figures(results, gpu))
 
@@ -192,7 +192,7 @@ def _fit_prefill_attention(
     return PrefillAttentionCost(launch, _rate(flops))
 
 
-def _fit_linear(results: Path, gpu: str, errors: dict[str, FitError]) -> LinearCost | None:
+def fit_linear(results: Path, gpu: str, errors: dict[str, FitError]) -> LinearCost | None:
     """The cost of linear attention; None where it was not measured."""
     found = figures.linear_figures(results, gpu)
     if not found:

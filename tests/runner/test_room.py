@@ -56,6 +56,21 @@ def test_a_gpu_must_hold_weights_and_the_least_cache_to_the_byte(tiny_model, mon
     assert ("at --gpu-memory-utilization 0.9: " in said) is (pages is None)
 
 
+def test_states_that_leave_no_room_are_said_before_weights_are_read(tiny_model, monkeypatch):
+    model = tiny_model("qwen3_5_text", layers=2, kv_heads=2)
+    *of, weights, _ = cut(model, SoloWorld(), dtype="bfloat16", max_num_seqs=10, kv_pages=1)
+    slot, needed = state_shape(of[1]).slot_bytes(torch.bfloat16), memory.least_bytes(*of).bytes
+    fits = replace(GPU, free=needed, total=needed)
+    assert refusal(monkeypatch, fits, of) is None
+    for short, fitting in ((1, 9), (slot, 9), (slot + 1, 8), (9 * slot, 1)):
+        said = refusal(monkeypatch, replace(fits, free=needed - short), of)
+        assert "the KV cache with states of 10 sequences at least" in said
+        assert f": lower --max-num-seqs to {fitting}, " in said
+        fewer = cut(model, SoloWorld(), dtype="bfloat16", max_num_seqs=fitting, kv_pages=1)[:2]
+        assert refusal(monkeypatch, replace(fits, free=needed - short), fewer) is None
+    assert "max-num-seqs" not in refusal(monkeypatch, replace(fits, free=weights), of)
+
+
 def of_rank(values):
     """A function, of any arguments, that gives each thread of `run_threads` its rank's value."""
     return lambda *_: values[int(threading.current_thread().name.removeprefix("rank "))]

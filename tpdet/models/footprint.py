@@ -8,7 +8,8 @@ import torch
 from tpdet.checkpoint.model_config.quantisation import Quantisation
 from tpdet.kernels.inputs.ordered import SCRATCH_BYTES
 from tpdet.kernels.inputs.ordering import WHOLE_GROUP
-from tpdet.layers.partition import Partition
+from tpdet.kernels.order import CONVOLUTION_TAPS
+from tpdet.layers.partition import Partition, state_shape
 from tpdet.models.products import (
     head_product,
     layer_products,
@@ -29,6 +30,7 @@ def packed_value_bytes(form: Quantisation) -> float:
 def weight_bytes(partition: Partition, packed: Quantisation | None = None) -> int:
     """Shares of the products, the vocabulary's two tables (or the tied one), the norms.
 
+    And of linear layers the convolution, and two fp32 numbers a value head.
     packed: the form in which products lie, but routers; None for numbers.
     """
     config = partition.config
@@ -41,6 +43,10 @@ def weight_bytes(partition: Partition, packed: Quantisation | None = None) -> in
     size = _itemsize(partition)
     exact = 0 if config.mixture is None or not config.mixture.choice_bias else config.experts
     exact *= sum(map(config.has_experts, range(config.num_layers)))
+    shape = state_shape(partition)
+    if shape is not None:
+        values += shape.layers * shape.channels * CONVOLUTION_TAPS
+        exact += shape.layers * shape.value_heads * 2
     factors = 4 if config.norm == "rms_plus_one" else size  # 1 + w is never rounded
     saved = 0
     if packed is not None:

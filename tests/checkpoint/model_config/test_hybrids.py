@@ -131,6 +131,15 @@ def test_a_list_of_full_attention_alone_has_no_linear_layers(tmp_path):
         ({"layer_types": TYPES}, "layer_types is .* one type for each of the 8 layers"),
         ({"layer_types": ["sliding_attention"] * 8}, "'sliding_attention' is not supported, only"),
         ({"layer_types": ["linear_attention"] * 8}, "no layer has full_attention"),
+        ({"layer_types": "full_attention"}, "layer_types is 'full_attention'"),
+        ({"layer_types": [*TYPES, *TYPES[:3], 0]}, "layer_types is .* one type for each of the 8"),
+        ({"layer_types": None, "full_attention_interval": 0}, "full_attention_interval is 0"),
+        ({"layer_types": None, "full_attention_interval": 9}, "interval is 9: no layer has full"),
+        ({"linear_num_key_heads": 0}, "linear_num_key_heads is 0"),
+        ({"linear_num_key_heads": 1 << 13}, "linear_num_key_heads is 8192"),
+        ({"linear_value_head_dim": 512}, "linear_value_head_dim is 512: it must lie in"),
+        ({"linear_conv_kernel_dim": True}, "linear_conv_kernel_dim is True"),
+        ({"linear_conv_kernel_dim": None}, "linear_conv_kernel_dim is missing"),
         ({"linear_conv_kernel_dim": 3}, "linear_conv_kernel_dim is 3: only 4 is supported"),
         (
             {"linear_num_value_heads": 12},
@@ -153,7 +162,8 @@ def test_a_hybrid_that_cannot_be_is_refused_by_name(tmp_path, changes, said):
 def test_leaves_are_whole_groups_of_a_key_head(tmp_path):
     config = load(tmp_path, DENSE | {"linear_num_key_heads": 4})
     assert check_ranks(config, 4, None).count == 4
-    with pytest.raises(UsageError, match=r"tensor-parallel size 8 .* use one of 1, 2, 4"):
+    said = r"tensor-parallel size 8 .* 4 key heads of linear layers .* use one of 1, 2, 4$"
+    with pytest.raises(UsageError, match=said):
         check_ranks(config, 8, None)
     with pytest.raises(UsageError, match=r"leaves 8 do not divide 4 key heads .* one of 1, 2, 4"):
         check_ranks(config, 4, 8)

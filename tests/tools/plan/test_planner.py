@@ -26,17 +26,19 @@ from tpdet.errors import NotFoundError, ResourceError, UsageError
 from tpdet.kernels.cuda.cost.roofline import smooth_maximum
 from tpdet.kernels.cuda.hardware import RATES
 from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.layers.partition import state_shape
 from tpdet.speculative.draft_model import start as draft_model
 from tpdet.tools.measurement.floor import decode_work
 from tpdet.tools.measurement.results_file import newest_rows
 from tpdet.tools.plan.command import LEGEND
-from tpdet.tools.plan.constants import LayerCost, load_constants, write_constants
+from tpdet.tools.plan.constants import LayerCost, LinearCost, load_constants, write_constants
 from tpdet.tools.plan.draft import draft_request
 from tpdet.tools.plan.exchange_time import exchange_seconds, levels_of
 from tpdet.tools.plan.hardware import Network, hardware_of
+from tpdet.tools.plan.kernel_time import linear_decode_work, linear_prefill_work
 from tpdet.tools.plan.memory import rank_memory
 from tpdet.tools.plan.plan import PlanRequest, choose_size, plan_size, plan_world
-from tpdet.tools.plan.step import PlanWorld
+from tpdet.tools.plan.step import PlanWorld, decode_parts, prefill_parts
 from tpdet.tools.worlds.shapes import cut_for, find_model, named_config
 
 RESULTS = ROOT / "docs" / "results"
@@ -128,6 +130,60 @@ def test_states_of_linear_attention_are_counted_as_a_start_counts_them():
     assert "states" not in plan_size(wish(), 1).memory
 
 
+LINEAR = LinearCost(launch=2e-5, bytes=2.5e12, rows=1e12, chunk=5e-6)
+
+
+def test_the_times_of_linear_attention_are_found_again_in_its_figures(tmp_path):
+    """Fitted to figures that a formula made; of a step without the rows of TP 2."""
+    pytest.importorskip("scipy")
+    from scripts.fit.planner import fit_linear
+
+    config, rows = find_model("qwen3.5-9b"), []
+    for tp in (1, 2):
+        shape = state_shape(cut_for(config, tp, "tree"))
+        works = {("decode", batch, 40): linear_decode_work(shape, batch) for batch in (1, 16, 256)}
+        for sizes in ((1, 8192), (4, 2048), (16, 512)):
+            works["prefill", *sizes] = linear_prefill_work(shape, *sizes, 132)
+        rows += [
+            {"case": f"linear {kind}: all kernels", "model": "qwen3.5-9b", "tp": tp, "unit": "us",
+             "batch": batch, "context": context, "value": 1e6 * LINEAR.seconds(work)}
+            for (kind, batch, context), work in works.items()
+        ]  # fmt: skip
+    for case in ("linear decode: pass_chunks", "factors, exp in fp64"):
+        rows.append(rows[0] | {"case": case, "value": 1.0})
+    runs = [{"commit": "a", "command": "b", "rows": rows}]
+    (tmp_path / "linear.h200.json").write_text(json.dumps(runs))
+    errors = {}
+    found = fit_linear(tmp_path, "h200", errors)
+    assert msgspec.structs.astuple(found) == pytest.approx(
+        msgspec.structs.astuple(LINEAR), rel=0.01
+    )
+    assert errors["linear attention"].figures == 12 and errors["linear attention"].rms < 0.01
+    (tmp_path / "linear.h200.json").unlink()
+    assert fit_linear(tmp_path, "h200", {}) is None
+
+
+def test_linear_attention_takes_its_time_in_each_kind_of_step(constants):
+    """A step of states twice as many takes twice as long; long prompts pass chunk by chunk."""
+    known, config = change(constants, linear=LINEAR), find_model("qwen3.5-9b")
+    alone, two = (
+        PlanWorld(config, tp, known, hardware_of("h200"), Network(), budget=8192) for tp in (1, 2)
+    )
+    few, many = (decode_parts(alone, batch, 4096)["linear attention"] for batch in (64, 256))
+    assert 24 * LINEAR.launch < few < many < 4 * few
+    assert many - few == pytest.approx(24 * 192 * 2.9e6 / LINEAR.bytes, rel=0.05)
+    half = decode_parts(two, 256, 4096)["linear attention"] - 24 * LINEAR.launch
+    assert half == pytest.approx((many - 24 * LINEAR.launch) / 2)
+    one, some = (prefill_parts(alone, length)["linear attention"] for length in (8192, 2048))
+    assert one > some and one > 24 * 128 * LINEAR.chunk
+    without = PlanWorld(config, 1, change(known, linear=None), hardware_of("h200"), Network())
+    assert decode_parts(without, 64, 4096)["linear attention"] == 0.0
+    dense = PlanWorld(find_model("qwen3-8b"), 1, known, hardware_of("h200"), Network())
+    bare = PlanWorld(find_model("qwen3-8b"), 1, constants, hardware_of("h200"), Network())
+    assert decode_parts(dense, 64, 4096) == decode_parts(bare, 64, 4096)
+    assert decode_parts(dense, 64, 4096)["linear attention"] == 0.0
+
+
 def test_worse_constants_would_be_seen(constants):
     slow = change(constants, layer=LayerCost(2e-5, constants.layer.bytes))
     found = compare_steps(slow, step_figures(RESULTS, "h200"))
@@ -192,15 +248,24 @@ def test_a_smooth_maximum_lies_over_both():
 
 @pytest.mark.parametrize(
     ("family", "ranks"),
-    [("qwen3", 1), ("qwen3", 2), ("gemma3_text", 2), ("qwen3_moe", 2), ("glm4_moe", 2)],
-)
+    [
+        ("qwen3", 1), ("qwen3", 2), ("gemma3_text", 2), ("qwen3_moe", 2), ("glm4_moe", 2),
+        ("qwen3_5_text", 2), ("qwen3_next", 2),
+    ],
+)  # fmt: skip
 def test_the_weights_are_those_that_a_rank_holds(tiny_model, constants, family, ranks):
     model = tiny_model(family)
     config = find_model(model)
     world = PlanWorld(config, ranks, constants, hardware_of("h200"), Network())
-    planned = rank_memory(world, 64, 0.9)
+    planned = rank_memory(world, 64, 0.9, batch=3)
     settings = EngineConfig.from_values(
-        model=str(model), device="cpu", kv_pages=2, max_model_len=64, skip_tokenizer_init=True
+        model=str(model),
+        device="cpu",
+        kv_pages=2,
+        max_model_len=64,
+        max_num_seqs=3,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
     )
 
     def held(rank_world):
@@ -210,7 +275,7 @@ def test_the_weights_are_those_that_a_rank_holds(tiny_model, constants, family, 
 
     for weights, pages in run_threads(ranks, held):
         assert weights == planned.weights + planned.tables
-        assert pages == 3 * planned.page  # one more, where pad rows write
+        assert pages == 3 * planned.page + planned.states  # one more, where pad rows write
 
 
 def _tensor_bytes(thing, seen=None):

@@ -116,10 +116,11 @@ def check_ranks(config: ModelConfig, ranks: int, leaves: int | None) -> ModelLea
     found = model_leaves(config, leaves)
     fit = [n for n in range(1, found.count + 1) if found.count % n == 0 and _all_busy(found, n)]
     if ranks not in fit:
-        sizes = ", ".join(str(n) for n in fit)
+        sizes, linear = ", ".join(str(n) for n in fit), config.linear
+        of_linear = f", {linear.key_heads} key heads of linear layers" if linear else ""
         raise UsageError(
             f"tensor-parallel size {ranks} does not fit a model of {config.num_heads} query "
-            f"heads and {found.count} leaves: use one of {sizes}"
+            f"heads{of_linear} and {found.count} leaves: use one of {sizes}"
             + (", or more --leaves" if _more_leaves_fit(config, ranks, found.count) else "")
         )
     return found

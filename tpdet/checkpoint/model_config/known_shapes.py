@@ -215,6 +215,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512,
     },
+    "qwen3-next-80b-a3b": _hybrid(2048, 48, 16, 2, 32)
+    | {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "intermediate_size": 5120,
+        "vocab_size": 151936,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
     "qwen3-235b-a22b": _qwen3_moe(4096, 1536, 94, 64),
     "mixtral-8x7b": _MISTRAL
     | _sizes(4096, 14336, 32, 32)
@@ -281,6 +297,7 @@ PUBLISHED = {
     "Qwen/Qwen3.5-9B": "qwen3.5-9b",
     "Qwen/Qwen3.6-27B": "qwen3.6-27b",
     "Qwen/Qwen3.5-35B-A3B": "qwen3.5-35b-a3b",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": "qwen3-next-80b-a3b",
     "mistralai/Mixtral-8x7B-v0.1": "mixtral-8x7b",
     "zai-org/GLM-4.5-Air": "glm-4.5-air",
     "meta-llama/Llama-3.1-8B": "llama-3.1-8b",

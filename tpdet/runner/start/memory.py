@@ -28,10 +28,19 @@ SNAPSHOTS_EACH = 4
 
 
 class Least(NamedTuple):
-    """Bytes that a rank takes of its GPU at least: its weights, and the smallest KV cache."""
+    """Bytes that a rank takes of its GPU at least: its weights, and the smallest KV cache.
+
+    slot: what the cache has of each sequence that may run, whatever its length: its states.
+    """
 
     weights: int
     cache: int
+    slot: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """All that it takes."""
+        return self.weights + self.cache
 
 
 class CacheSize(NamedTuple):
@@ -53,7 +62,9 @@ def least_bytes(config: EngineConfig, partition: Partition) -> Least:
     """
     pages = 1 if config.kv_pages is None else 1 + config.kv_pages
     cache = pages * _page_bytes(partition) + running_state_bytes(config, partition)
-    return Least(weight_bytes(partition, packed_form(config)), cache)
+    shape = state_shape(partition)
+    slot = 0 if shape is None else shape.slot_bytes(getattr(torch, partition.config.dtype))
+    return Least(weight_bytes(partition, packed_form(config)), cache, slot)
 
 
 def packed_form(config: EngineConfig) -> Quantisation | None:
@@ -97,9 +108,9 @@ def describe_shortage(
 ) -> str | None:
     """What `ranks` take of a GPU and what it has left, where that is less; else None."""
     usable = usable_bytes(config, memory)
-    if sum(map(sum, ranks)) <= usable:
+    if _taken(ranks) <= usable:
         return None
-    weights, cache = max(ranks)
+    weights, cache, slot = max(ranks)
     several = len(ranks) > 1
     where = f" on each of {len(ranks)} ranks that share a GPU" if several else ""
     left = f"the GPU has {size_text(usable)}"
@@ -108,10 +119,16 @@ def describe_shortage(
     rule = ""
     if config.kv_pages is None:
         rule = f", at --gpu-memory-utilization {config.gpu_memory_utilization:g}"
+    kept = f"the KV cache with states of {config.max_running} sequences" if slot else "the KV cache"
     return (
-        f"weights of {config.model} in {dtype} take {size_text(weights)}{where}, the KV cache at "
+        f"weights of {config.model} in {dtype} take {size_text(weights)}{where}, {kept} at "
         f"least {size_text(cache)}, and {left} for {'all' if several else 'both'}{rule}"
     )
+
+
+def _taken(ranks: Sequence[Least]) -> int:
+    """Bytes that ranks of a GPU take together."""
+    return sum(each.bytes for each in ranks)
 
 
 def usable_bytes(config: EngineConfig, memory: GpuMemory) -> int:
@@ -124,15 +141,18 @@ def smaller_dtype(
     config: EngineConfig, dtype: str, ranks: Sequence[Least], memory: GpuMemory
 ) -> str:
     """The flag by which everything takes half as much, where that would do; else ""."""
-    would_do = sum(map(sum, ranks)) // 2 <= usable_bytes(config, memory)
+    would_do = _taken(ranks) // 2 <= usable_bytes(config, memory)
     return "use --dtype bfloat16" if dtype == "float32" and would_do else ""
 
 
 def _remedy(config: EngineConfig, dtype: str, ranks: Sequence[Least], memory: GpuMemory) -> str:
     """What makes room: the flags that would help here."""
-    needed = sum(map(sum, ranks))
+    needed, of_sequence = _taken(ranks), sum(each.slot for each in ranks)
     weights = sum(each.weights for each in ranks)
     remedies = [smaller_dtype(config, dtype, ranks, memory)]
+    if of_sequence:
+        fitting = config.max_running + (usable_bytes(config, memory) - needed) // of_sequence
+        remedies += [f"lower --max-num-seqs to {fitting}"] * (fitting > 0)
     if config.kv_pages is None and needed <= memory.free:
         remedies.append("raise --gpu-memory-utilization")
     if config.kv_pages is not None and weights < memory.free:

@@ -40,7 +40,7 @@ def start_draft_model(
     if not loaded:
         partition = partition_of(config, model, world)
         check_room(config, partition, current_device(resolve_device(config.device)))
-        beside = sum(least_bytes(config, partition))
+        beside = least_bytes(config, partition).bytes
     draft_model = None
     if world.rank == 0:
         runner = Runner.start(draft_settings(config, beside), SoloWorld())

@@ -15,7 +15,8 @@ _FLAGS = (
     flag("--model", f"a directory, a cached hub name, or one of {', '.join(SHAPES)}",
          metavar="DIR_OR_NAME"),
     flag("--draft-model",
-         "a draft model on rank 0, named as --model is: what it takes of the KV cache",
+         "a draft model on rank 0, named as --model is, without linear attention: what it takes "
+         "of the KV cache",
          metavar="DIR_OR_NAME"),
     flag("--config", "a run's settings; flags win over them", type=Path),
     flag("--gpu", f"whose times were measured: {', '.join(HARDWARE)}", default="h200"),
