@@ -194,18 +194,18 @@ def _fit_prefill_attention(
 
 def fit_linear(results: Path, gpu: str, errors: dict[str, FitError]) -> LinearCost | None:
     """The cost of linear attention; None where it was not measured."""
-    found = figures.linear_figures(results, gpu)
-    if not found:
+    measured = figures.linear_figures(results, gpu)
+    if not measured:
         return None
     config, terms = named_config(LINEAR_MODEL), []
-    for figure in found:
+    for figure in measured:
         shape = state_shape(cut_for(config, figure.tp, DEFAULT_FOLD_ORDER))
         assert shape is not None
         sizes = shape, figure.batch, figure.context, hardware_of(gpu).multiprocessors
         work = linear_decode_work(*sizes[:2]) if figure.decode else linear_prefill_work(*sizes)
         terms.append((1.0, *work))
     (launch, states, rows, chunk), errors["linear attention"] = positive_fit(
-        terms, [figure.us for figure in found]
+        terms, [figure.us for figure in measured]
     )
     return LinearCost(launch, _rate(states), _rate(rows), chunk)
 

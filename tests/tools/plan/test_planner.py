@@ -144,11 +144,10 @@ def test_the_times_of_linear_attention_are_found_again_in_its_figures(tmp_path):
         works = {("decode", batch, 40): linear_decode_work(shape, batch) for batch in (1, 16, 256)}
         for sizes in ((1, 8192), (4, 2048), (16, 512)):
             works["prefill", *sizes] = linear_prefill_work(shape, *sizes, 132)
-        rows += [
-            {"case": f"linear {kind}: all kernels", "model": "qwen3.5-9b", "tp": tp, "unit": "us",
-             "batch": batch, "context": context, "value": 1e6 * LINEAR.seconds(work)}
-            for (kind, batch, context), work in works.items()
-        ]  # fmt: skip
+        common = {"model": "qwen3.5-9b", "tp": tp, "unit": "us"}
+        for (kind, batch, context), work in works.items():
+            sizes = {"batch": batch, "context": context, "value": 1e6 * LINEAR.seconds(work)}
+            rows.append({"case": f"linear {kind}: all kernels"} | common | sizes)
     for case in ("linear decode: pass_chunks", "factors, exp in fp64"):
         rows.append(rows[0] | {"case": case, "value": 1.0})
     runs = [{"commit": "a", "command": "b", "rows": rows}]

@@ -148,12 +148,12 @@ def read_counts(header: GgufHeader) -> tuple[int, int]:
 
 def read_layers(header: GgufHeader) -> int:
     """Layers, without those that guess further tokens. Raises CheckpointError."""
-    found = metadata(header)
-    name = _architecture(found)
-    layers = found.integer(f"{name}.block_count")
+    fields = metadata(header)
+    name = _architecture(fields)
+    layers = fields.integer(f"{name}.block_count")
     if name not in HYBRIDS:
         return layers
-    return layers - found.integer(f"{name}.{_GUESSING}", 0, low=0, high=layers - 1)
+    return layers - fields.integer(f"{name}.{_GUESSING}", 0, low=0, high=layers - 1)
 
 
 class LinearHeads(NamedTuple):
@@ -167,17 +167,17 @@ class LinearHeads(NamedTuple):
 
 def read_linear_heads(header: GgufHeader) -> LinearHeads:
     """The heads of a hybrid's linear layers. Raises CheckpointError for values that do not fit."""
-    found = metadata(header)
-    name = _architecture(found)
+    fields = metadata(header)
+    name = _architecture(fields)
     size, keys, values = (
-        found.integer(f"{name}.ssm.{field}", high=_LARGEST_HEAD)
+        fields.integer(f"{name}.ssm.{field}", high=_LARGEST_HEAD)
         for field in ("state_size", "group_count", "time_step_rank")
     )
-    inner = found.integer(f"{name}.{_INNER}")
+    inner = fields.integer(f"{name}.{_INNER}")
     if inner % values:
-        found.refuse(f"{name}.{_INNER}", f"it must be a multiple of {values} value heads")
+        fields.refuse(f"{name}.{_INNER}", f"it must be a multiple of {values} value heads")
     if values % keys:
-        found.refuse(f"{name}.ssm.time_step_rank", f"it must be a multiple of {keys} key heads")
+        fields.refuse(f"{name}.ssm.time_step_rank", f"it must be a multiple of {keys} key heads")
     return LinearHeads(keys, values, size, inner // values)
 
 

@@ -32,17 +32,19 @@ from tpdet.checkpoint.gguf.header import GgufHeader, TensorEntry
 from tpdet.errors import CheckpointError
 
 _LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.(.+)")
+_PROJECTIONS = {
+    "q": "q_proj", "k": "k_proj", "v": "v_proj", "output": "o_proj", "q_norm": "q_norm",
+    "k_norm": "k_norm",
+}  # fmt: skip
+_ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _ATTENTION = {
     "attn_norm.weight": "input_layernorm.weight",
     **{
         f"attn_{ours}.{kind}": f"self_attn.{theirs}.{kind}"
         for kind in ("weight", "bias")
-        for ours, theirs in (
-            ("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("output", "o_proj"),
-            ("q_norm", "q_norm"), ("k_norm", "k_norm"),
-        )
+        for ours, theirs in _PROJECTIONS.items()
     },
-}  # fmt: skip
+}
 _DENSE = {
     f"ffn_{part}.{kind}": f"mlp.{part}_proj.{kind}"
     for part in ("gate", "up", "down")
@@ -72,12 +74,14 @@ _IN_HYBRID = {
 }
 _OUTSIDE = {
     f"{ours}.{kind}": f"{theirs}.{kind}"
-    for ours, theirs in (
-        ("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head"),
-    )
+    for ours, theirs in _ENDS.items()
     for kind in ("weight", "bias")
-}  # fmt: skip
+}
 _PLUS_ONE = re.compile(r"(attn_norm|post_attention_norm|attn_[qk]_norm|output_norm)\.weight")
+_BEHIND_KEYS = "attn_qkv.weight", "ssm_conv1d.weight"
+_OF_VALUES = *_BEHIND_KEYS, "attn_gate.weight", "ssm_out.weight"
+_OF_HEADS = "ssm_beta.weight", "ssm_alpha.weight", "ssm_a", "ssm_dt.bias"
+"""What of a linear layer has values of value heads, and what has one number for each."""
 _DIGITS = Context(prec=40)
 
 
@@ -102,7 +106,7 @@ def named_tensors(header: GgufHeader) -> dict[str, NamedTensor]:
     hybrid, layers = architecture in HYBRIDS, read_layers(header)
     linear = read_linear_heads(header) if hybrid else None
     known = _IN_HYBRID if hybrid else _IN_LAYER
-    found: dict[str, NamedTensor] = {}
+    tensors: dict[str, NamedTensor] = {}
     for stored, entry in header.tensors.items():
         match = _LAYER.fullmatch(stored)
         if stored == ROTARY_FACTORS or (hybrid and match and int(match[1]) >= layers):
@@ -118,8 +122,8 @@ def named_tensors(header: GgufHeader) -> dict[str, NamedTensor]:
             named = _of_pairs(header, of, entry)
         elif linear is not None:
             named = _of_hybrid(header, of, entry, linear, architecture in TILED)
-        found[name if match is None else f"model.layers.{int(match[1])}.{name}"] = named
-    return found
+        tensors[name if match is None else f"model.layers.{int(match[1])}.{name}"] = named
+    return tensors
 
 
 def _of_pairs(header: GgufHeader, of: str, entry: TensorEntry) -> NamedTensor:
@@ -151,18 +155,12 @@ def _of_hybrid(
     undo = _log_of_negative if of == "ssm_a" else _less_one if _PLUS_ONE.fullmatch(of) else None
     named = NamedTensor(entry, shape, undo=undo)
     of_values = linear.value_heads * linear.value_size
-    before = {"attn_qkv.weight": of_values, "ssm_conv1d.weight": of_values}
-    sizes = before | {
-        "attn_gate.weight": of_values, "ssm_out.weight": of_values,
-        **dict.fromkeys(
-            ("ssm_beta.weight", "ssm_alpha.weight", "ssm_a", "ssm_dt.bias"), linear.value_heads
-        ),
-    }  # fmt: skip
+    sizes = dict.fromkeys(_OF_VALUES, of_values) | dict.fromkeys(_OF_HEADS, linear.value_heads)
     if not tiled or of not in sizes or linear.value_heads == linear.key_heads:
         return named
     by_columns = of == "ssm_out.weight" or len(shape) == 1
     extent, size = shape[-1] if by_columns else shape[0], sizes[of]
-    keys = 2 * linear.key_heads * linear.key_size if of in before else 0
+    keys = 2 * linear.key_heads * linear.key_size if of in _BEHIND_KEYS else 0
     if extent != keys + size:
         raise CheckpointError(
             f"{header.path.name}: tensor {entry.name} has shape {list(entry.shape)}: "
@@ -186,7 +184,7 @@ def _log_of_negative(stored: torch.Tensor) -> torch.Tensor:
     What is not below 0 becomes NaN, which is refused by the tensor's name.
     """
     values = [
-        float(Decimal(-each).ln(_DIGITS)) if -float("inf") < each < 0 else float("nan")
-        for each in stored.double().flatten().tolist()
+        float(Decimal(-value).ln(_DIGITS)) if -float("inf") < value < 0 else float("nan")
+        for value in stored.double().flatten().tolist()
     ]
     return torch.tensor(values, dtype=torch.float64).float().reshape(stored.shape)

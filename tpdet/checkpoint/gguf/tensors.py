@@ -58,10 +58,10 @@ class GgufTensor:
         entry, tensor = self._entry, self._tensor
         parts = where if isinstance(where, tuple) else (where,)
         parts = (*parts, *[slice(None)] * (len(tensor.shape) - len(parts)))
-        *leading, wanted = (
+        *leading, columns = (
             range(*part.indices(extent)) for part, extent in zip(parts, tensor.shape, strict=True)
         )
-        sizes = [len(span) for span in (*leading, wanted)]
+        sizes = [len(span) for span in (*leading, columns)]
         if 0 in sizes:  # a piece without values, which nothing can view
             return torch.empty(sizes, dtype=_PLAIN[self.get_dtype()])
         rows = np.zeros(1, np.int64)
@@ -69,8 +69,8 @@ class GgufTensor:
             rows = (rows[:, None] * extent + np.arange(span.start, span.stop)).reshape(-1)
         if tensor.rows is not None:
             rows = tensor.rows[rows]
-        order = None if tensor.columns is None else tensor.columns[wanted.start : wanted.stop]
-        read = wanted if order is None else range(int(order.min()), int(order.max()) + 1)
+        order = None if tensor.columns is None else tensor.columns[columns.start : columns.stop]
+        read = columns if order is None else range(int(order.min()), int(order.max()) + 1)
         block, width = entry.block, entry.row_bytes * entry.block // entry.shape[-1]
         begin, end = read.start // block, -(-read.stop // block)
         cut = np.ascontiguousarray(self._rows(rows)[:, begin * width : end * width])

@@ -128,7 +128,7 @@ def describe_shortage(
 
 def _taken(ranks: Sequence[Least]) -> int:
     """Bytes that ranks of a GPU take together."""
-    return sum(each.bytes for each in ranks)
+    return sum(rank.bytes for rank in ranks)
 
 
 def usable_bytes(config: EngineConfig, memory: GpuMemory) -> int:
@@ -147,7 +147,7 @@ def smaller_dtype(
 
 def _remedy(config: EngineConfig, dtype: str, ranks: Sequence[Least], memory: GpuMemory) -> str:
     """What makes room: the flags that would help here."""
-    needed, of_sequence = _taken(ranks), sum(each.slot for each in ranks)
+    needed, of_sequence = _taken(ranks), sum(rank.slot for rank in ranks)
     weights = sum(each.weights for each in ranks)
     remedies = [smaller_dtype(config, dtype, ranks, memory)]
     if of_sequence:

@@ -233,7 +233,7 @@ def _between_products(world: PlanWorld, rows: int) -> float:
     seconds = 0.0
     for index, count in _layers_of_each_kind(world.config):
         products = layer_products(world.partition, index)
-        moved = layer_bytes(rows, [each for each in products if each.name not in apart])
+        moved = layer_bytes(rows, [product for product in products if product.name not in apart])
         seconds += count * (cost.seconds + moved / cost.bytes)
     return seconds
 
