@@ -113,12 +113,11 @@ def test_plans_of_mixtures_know_their_floors_their_memory_and_the_fullest_rank()
         assert 0.98 < 4 * planned.memory["weights"] / weights < 1.03, name
 
 
-def test_states_of_linear_attention_are_counted_as_a_start_counts_them():
+def test_states_of_linear_attention_are_counted_as_a_start_counts_them(constants):
     """A quarter of what they leave is for snapshots; twice as many ranks halve the bytes."""
     alone, two = (plan_size(wish("qwen3.5-9b", batch=64), tp) for tp in (1, 2))
     for plan in (alone, two):
-        counted, untimed = plan.notes[-2:]
-        assert "for each of 256 snapshots" in counted and "products alone" in untimed
+        assert "for each of 256 snapshots" in plan.notes[-1]
         room = sum(plan.memory[name] for name in ("states", "snapshots", "left for KV"))
         kept = ("weights", "rotary tables", "exchange slots", "workspaces", "reserved")
         assert room == plan.memory["usable"] - sum(plan.memory[name] for name in kept)
@@ -128,6 +127,9 @@ def test_states_of_linear_attention_are_counted_as_a_start_counts_them():
     many = plan_size(wish("qwen3.5-35b-a3b", batch=256), 1)
     assert not many.fits and many.memory["snapshots"] == 0 < many.kv_sequences < 256
     assert "states" not in plan_size(wish(), 1).memory
+    assert alone.decode_parts["linear attention"] > 2 > two.decode_parts["linear attention"] > 1
+    error = constants.errors["linear attention"]
+    assert error.figures == 8 and abs(error.worst) < 0.1
 
 
 LINEAR = LinearCost(launch=2e-5, bytes=2.5e12, rows=1e12, chunk=5e-6)
