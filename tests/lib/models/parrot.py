@@ -62,9 +62,11 @@ def called(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
-def make_parrot(folder: Path, lessons: Sequence[Lesson], seed: int = 0) -> Learnt:
+def make_parrot(
+    folder: Path, lessons: Sequence[Lesson], seed: int = 0, context: int = CONTEXT
+) -> Learnt:
     """Write a model into a new folder and teach it. Raises RuntimeError if it has not learnt."""
-    make_model(folder, vocab=VOCABULARY, context=CONTEXT, seed=seed, **SHAPE)
+    make_model(folder, vocab=VOCABULARY, context=context, seed=seed, **SHAPE)
     _write_tokenizer(folder)
     sequences = _sequences(folder, lessons)
     learnt = _teach(folder, sequences)

@@ -31,7 +31,7 @@ _WORDS = (
 def request(model: str, build: str = "a1b", user: str = "0") -> Json:
     """The body. build: changes what is said of billing; user: who is billed."""
     draw = random.Random(41)
-    reminder = f"<system-reminder>\n{_prose(draw, 3_000)}\n</system-reminder>"
+    reminder = f"<system-reminder>\n{prose(draw, 3_000)}\n</system-reminder>"
     task = "Run `echo hello` and tell me what it printed."
     return {
         "model": model,
@@ -43,12 +43,12 @@ def request(model: str, build: str = "a1b", user: str = "0") -> Json:
                     {"type": "text", "text": task, **_CACHED},
                 ],
             },
-            {"role": "system", "content": [{"type": "text", "text": _prose(draw, 600)}]},
+            {"role": "system", "content": [{"type": "text", "text": prose(draw, 600)}]},
         ],
         "system": [
             {"type": "text", "text": BILLING.format(build)},
             {"type": "text", "text": "You are an agent that runs commands.", **_CACHED},
-            {"type": "text", "text": _prose(draw, 12_000), **_CACHED},
+            {"type": "text", "text": prose(draw, 12_000), **_CACHED},
         ],
         "tools": [_tool(draw, name) for name in TOOLS],
         "metadata": {"user_id": f"user_{user}_account__session_{build}"},
@@ -62,12 +62,12 @@ def request(model: str, build: str = "a1b", user: str = "0") -> Json:
 
 def _tool(draw: random.Random, name: str) -> Json:
     properties = {
-        word: {"type": kind, "description": _prose(draw, 120)}
+        word: {"type": kind, "description": prose(draw, 120)}
         for word, kind in (("command", "string"), ("timeout", "number"), ("description", "string"))
     }
     return {
         "name": name,
-        "description": _prose(draw, 2_000),
+        "description": prose(draw, 2_000),
         "input_schema": {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
             "type": "object",
@@ -78,7 +78,8 @@ def _tool(draw: random.Random, name: str) -> Json:
     }
 
 
-def _prose(draw: random.Random, characters: int) -> str:
+def prose(draw: random.Random, characters: int) -> str:
+    """So many characters of words, or one word more."""
     words: list[str] = []
     while sum(map(len, words)) + len(words) < characters:
         words.append(draw.choice(_WORDS))

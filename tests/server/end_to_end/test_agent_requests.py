@@ -1,158 +1,157 @@
-"""Two hundred requests of agents have one answer each: body, ids and bits, whatever happens.
+"""Two hundred recorded requests of agents have one answer each: body, ids and bits, whatever happens.
 
-At TP 1, 2 and 4, alone and in a crowd, whole and streamed, with drafts and without, with a prefix
-that was kept and without one. TPDET_TEST_REQUESTS is another number of them.
+A third each by chats, responses and messages. At TP 1, 2 and 4, alone and in a crowd, whole and
+streamed, with drafts and without, with a prefix that was kept and without one.
+TPDET_TEST_REQUESTS is another number of them.
 """
 
-import json
 import os
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from tests.lib.models.parrot import make_parrot, probe_lessons
-from tests.lib.server.agent_requests import agent_requests, without_free
+from tests.lib.models.parrot import Lesson, make_parrot
+from tests.lib.server.agents.joined import joined, plain
+from tests.lib.server.agents.requests import PATHS, recorded_requests
 from tests.lib.server.served import Served
+from tpdet.requests.body.messages_body import MessagesBody, MessagesChat
+from tpdet.requests.body.parse import parse_body
+from tpdet.requests.body.responses_body import ResponsesBody, chat_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
-COUNT = int(os.environ.get("TPDET_TEST_REQUESTS", "200"))
-FLAGS = ("--device", "cpu", "--tool-call-parser", "auto", "--reasoning-parser", "auto")
+ROWS = recorded_requests()
+COUNT = int(os.environ.get("TPDET_TEST_REQUESTS", len(ROWS)))
+LIMITS = (24, 48, 100)  # tokens of an answer
+CONTEXT = 32768
+FLAGS = (
+    "--device", "cpu", "--tool-call-parser", "auto", "--reasoning-parser", "auto",
+    "--served-model-name", "demo", "--seed-policy", "request", "--kv-pages", "400",
+)  # fmt: skip
 COLD = "--no-enable-prefix-caching"
-TEXTS = ("content", "reasoning", "reasoning_content")
-LISTS = ("token_ids", "logprob_bits")
+CROWD = 16
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """The requests, those of the three routes in turn, each with its body."""
+    step = -(-len(ROWS) // COUNT)
+    return [(row, row.limited(LIMITS[i % 3])) for i, row in enumerate(ROWS[::step])]
 
 
 @pytest.fixture(scope="module")
 def parrot(tmp_path_factory):
+    """A model that has learnt one call of each client that says few words."""
     folder = tmp_path_factory.mktemp("agents") / "model"
-    make_parrot(folder, probe_lessons())
+    calling = {}
+    for row in ROWS:
+        if "<tool_call>" in row.said and len(str(row.body)) < 8000:
+            calling.setdefault(row.client, []).append(row)
+    lessons = [
+        Lesson(chat_fields(found[place % len(found)]), found[place % len(found)].said)
+        for place, found in enumerate(calling.values())
+    ]
+    learnt = make_parrot(folder, lessons, context=CONTEXT)
+    print(f"\nparrot: {len(lessons)} lessons, {learnt.seconds:.0f} s, worst {learnt.worst:.3f}")
     return folder
 
 
-@pytest.fixture(scope="module")
-def bodies():
-    return agent_requests(COUNT, "tiny", [lesson.body for lesson in probe_lessons()])
+def chat_fields(row):
+    """The chat that a request asks for."""
+    if row.route == PATHS[1]:
+        return chat_of(parse_body(ResponsesBody, row.body)).fields
+    if row.route == PATHS[2]:
+        return MessagesChat(parse_body(MessagesBody, row.body)).fields
+    return row.body
 
 
 class Client:
     """Asks one server for answers, whole or streamed."""
 
     def __init__(self, served):
-        self._http = httpx.Client(base_url=served.url, timeout=3600)
-        self._metrics = served.url.removesuffix("/v1") + "/metrics"
+        self._http = httpx.Client(base_url=served.url.removesuffix("/v1"), timeout=3600)
 
     @property
     def cached(self):
         """Tokens of prompts that were kept from earlier ones."""
-        lines = self._http.get(self._metrics).text.splitlines()
+        lines = self._http.get("/metrics").text.splitlines()
         counts = [line for line in lines if line.startswith("vllm:prefix_cache_hits_total{")]
         return sum(float(line.split()[-1]) for line in counts)
 
-    def answers(self, bodies, at_once, stream=False):
-        """What each body is answered, as a whole answer without its free fields."""
+    def answers(self, rows, at_once, stream=False):
+        """What each request is answered, as a whole answer without its free fields."""
         ask = self._streamed if stream else self._whole
         with ThreadPoolExecutor(at_once) as pool:
-            return [*pool.map(ask, bodies)]
+            return [*pool.map(ask, rows)]
 
-    def _whole(self, body):
-        found = self._http.post("chat/completions", json=body)
+    def _whole(self, row):
+        return row[0].without_free(self._post(row[0].path, row[1]).json())
+
+    def _streamed(self, row):
+        recorded, body = row
+        options = {"stream_options": {"include_usage": True}} if recorded.route == PATHS[0] else {}
+        found = self._post(recorded.path, body | {"stream": True} | options)
+        return plain(recorded.without_free(joined(recorded.route, found.text)))
+
+    def _post(self, path, body):
+        found = self._http.post(path, json=body)
         assert found.status_code == 200, found.text
-        return without_free(found.json(), body)
-
-    def _streamed(self, body):
-        asked = body | {"stream": True, "stream_options": {"include_usage": True}}
-        found = self._http.post("chat/completions", json=asked)
-        assert found.status_code == 200, found.text
-        *events, done = [e.partition("data: ")[2] for e in found.text.strip().split("\n\n")]
-        assert done == "[DONE]", done
-        return without_free(joined([json.loads(event) for event in events]), body)
-
-
-def joined(events):
-    """The whole answer that a stream's events are of."""
-    answer, choices = {**events[-1], "object": "chat.completion", "choices": []}, {}
-    for event in events:
-        for key in event.keys() - {"choices", "usage", "tpdet", "object", "created"}:
-            assert event[key] == answer[key], key
-        answer["tpdet"] = answer.get("tpdet", {}) | event.get("tpdet", {})
-        for piece in event["choices"]:
-            _add(choices.setdefault(piece["index"], {"index": piece["index"]}), piece)
-    answer["choices"] = [choices[index] for index in sorted(choices)]
-    # Of a chat's one prompt: a whole answer has it beside its choices too.
-    return {**answer, "prompt_token_ids": answer["choices"][0]["prompt_token_ids"]}
-
-
-def _add(choice, piece):
-    """Add a piece of a stream to a choice, as a client does."""
-    message = choice.setdefault("message", {})
-    for key, value in piece.items():
-        if key in LISTS:
-            choice[key] = choice.get(key, []) + value
-        elif key == "logprobs" and value and choice.get(key):
-            choice[key]["content"] += value["content"]
-        elif key != "delta" and (value is not None or key not in choice):
-            choice[key] = value
-    for key, value in piece["delta"].items():
-        if key in TEXTS:
-            message[key] = (message.get(key) or "") + (value or "")
-        elif key != "tool_calls":
-            message[key] = value
-    for part in piece["delta"].get("tool_calls", ()):
-        calls = message.setdefault("tool_calls", [])
-        if part["index"] == len(calls):
-            calls.append({k: v for k, v in part.items() if k != "index"})
-        else:
-            calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
-
-
-def plain(answer):
-    """An answer whose messages lack what they say nothing in: streams have no nulls."""
-    choices = [
-        {**choice, "message": {k: v for k, v in choice["message"].items() if v}}
-        for choice in answer["choices"]
-    ]
-    return {**answer, "choices": choices}
+        return found
 
 
 @pytest.fixture(scope="module")
-def expected(parrot, bodies, tmp_path_factory):
+def expected(parrot, rows, tmp_path_factory):
     """The answers of one rank, one at a time, without drafts and without a kept prefix."""
     served = Served(parrot, tmp_path_factory.mktemp("first"), 1, *FLAGS, COLD, "--drafts", "off")
     try:
         client = Client(served)
-        found = client.answers(bodies, 1)
+        found = client.answers(rows, 1)
         assert client.cached == 0
     finally:
         served.end()
-    calls = [
-        c for a in found for choice in a["choices"] for c in choice["message"].get("tool_calls", ())
-    ]
-    free = sum(body.get("tool_choice") == "auto" for body in bodies)
-    print(f"\n{len(found)} requests ({free} auto), {len(calls)} calls")
-    assert len({call["id"] for call in calls}) == len(calls) > COUNT // 4
-    assert len({answer["tpdet"]["request_digest"] for answer in found}) == len(found)
+    calls = [call_ids(answer) for answer in found]
+    routes = Counter(row.route for row, _ in rows)
+    print(f"\n{dict(routes)}, {sum(map(len, calls))} calls in {sum(map(bool, calls))} answers")
+    assert sum(map(len, calls)) > len(rows) // 4
+    # Of two clients that ask for the same, the ids are the same; no others are.
+    by_request = {(row.route, digest(a)): c for (row, _), a, c in zip(rows, found, calls, strict=True)}
+    ids = [one for each in by_request.values() for one in each]
+    assert len({*ids}) == len(ids) and len(by_request) > len(rows) * 3 // 4
     return found
 
 
+def digest(answer):
+    return answer["tpdet"]["request_digest"]
+
+
+def call_ids(answer):
+    """The ids of the calls in an answer of any route."""
+    made = [c for one in answer.get("choices", ()) for c in one["message"].get("tool_calls") or ()]
+    made += [one for one in answer.get("content", ()) if one["type"] == "tool_use"]
+    said = [one for one in answer.get("output", ()) if one["type"] == "function_call"]
+    return [one["id"] for one in made] + [one["call_id"] for one in said]
+
+
 @pytest.mark.parametrize(("tp", "drafts"), [(1, "earlier"), (2, "off"), (4, "auto")])
-def test_each_request_has_one_answer(parrot, bodies, expected, tmp_path, tp, drafts):
+def test_each_request_has_one_answer(parrot, rows, expected, tmp_path, tp, drafts):
     served = Served(parrot, tmp_path, tp, *FLAGS, "--drafts", drafts)
     try:
         client = Client(served)
-        whole = client.answers(bodies, 16)
-        differ = [
-            i for i, pair in enumerate(zip(whole, expected, strict=True)) if pair[0] != pair[1]
-        ]
-        assert not differ, (bodies[differ[0]], whole[differ[0]], expected[differ[0]])
-        streamed = client.answers(bodies, 16, stream=True)
-        for body, one, other in zip(bodies, streamed, expected, strict=True):
-            assert plain(one) == plain(other), body
-        assert client.cached > 256 * COUNT // 4
+        whole = client.answers(rows, CROWD)
+        for (row, body), one, other in zip(rows, whole, expected, strict=True):
+            assert one == other, (row.client, body)
+        streamed = client.answers(rows[::-1], CROWD, stream=True)[::-1]
+        for (row, body), one, other in zip(rows, streamed, expected, strict=True):
+            assert one == plain(other), (row.client, body)
+        assert client.cached > 256 * len(rows) // 4
         # The control: what is compared depends on the request.
-        (other,) = client.answers([bodies[0] | {"seed": 10**6}], 1)
-        assert other["id"] != expected[0]["id"] and other["tpdet"] != expected[0]["tpdet"]
+        for place in range(0, len(rows), len(rows) // 3):
+            row, body = rows[place]
+            (other,) = client.answers([(row, body | {"seed": 10**6})], 1)
+            assert other["id"] != expected[place]["id"]
+            assert other["tpdet"] != expected[place]["tpdet"]
         print(
             f"\nTP {tp}, drafts {drafts}: {len(whole)} whole and {len(streamed)} streamed equal; "
             f"{client.cached:.0f} prompt tokens were kept"

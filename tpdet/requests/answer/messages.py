@@ -210,6 +210,11 @@ _COUNTED = frozenset({
 })  # fmt: skip
 """What the usage of a stream's end has."""
 
+_FEATURES = {
+    "thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+}
+"""What a refusal tells a client that can go on without a field: anthropic's tool runner does."""
+
 
 def is_of_messages(path: str) -> bool:
     """Whether a path's errors have Anthropic's form."""
@@ -230,4 +235,6 @@ def error_of(problem: ApiError, request_id: str) -> Json:
     if kind is None:
         kind = "api_error" if problem.status >= 500 else "invalid_request_error"
     error = {"type": kind, "message": shown["message"]}
+    if shown["code"] == "not_supported" and shown["param"] in _FEATURES:
+        error["details"] = _FEATURES[shown["param"]]
     return {"type": "error", "error": error, "request_id": request_id}

@@ -101,6 +101,7 @@ class _PromptFields(Body):
         "mcp_servers": Idle(([],), "no server is asked from here: send their tools as tools"),
         "service_tier": Idle(("auto", "standard_only"), "there is one tier: leave it out"),
         "speed": Idle(("standard",), "there is one speed: leave it out"),
+        "thread": Idle((), "no conversation is kept: send all its messages"),
     }
     messages: Annotated[Any, WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE})]
     system: Annotated[Any, WithJsonSchema({"anyOf": [*_BLOCKS["anyOf"], {"type": "null"}]})] = None

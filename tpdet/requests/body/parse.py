@@ -53,6 +53,8 @@ _REMEDIES = {
 }
 
 _SCHEMA = 'send {"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}'
+# Of the openai client's `parse`, and of LiteLLM, which keeps there what else an answer's message has.
+_READINGS = ("parsed", "parsed_arguments", "provider_specific_fields")
 # What other engines' types of `response_format` are called here.
 _FORMS = {
     "json": _SCHEMA,
@@ -141,7 +143,7 @@ def _known_message(place: str, message: Any) -> Any:
     """A message with its known fields, its parts text; any other shape stays as it is."""
     if not isinstance(message, dict):
         return message
-    message = _with_text_parts(ChatMessage, place, _without(message, "parsed"))
+    message = _with_text_parts(ChatMessage, place, _without_readings(message))
     if isinstance(message.get("tool_calls"), list):
         message["tool_calls"] = [
             _known_call(f"{place}.tool_calls[{index}]", call)
@@ -167,14 +169,14 @@ def _known_call(place: str, call: Any) -> Any:
         return call
     call = _known(ToolCall, call, place)
     if isinstance(call.get("function"), dict):
-        function = _without(call["function"], "parsed_arguments")
+        function = _without_readings(call["function"])
         call["function"] = _known(CalledFunction, function, f"{place}.function")
     return call
 
 
-def _without(value: dict[str, Any], reading: str) -> dict[str, Any]:
-    """An object without what the openai client's `parse` read out of it, and sends back."""
-    return {name: inner for name, inner in value.items() if name != reading}
+def _without_readings(value: dict[str, Any]) -> dict[str, Any]:
+    """An object without what its client read out of an answer, and sends back."""
+    return {name: inner for name, inner in value.items() if name not in _READINGS}
 
 
 def _refuse_other_format(response_format: object) -> None:
