@@ -12,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.lib.models.parrot import called
+from tests.lib.server.agents.scripted_door import MARKS
 from tests.lib.server.harness import MODEL, Server
 from tests.lib.text.made_conversations import CHATML
 
@@ -35,7 +36,8 @@ def server(tmp_path_factory):
     template = folder / "template.jinja"
     template.write_text(CHATML)
     flags = ("--chat-template", str(template), "--tool-call-parser", "hermes")
-    found = Server(folder, *flags, "--max-model-len", "4096", marks=("<tool_call>", "</tool_call>"))
+    flags += ("--reasoning-parser", "auto", "--max-model-len", "4096")
+    found = Server(folder, *flags, marks=MARKS)
     yield found
     assert found.stop() == 0, found.log.read_text()
 
@@ -132,6 +134,7 @@ def test_litellm(server, monkeypatch):
     assert joined.message.tool_calls[0].function == call.function
     assert joined.finish_reason == "tool_calls"
     result = result_of(call.function.arguments)
+    assert message.provider_specific_fields is not None  # which goes back with the message
     messages += [message, {"role": "tool", "tool_call_id": call.id, "content": result}]
     assert litellm.completion(messages=messages, **fields).choices[0].message.content == FINE
 

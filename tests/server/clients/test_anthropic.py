@@ -387,6 +387,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
           "name": "f", "input": {}}]}, USER[0]]}, "messages[1]: the tool call 'a' has no result"),
         ({"tools": [{"name": "f" * 300, "input_schema": {}}]}, "tools[0].name"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported"),
+        ({"thread": {"type": "create"}}, "thread is not supported: no conversation is kept"),
         ({"top_kk": 1}, "top_k"),
     ],
 )  # fmt: skip
@@ -448,3 +449,20 @@ def test_litellm_asks_by_messages(server, monkeypatch):
     salt = {"cache_salt": f"text=It is sunny.{END}"}
     last = litellm.completion(messages=[*USER, message, result], **fields, **salt)
     assert last.choices[0].message.content == "It is sunny."
+
+
+def test_the_tool_runner_goes_on_without_a_thread(client):
+    """It asks for one that the server keeps, and is told that there is none."""
+    ran = []
+
+    @anthropic.beta_tool
+    def weather(city: str, days: float = 1) -> str:
+        """Tell the weather of a city."""
+        ran.append(city)
+        return "It rains."
+
+    runner = client.beta.messages.tool_runner(
+        model=MODEL, max_tokens=400, messages=USER, tools=[weather],
+        extra_body={"cache_salt": f"turns={call()}{END}|It rains in Köln.{END}"},
+    )  # fmt: skip
+    assert runner.until_done().content[0].text == "It rains in Köln." and ran == ["Köln"]

@@ -1,4 +1,4 @@
-"""Two hundred recorded requests of agents have one answer each: body, ids and bits, whatever happens.
+"""Two hundred recorded requests of agents have one answer each: body, ids and bits.
 
 A third each by chats, responses and messages. At TP 1, 2 and 4, alone and in a crowd, whole and
 streamed, with drafts and without, with a prefix that was kept and without one.
@@ -116,7 +116,9 @@ def expected(parrot, rows, tmp_path_factory):
     print(f"\n{dict(routes)}, {sum(map(len, calls))} calls in {sum(map(bool, calls))} answers")
     assert sum(map(len, calls)) > len(rows) // 4
     # Of two clients that ask for the same, the ids are the same; no others are.
-    by_request = {(row.route, digest(a)): c for (row, _), a, c in zip(rows, found, calls, strict=True)}
+    by_request = {
+        (row.route, digest(a)): c for (row, _), a, c in zip(rows, found, calls, strict=True)
+    }
     ids = [one for each in by_request.values() for one in each]
     assert len({*ids}) == len(ids) and len(by_request) > len(rows) * 3 // 4
     return found

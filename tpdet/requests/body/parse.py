@@ -53,7 +53,7 @@ _REMEDIES = {
 }
 
 _SCHEMA = 'send {"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}'
-# Of the openai client's `parse`, and of LiteLLM, which keeps there what else an answer's message has.
+# Of the openai client's `parse`; of LiteLLM, which keeps there what else an answer has.
 _READINGS = ("parsed", "parsed_arguments", "provider_specific_fields")
 # What other engines' types of `response_format` are called here.
 _FORMS = {

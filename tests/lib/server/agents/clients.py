@@ -39,7 +39,9 @@ def openai_chat(task: Task, number: int) -> None:
         if number % 2:
             with client.chat.completions.stream(messages=messages, **fields, **more) as stream:
                 return stream.get_final_completion().choices[0].message
-        return client.chat.completions.create(messages=messages, **fields, **more).choices[0].message
+        return (
+            client.chat.completions.create(messages=messages, **fields, **more).choices[0].message
+        )
 
     chat_loop(task, messages, ask)
 
@@ -127,7 +129,9 @@ def anthropic_messages(task: Task, number: int) -> None:
     ]
     system = [{"type": "text", "text": INSTRUCTIONS, "cache_control": {"type": "ephemeral"}}]
     fields: Json = {"model": MODEL, "max_tokens": LIMIT, "system": system, "tools": tools}
-    choice = ({"type": "auto", "disable_parallel_tool_use": True}, None, {"type": "any"})[number % 3]
+    choice = ({"type": "auto", "disable_parallel_tool_use": True}, None, {"type": "any"})[
+        number % 3
+    ]
     messages: list[Any] = []
     for asked in task.asked:
         messages.append({"role": "user", "content": asked})

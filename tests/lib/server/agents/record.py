@@ -96,9 +96,13 @@ def _of_tape(client: str, tape: Path, home: str = "") -> Iterator[RecordedReques
             yield RecordedRequest(client, turn.path, said, json.loads(text))
 
 
-def _some(recorded: dict[str, list[RecordedRequest]], path: str, count: int) -> list[RecordedRequest]:
+def _some(
+    recorded: dict[str, list[RecordedRequest]], path: str, count: int
+) -> list[RecordedRequest]:
     """So many requests of a path, from all its clients in turn; none is there twice."""
-    rows = [[row for row in each if row.path.partition("?")[0] == path] for each in recorded.values()]
+    rows = [
+        [row for row in each if row.path.partition("?")[0] == path] for each in recorded.values()
+    ]
     distinct = {json.dumps(row.body): row for row in chain(*zip_longest(*rows)) if row is not None}
     if len(distinct) < count:
         raise RuntimeError(f"{path}: {len(distinct)} requests were recorded, {count} are needed")

@@ -22,7 +22,7 @@ _OTHER_LIMIT = "max_completion_tokens"  # of chats, the newer name
 
 
 class RecordedRequest(NamedTuple):
-    """A body that a client sent to a path, and the text that it was answered when it was recorded."""
+    """A body that a client sent to a path, and what it was told when it was recorded."""
 
     client: str
     path: str

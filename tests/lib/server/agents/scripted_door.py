@@ -14,6 +14,13 @@ MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 _PASSED = ("authorization", "x-api-key", "anthropic-version", "anthropic-beta")
 
 
+def scripted(text: str) -> str:
+    """The `cache_salt` by which an engine of fixed tokens says a text and ends its turn."""
+    for place, mark in enumerate(MARKS):
+        text = text.replace(mark, chr(0xE003 + place))
+    return f"text={text}{END}"
+
+
 class ScriptedDoor(ThreadingHTTPServer):
     """Passes requests on, unchanged but for a field that scripts the answer.
 
@@ -46,10 +53,7 @@ class _Handler(BaseHTTPRequestHandler):
         door = self.server
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         headers = {name: self.headers[name] for name in _PASSED if self.headers[name]}
-        text = door.says(body)
-        for place, mark in enumerate(MARKS):
-            text = text.replace(mark, chr(0xE003 + place))
-        asked = body | {"cache_salt": f"text={text}{END}"}
+        asked = body | {"cache_salt": scripted(door.says(body))}
         answer = door.client.post(self.path, json=asked, headers=headers)
         if body.get("tools"):  # not what titles are asked for
             door.bodies.append(body)
