@@ -173,6 +173,9 @@ def test_a_parser_of_calls_has_both_engines_names():
     assert loaded == [*own]
     with pytest.raises(UsageError, match="'kimi_k2' is none of off, auto, hermes"):
         load("m", "--tool-call-parser", "kimi_k2")
+    for flag in ("--tool-call-parser", "--reasoning-parser"):
+        with pytest.raises(UsageError, match="'hf' would read a checkpoint's own response_temp"):
+            load("m", flag, "hf")
 
 
 def test_tp_has_its_long_name_everywhere(tmp_path):

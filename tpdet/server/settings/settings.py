@@ -33,13 +33,24 @@ from tpdet.server.settings.sources import (
 from tpdet.text.parsing.families import TOOL_PARSERS
 
 
+def _refuse_template(value: object) -> None:
+    """Raise ValueError for the names of a parser that a checkpoint brings itself."""
+    if value in ("hf", "response_template"):
+        raise ValueError(
+            f"{value!r} would read a checkpoint's own response_template, whose patterns have no "
+            "bound on their time: name the model's family, or take auto"
+        )
+
+
 def _own_parser(value: object) -> object:
     """The reasoning parser for another engine's name of one; anything else unchanged."""
+    _refuse_template(value)
     return REASONING_PARSERS.get(value, value) if isinstance(value, str) else value
 
 
 def _own_family(value: object) -> object:
     """The family for vLLM's or SGLang's name of its parser of calls; anything else unchanged."""
+    _refuse_template(value)
     family = TOOL_PARSERS.get(value) if isinstance(value, str) else None
     return value if family is None else family.name
 
