@@ -462,7 +462,10 @@ def test_the_tool_runner_goes_on_without_a_thread(client):
         return "It rains."
 
     runner = client.beta.messages.tool_runner(
-        model=MODEL, max_tokens=400, messages=USER, tools=[weather],
+        model=MODEL,
+        max_tokens=400,
+        messages=USER,
+        tools=[weather],
         extra_body={"cache_salt": f"turns={call()}{END}|It rains in Köln.{END}"},
-    )  # fmt: skip
+    )
     assert runner.until_done().content[0].text == "It rains in Köln." and ran == ["Köln"]

@@ -161,10 +161,13 @@ def anthropic_runner(task: Task, number: int) -> None:
 
     client = anthropic.Anthropic(max_retries=0)
     runner = client.beta.messages.tool_runner(
-        model=MODEL, max_tokens=LIMIT, system=INSTRUCTIONS,
+        model=MODEL,
+        max_tokens=LIMIT,
+        system=INSTRUCTIONS,
         tools=[anthropic.beta_tool(tool) for tool in task.tools],
-        messages=[{"role": "user", "content": task.asked[0]}], stream=number % 2 == 1,
-    )  # fmt: skip
+        messages=[{"role": "user", "content": task.asked[0]}],
+        stream=number % 2 == 1,
+    )
     for message in runner:
         if number % 2:
             for _ in message:
@@ -177,12 +180,14 @@ def openai_agents(task: Task, number: int, make_model: Callable[[], Any]) -> Non
     agents.set_tracing_disabled(True)
     choice = TOOL_CHOICES[number % 3]
     settings = agents.ModelSettings(
-        max_tokens=LIMIT, tool_choice=None if choice == "auto" else choice,
+        max_tokens=LIMIT,
+        tool_choice=None if choice == "auto" else choice,
         parallel_tool_calls=(None, False)[number % 2],
-    )  # fmt: skip
+    )
     tools = [agents.function_tool(tool) for tool in task.tools]
-    agent = agents.Agent("clerk", instructions=INSTRUCTIONS, tools=tools, model=make_model(),
-                         model_settings=settings)  # fmt: skip
+    agent = agents.Agent(
+        "clerk", instructions=INSTRUCTIONS, tools=tools, model=make_model(), model_settings=settings
+    )
 
     async def work() -> None:
         said: list[Any] = []
@@ -224,10 +229,8 @@ def agents_messages(task: Task, number: int) -> None:
 def pydantic_ai(task: Task, number: int, model: Any) -> None:
     from pydantic_ai import Agent
 
-    choice = TOOL_CHOICES[number % 3]
     settings: Any = {"max_tokens": LIMIT, "parallel_tool_calls": number % 2 == 0}
     agent = Agent(model, tools=[*task.tools], instructions=INSTRUCTIONS, model_settings=settings)
-    del choice
 
     async def work() -> None:
         history = None
@@ -269,8 +272,13 @@ def langchain(task: Task, number: int, responses: bool) -> None:
     from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
     from langchain_openai import ChatOpenAI
 
-    model = ChatOpenAI(model=MODEL, max_retries=0, max_tokens=LIMIT, use_responses_api=responses,
-                       **({"temperature": 0} if number % 3 else {}))  # fmt: skip
+    model = ChatOpenAI(
+        model=MODEL,
+        max_retries=0,
+        max_tokens=LIMIT,
+        use_responses_api=responses,
+        **({"temperature": 0} if number % 3 else {}),
+    )
     bound = model.bind_tools([*task.tools], strict=number % 2 == 0 or None)
     messages: list[Any] = [SystemMessage(INSTRUCTIONS)]
     for asked in task.asked:
@@ -301,12 +309,23 @@ def langchain_responses(task: Task, number: int) -> None:
 CLIENTS: dict[str, Callable[[Task, int], None]] = {
     one.__name__: one
     for one in (
-        openai_chat, agents_chat, pydantic_chat, langchain_chat, litellm_chat,
-        openai_responses, agents_responses, pydantic_responses, langchain_responses,
-        litellm_responses, anthropic_messages, anthropic_runner, agents_messages,
-        pydantic_messages, litellm_messages,
+        openai_chat,
+        agents_chat,
+        pydantic_chat,
+        langchain_chat,
+        litellm_chat,
+        openai_responses,
+        agents_responses,
+        pydantic_responses,
+        langchain_responses,
+        litellm_responses,
+        anthropic_messages,
+        anthropic_runner,
+        agents_messages,
+        pydantic_messages,
+        litellm_messages,
     )
-}  # fmt: skip
+}
 
 
 def chat_tools(task: Task) -> list[Any]:
