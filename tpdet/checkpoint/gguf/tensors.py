@@ -55,7 +55,7 @@ class GgufTensor:
 
         Raises CheckpointError for an unknown type, and for a file that has become shorter.
         """
-        entry, tensor = self._entry, self._tensor
+        tensor = self._tensor
         parts = where if isinstance(where, tuple) else (where,)
         parts = (*parts, *[slice(None)] * (len(tensor.shape) - len(parts)))
         *leading, columns = (
@@ -69,18 +69,24 @@ class GgufTensor:
             rows = (rows[:, None] * extent + np.arange(span.start, span.stop)).reshape(-1)
         if tensor.rows is not None:
             rows = tensor.rows[rows]
-        order = None if tensor.columns is None else tensor.columns[columns.start : columns.stop]
-        read = columns if order is None else range(int(order.min()), int(order.max()) + 1)
-        block, width = entry.block, entry.row_bytes * entry.block // entry.shape[-1]
-        begin, end = read.start // block, -(-read.stop // block)
-        cut = np.ascontiguousarray(self._rows(rows)[:, begin * width : end * width])
-        values = _dequantise(cut, entry, self._file)
-        values = values[:, read.start - begin * block : read.stop - begin * block]
-        if order is not None:
-            values = values[:, torch.from_numpy(order - read.start)]
+        runs = [columns]
+        if tensor.columns is not None:
+            runs = _runs(tensor.columns[columns.start : columns.stop])
+        stored = self._rows(rows)
+        parts_of_rows = [self._values(stored, run) for run in runs]
+        values = parts_of_rows[0] if len(runs) == 1 else torch.cat(parts_of_rows, 1)
         if tensor.undo is not None:
             values = tensor.undo(values)
         return values.reshape(sizes)
+
+    def _values(self, stored: np.ndarray, columns: range) -> torch.Tensor:
+        """Columns that follow each other, of rows as they are stored."""
+        entry = self._entry
+        block, width = entry.block, entry.row_bytes * entry.block // entry.shape[-1]
+        begin, end = columns.start // block, -(-columns.stop // block)
+        cut = np.ascontiguousarray(stored[:, begin * width : end * width])
+        values = _dequantise(cut, entry, self._file)
+        return values[:, columns.start - begin * block : columns.stop - begin * block]
 
     def _rows(self, rows: np.ndarray) -> np.ndarray:
         """The bytes of some rows [rows, bytes of a row], of all from the first to the last."""
@@ -94,6 +100,12 @@ class GgufTensor:
             ) from error
         in_order = len(rows) == len(stored) and self._tensor.rows is None
         return stored if in_order else stored[rows - low]
+
+
+def _runs(order: np.ndarray) -> list[range]:
+    """Stretches of numbers that follow each other."""
+    parts = np.split(order, np.flatnonzero(np.diff(order) != 1) + 1)
+    return [range(int(part[0]), int(part[-1]) + 1) for part in parts]
 
 
 def _dequantise(stored: np.ndarray, entry: TensorEntry, file: str) -> torch.Tensor:
