@@ -102,18 +102,27 @@ def check_ways(model, dtype):
 
 
 def make_hybrids(folder):
-    """The models of `hybrid_checks`: toys, and one whose heads have the size of real ones."""
+    """The models of `hybrid_checks`: toys, one whose heads have the size of real ones, a deep one.
+
+    The graphs of the deep one are captured by layers that are alike.
+    """
     for family in HYBRIDS:
         make_model(folder / family, like=family, **SIZES)
     wide = {"like": HYBRIDS[0], "heads": 4, "head_dim": 256}
     make_model(folder / "wide", **(SIZES | wide))
+    make_model(folder / "deep", like=HYBRIDS[1], **(SIZES | {"layers": 17}))
 
 
 def hybrid_checks(folder):
     """Every check; their models are in `folder`."""
     ways = [
         Check(f"{name} {dtype}, sizes", check_ways, (folder / name, dtype))
-        for name, dtype in ((HYBRIDS[0], "bfloat16"), (HYBRIDS[1], "bfloat16"), ("wide", "float16"))
+        for name, dtype in (
+            (HYBRIDS[0], "bfloat16"),
+            (HYBRIDS[1], "bfloat16"),
+            ("wide", "float16"),
+            ("deep", "bfloat16"),
+        )
     ]
     return ways + [
         Check(

@@ -94,9 +94,10 @@ def main():
     """Print a JSON row for each time; append them to a results file or folder."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--results", type=Path)
+    parser.add_argument("--tp", type=int, nargs="+", default=[1, 2])
     options = parser.parse_args()
     rows = []
-    for ranks in (1, 2):
+    for ranks in options.tp:
         for sequences, length in PREFILL:
             rows += rows_of("linear prefill", ranks, sequences, length)
         for sequences in DECODE:
