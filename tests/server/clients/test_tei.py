@@ -66,7 +66,7 @@ def test_inference_client_gets_labels(tiny_model, tmp_path):
             assert (best.label, best.score) == (found[0].label, found[0].score)
             unscaled = client.text_classification(TEXTS[0], function_to_apply="none")
             assert sorted(one.score for one in unscaled) == sorted(raw.outputs.data)
-        with pytest.raises(HfHubHTTPError, match="this model.s is softmax"):
+        with pytest.raises(HfHubHTTPError, match="is softmax, or none"):
             client.text_classification(TEXTS[0], function_to_apply="sigmoid")
     finally:
         server.end()

@@ -125,18 +125,14 @@ def _vectors(shape: AnswerShape, values: Values) -> list[list[float]]:
 
 
 def _similarities(shape: AnswerShape, values: Values) -> list[float]:
-    """The products of the first vector with each other: `similarity` of `kernels/exact/pooling.py`,
-
-    operation by operation.
-    """
+    """The first vector's product with each other, as `similarity` of `kernels/exact/pooling.py`."""
     rows = np.frombuffer(b"".join(values), "<f4").reshape(len(values), -1).astype(np.float64)
     terms = rows[1:] * rows[0]
     exponent = np.frexp(np.abs(terms).max(1))[1].astype(np.int64) - 1
     bits = fraction_bits(terms.shape[1])
     whole = np.rint(np.ldexp(terms, (bits - exponent)[:, None])).astype(np.int64).sum(1)
-    cosines: list[float] = (
-        np.ldexp(whole.astype(np.float64), exponent - bits).astype("<f4").tolist()
-    )
+    sums = np.ldexp(whole.astype(np.float64), exponent - bits)
+    cosines: list[float] = sums.astype("<f4").tolist()
     return cosines
 
 
