@@ -8,6 +8,11 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+
+TokenIds = Sequence[int] | np.ndarray
+"""Ids, as an array int64 where many rows have parts of it."""
+
 _NO_BIAS: dict[int, float] = {}
 
 
@@ -59,8 +64,8 @@ class RowParams(NamedTuple):
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    prompt_ids: Sequence[int] = ()
-    output_ids: Sequence[int] = ()
+    prompt_ids: TokenIds = ()
+    output_ids: TokenIds = ()
     forbidden: tuple[int, ...] = ()
     allowed: bytes | None = None
 

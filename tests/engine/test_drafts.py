@@ -148,7 +148,7 @@ def plant_blind_acceptance(patch):
 
 
 def plant_penalties_of_another_prefix(patch):
-    def of_the_whole_row(sequence, end):
+    def of_the_whole_row(sequence, end, known=None):
         how = row_params(sequence, end)
         ids = sequence.tokens[sequence.prompt_length :] if sequence.penalises else ()
         return how._replace(output_ids=ids)

@@ -5,6 +5,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from tpdet.control.plan import (
@@ -175,11 +176,14 @@ class StepResults:
                     prompts.append(PromptRows(row.sequence, position, part))
             if row.sampling is None:
                 continue
-            sampled = row_end - step.drafted.get(row.sequence.key, 0)
+            drafted, known = step.drafted.get(row.sequence.key, 0), None
+            if drafted and row.sequence.penalises:
+                known = np.array(row.sequence.tokens, np.int64)
+            sampled = row_end - drafted
             for index in range(max(low, sampled), high):
                 drafts_behind = row_end - index
                 params.append(
-                    row_params(row.sequence, plan_end - drafts_behind)
+                    row_params(row.sequence, plan_end - drafts_behind, known)
                     if drafts_behind
                     else row.sampling
                 )

@@ -13,9 +13,8 @@ from tpdet.errors import RequestError, UsageError
 from tpdet.llm.results import RequestOutput
 from tpdet.requests.request import SamplingParams
 
-CHECKED_AT_ONCE = 24
-"""Choices that are verified at a time: so many rows of a step may carry long drafts, and rows
-without drafts would take their room."""
+CHECKED_AT_ONCE = 48
+"""Choices that are verified at a time: of two steps, one of which runs while the host works."""
 
 
 def recorded_answer(

@@ -3,9 +3,12 @@
 A running sequence holds pages for all its known tokens; a waiting one holds none.
 """
 
+from itertools import chain
+
 from tpdet.cache.state_table import StateRoom
 from tpdet.control.row_messages import RowKey
 from tpdet.errors import IntegrityError
+from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.scheduler.page_manager import PageManager
 from tpdet.scheduler.prompt_budget import WAITING_STEPS, PromptBudget, WaitingPrompts
 from tpdet.scheduler.queue import SequenceQueue
@@ -14,6 +17,8 @@ from tpdet.scheduler.state_slots import StateSlots
 
 OTHERS_PER_ABSENT = 10
 """Least other running sequences for each that sits out a step which is planned ahead."""
+ROWS_AHEAD = HEAD_ROWS
+"""Least rows of such a step where those that sit it out have drafts of their own verified."""
 
 
 class Policy:
@@ -64,11 +69,29 @@ class Policy:
 
     @property
     def may_run_ahead(self) -> bool:
-        """Whether a step may be planned before the results of the last one are known."""
+        """Whether a step may be planned before the results of the last one are known.
+
+        Sequences whose own drafts are being verified lose nothing where others have enough to do.
+        """
         missing = sum(sequence.missing_pages for sequence in self.running.lacking_pages())
-        absent = sum(s.awaits_results for s in self.running if s.reads_results)
-        others = len(self.running) - absent
-        return missing <= self.page_manager.free_count and absent * self.others_per_absent <= others
+        absent = [s for s in self.running if s.reads_results and s.awaits_results]
+        others = (len(self.running) - len(absent)) // max(self.others_per_absent, 1)
+        if missing > self.page_manager.free_count:
+            return False
+        if len(absent) <= others or not self.others_per_absent:
+            return True
+        readers = sum(not sequence.awaits_known_answer for sequence in absent)
+        return readers <= others and self._has_known_rows()
+
+    def _has_known_rows(self) -> bool:
+        """Whether a step ahead would verify drafts of requests, and fill up with prompts."""
+        drafts = sum(sequence.known_drafts for sequence in self.running if sequence.reads_results)
+        rows = drafts
+        for sequence in chain(self.running, self.waiting):
+            if not drafts or rows >= ROWS_AHEAD:
+                break
+            rows += max(sequence.remaining - 1, 0)
+        return rows >= ROWS_AHEAD
 
     def preempt(self, sequence: Sequence) -> None:
         """Take the pages of a running sequence, which keeps its tokens and waits again."""

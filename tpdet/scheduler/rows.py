@@ -7,7 +7,7 @@ import numpy as np
 
 from tpdet.control.plan import PlanRows
 from tpdet.control.row_messages import ScoringRow
-from tpdet.kernels.inputs.row_params import OF_REQUEST, RowParams
+from tpdet.kernels.inputs.row_params import OF_REQUEST, RowParams, TokenIds
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.scheduler.sequence import PAGE_BYTES, PENDING, VERSION_BYTES, Sequence, next_scored
 
@@ -71,20 +71,23 @@ def _token_ids(sequences: abc.Sequence[Sequence], counts: abc.Sequence[int]) -> 
     return ids
 
 
-def row_params(sequence: Sequence, end: int) -> RowParams:
+def row_params(sequence: Sequence, end: int, known: np.ndarray | None = None) -> RowParams:
     """What the sampler needs of a row that ends before position `end` and samples a token.
+
+    known: the sequence's token ids, int64, where many rows of it are asked for.
 
     Ids of prompt and output are given where a penalty reads them. The prompt is the original one,
     also after a preemption. Forbidden ids would end the sequence before `min_tokens`.
     """
     params = sequence.request.params
     temperature, *numbers = _of_request(params)
-    prompt: list[int] = []
-    output: list[int] = []
+    prompt: TokenIds = []
+    output: TokenIds = []
     if sequence.penalises:
-        output = sequence.tokens[sequence.prompt_length : end]
+        tokens = sequence.tokens if known is None else known
+        output = tokens[sequence.prompt_length : end]
         if params.repetition_penalty != 1.0:
-            prompt = sequence.tokens[: sequence.prompt_length]
+            prompt = tokens[: sequence.prompt_length]
     allowed = None if sequence.constraint is None else sequence.allowed_ids(end)
     position = temperature, sequence.seed, end, sequence.choice
     return RowParams._make(

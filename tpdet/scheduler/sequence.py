@@ -96,6 +96,21 @@ class Sequence(SequenceTraits):
         return self.tokens[-1] == PENDING and reads_token
 
     @property
+    def awaits_known_answer(self) -> bool:
+        """Whether it awaits results only because its next row is to carry its request's drafts."""
+        return self.waits and bool(self.request.drafts)
+
+    @property
+    def known_drafts(self) -> int:
+        """Drafts of its request that a row of it could carry now, in the pages that it has."""
+        known = len(self.tokens)
+        if not self.awaits_known_answer or self.awaits_results or known == self.prompt_length:
+            return 0
+        answer = self.request.drafts[self.choice]
+        end = min(self.prompt_length + len(answer), self.room, self.full_length - 1)
+        return max(0, end - known)
+
+    @property
     def missing_pages(self) -> int:
         """Pages that its known tokens still lack."""
         return -(-len(self.tokens) // PAGE_TOKENS) - len(self.pages)

@@ -37,34 +37,39 @@ def room_for_drafts(sequence: Sequence) -> int:
     return max(0, end - known)
 
 
-def step_room(counts: dict[RowKey, int], budget: int) -> int:
+def step_room(counts: dict[RowKey, int], budget: int, known: int = 0) -> int:
     """Drafts that a step with these rows may carry, as many as are left of its token budget.
 
     No more than the graph of a step with drafts has rows for: without prompts and longer rows
-    `HEAD_ROWS`.
+    `HEAD_ROWS`, unless more `known` drafts than that, of requests, are to be verified.
     """
     graph = HEAD_ROWS - len(counts) if max(counts.values()) == 1 else budget
+    graph = budget if known > HEAD_ROWS else graph
     return min(budget, MAX_STEP_DRAFTS, graph)
 
 
-def fill_rows(proposals: abc.Sequence[Proposal], counts: dict[RowKey, int], budget: int) -> None:
-    """Add drafts in this order while the budget lasts.
+def fill_rows(
+    proposals: abc.Sequence[Proposal], counts: dict[RowKey, int], budget: int
+) -> list[Sequence]:
+    """Add drafts in this order while the budget lasts; the sequences that it did not last for.
 
     Beside rows with many tokens only few rows carry drafts, as attention has little room for each.
     counts: the tokens of each row of the step, which grow by the drafts.
     """
     all_short = max(counts.values()) == 1
-    drafted = 0
+    drafted, left = 0, []
     for sequence, propose in proposals:
-        few = drafted < _BESIDE_PROMPTS
-        if not (few or all_short):
-            break
-        most = min(budget if few else min(budget, SHORT_TOKENS - 1), room_for_drafts(sequence))
+        few, room = drafted < _BESIDE_PROMPTS, room_for_drafts(sequence)
+        if room and (budget <= 0 or not (few or all_short)):
+            left.append(sequence)
+            continue
+        most = min(budget if few else min(budget, SHORT_TOKENS - 1), room)
         added = _add_drafts(sequence, propose(most)[:most]) if most > 0 else 0
         counts[sequence.key] += added
         budget -= added
         drafted += added > 0
         all_short &= added < SHORT_TOKENS
+    return left
 
 
 def _add_drafts(sequence: Sequence, drafts: abc.Sequence[int]) -> int:

@@ -130,7 +130,9 @@ class DraftSpeculator(Speculator):
         if not self._speculations or self.paused or not counts:
             return
         began, spent = self._clock(), self._model_seconds
-        budget = step_room(counts, budget)
+        requested = [it.sequence for key, it in self._waiting.items() if key in counts]
+        known = sum(sequence.known_drafts for sequence in requested)
+        budget = step_room(counts, budget, known)
         if budget <= 0 and not self._waiting:
             return
         together, until = self._together, began + self._budget
@@ -362,7 +364,9 @@ class DraftSpeculator(Speculator):
             drafts = of_model.get(sequence.key)
             propose = partial(self._ask, proposer, count, drafts)
             proposals.append((sequence, propose))
-        fill_rows(proposals, counts, step.budget)
+        for sequence in fill_rows(proposals, counts, step.budget):
+            if sequence.awaits_known_answer:
+                del counts[sequence.key]  # it is in the next step, with its drafts
         for candidate, _ in lengths:
             if not candidate.pending:
                 carries = candidate.sequence.drafted > 0 or candidate.is_requested

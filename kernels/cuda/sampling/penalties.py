@@ -83,14 +83,11 @@ def _penalised_rows(x: torch.Tensor, params: list[RowParams], first_id: int) -> 
 def _counts(x: torch.Tensor, ids: list[Sequence[int]], first_id: int) -> torch.Tensor:
     """How often each id occurs in each list: int64 [P, W]."""
     width, last = x.shape[1], first_id + x.shape[1]
-    flat = [
-        row * width + token - first_id
-        for row, tokens in enumerate(ids)
-        for token in tokens
-        if first_id <= token < last
-    ]
     counts = torch.zeros(x.numel(), dtype=torch.int64, device=x.device)
-    if flat:
+    tokens = np.concatenate([np.asarray(row, np.int64) for row in ids])
+    rows = np.repeat(np.arange(len(ids)) * width - first_id, [len(row) for row in ids])
+    flat = (rows + tokens)[(tokens >= first_id) & (tokens < last)]
+    if len(flat):
         at = to_device(flat, torch.int64, x.device)
         counts.scatter_add_(0, at, torch.ones_like(at))
     return counts.view(x.shape)
