@@ -33,6 +33,8 @@ from tpdet.errors import (
 )
 from tpdet.launch.life.faults import Fault
 from tpdet.launch.start.torchrun import rank_environment, torchrun_command
+from tpdet.scheduler import policy
+from tpdet.speculative import draft_rows
 from tpdet.text.pooled_prompts import PooledPrompts
 
 pytestmark = pytest.mark.long
@@ -568,6 +570,45 @@ def test_what_ends_a_call_between_steps_leaves_it_usable(tiny_model, ahead):
             llm.engine.check_integrity()
             assert llm.generate([[4, 5]], GREEDY)[0].replay_digest == before
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_known_answers_are_verified_in_steps_ahead_of_results(tiny_model, monkeypatch):
+    """Those that a step has no room for are in the next one, which is launched while it runs."""
+    monkeypatch.setattr(draft_rows, "MAX_STEP_DRAFTS", 40)
+    monkeypatch.setattr(policy, "ROWS_AHEAD", 16)
+    with LLM(tiny_model("qwen3", kv_heads=2), kv_pages=16) as llm:
+        penalised = [{}, {"presence_penalty": 0.5}, {"repetition_penalty": 1.3}]
+        params = [
+            SamplingParams(seed=row, max_tokens=24, ignore_eos=True, **penalised[row % 3])
+            for row in range(8)
+        ]
+        records = llm.record(llm.generate([[1 + row] for row in range(8)], params), params)
+        runner, steps, flying = llm.engine.runner, [], []
+        launch, wait = runner.launch, runner.wait
+
+        def launched(plan, results):
+            steps.append((len(plan.rows), int(plan.rows.samples.sum()), len(flying)))
+            flying.append(plan)
+            return launch(plan, results)
+
+        def waited(plan, *others, **named):
+            flying.remove(plan)
+            return wait(plan, *others, **named)
+
+        monkeypatch.setattr(runner, "launch", launched)
+        monkeypatch.setattr(runner, "wait", waited)
+        llm.engine.run_ahead = True
+        assert llm.check(records) == [None] * 8
+        drafted = [step for step in steps if step[1] > step[0]]
+        assert len(drafted) == 5 and all(samples - rows <= 40 for rows, samples, _ in drafted)
+        assert sum(rows for rows, _, _ in drafted) == 12, "none has one token beside the drafts"
+        assert [ahead for _, _, ahead in drafted] == [0, 1, 1, 1, 0], "the last is small"
+        ids = [*records[5].outputs[0].token_ids]
+        ids[9] ^= 1
+        records[5] = planted(records[5], 0, token_ids=tuple(ids))
+        found = llm.check(records)
+        assert [index for index, one in enumerate(found) if one is not None] == [5]
+        assert found[5].position == 9
 
 
 def test_a_closed_one_holds_no_weights(tiny_model):
