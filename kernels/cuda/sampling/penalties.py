@@ -12,7 +12,7 @@ import torch
 
 from tpdet.kernels.exact.allowed_ids import unpack_bits
 from tpdet.kernels.exact.thresholds import held_repetition, hold_finite
-from tpdet.kernels.inputs.row_params import RowParams
+from tpdet.kernels.inputs.row_params import RowParams, TokenIds
 
 
 def to_device(
@@ -80,7 +80,7 @@ def _penalised_rows(x: torch.Tensor, params: list[RowParams], first_id: int) -> 
     return torch.where(output > 0, lowered - presence, x)
 
 
-def _counts(x: torch.Tensor, ids: list[Sequence[int]], first_id: int) -> torch.Tensor:
+def _counts(x: torch.Tensor, ids: Sequence[TokenIds], first_id: int) -> torch.Tensor:
     """How often each id occurs in each list: int64 [P, W]."""
     width, last = x.shape[1], first_id + x.shape[1]
     counts = torch.zeros(x.numel(), dtype=torch.int64, device=x.device)
