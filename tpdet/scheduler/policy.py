@@ -12,7 +12,13 @@ from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.scheduler.page_manager import PageManager
 from tpdet.scheduler.prompt_budget import WAITING_STEPS, PromptBudget, WaitingPrompts
 from tpdet.scheduler.queue import SequenceQueue
-from tpdet.scheduler.sequence import Sequence, next_row, pages_for
+from tpdet.scheduler.sequence import (
+    Sequence,
+    awaits_known_answer,
+    known_drafts,
+    next_row,
+    pages_for,
+)
 from tpdet.scheduler.state_slots import StateSlots
 
 OTHERS_PER_ABSENT = 10
@@ -80,12 +86,12 @@ class Policy:
             return False
         if len(absent) <= others or not self.others_per_absent:
             return True
-        readers = sum(not sequence.awaits_known_answer for sequence in absent)
+        readers = sum(not awaits_known_answer(sequence) for sequence in absent)
         return readers <= others and self._has_known_rows()
 
     def _has_known_rows(self) -> bool:
         """Whether a step ahead would verify drafts of requests, and fill up with prompts."""
-        drafts = sum(sequence.known_drafts for sequence in self.running if sequence.reads_results)
+        drafts = sum(map(known_drafts, self.running))
         rows = drafts
         for sequence in chain(self.running, self.waiting):
             if not drafts or rows >= ROWS_AHEAD:

@@ -96,21 +96,6 @@ class Sequence(SequenceTraits):
         return self.tokens[-1] == PENDING and reads_token
 
     @property
-    def awaits_known_answer(self) -> bool:
-        """Whether it awaits results only because its next row is to carry its request's drafts."""
-        return self.waits and bool(self.request.drafts)
-
-    @property
-    def known_drafts(self) -> int:
-        """Drafts of its request that a row of it could carry now, in the pages that it has."""
-        known = len(self.tokens)
-        if not self.awaits_known_answer or self.awaits_results or known == self.prompt_length:
-            return 0
-        answer = self.request.drafts[self.choice]
-        end = min(self.prompt_length + len(answer), self.room, self.full_length - 1)
-        return max(0, end - known)
-
-    @property
     def missing_pages(self) -> int:
         """Pages that its known tokens still lack."""
         return -(-len(self.tokens) // PAGE_TOKENS) - len(self.pages)
@@ -213,6 +198,21 @@ def next_row(sequence: Sequence, most: int) -> int:
     if sequence.states is None or count < 2:
         return count
     return sequence.states.cut(computed, computed + count) - computed
+
+
+def awaits_known_answer(sequence: Sequence) -> bool:
+    """Whether it awaits results only because its next row is to carry its request's drafts."""
+    return sequence.waits and bool(sequence.request.drafts)
+
+
+def known_drafts(sequence: Sequence) -> int:
+    """Drafts of its request that a row of it could carry now, in the pages that it has."""
+    known, first = len(sequence.tokens), sequence.prompt_length
+    if not awaits_known_answer(sequence) or sequence.awaits_results or known == first:
+        return 0
+    answer = sequence.request.drafts[sequence.choice]
+    end = min(first + len(answer), sequence.room, sequence.full_length - 1)
+    return max(0, end - known)
 
 
 def next_scored(sequence: Sequence) -> int:

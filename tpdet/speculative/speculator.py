@@ -14,7 +14,7 @@ from tpdet.control.plan import StepPlan
 from tpdet.control.row_messages import RowKey
 from tpdet.requests.request import Request
 from tpdet.scheduler.queue import SequenceQueue
-from tpdet.scheduler.sequence import PENDING, Sequence
+from tpdet.scheduler.sequence import PENDING, Sequence, awaits_known_answer, known_drafts
 from tpdet.scheduler.speculator import DraftCounts, Speculator
 from tpdet.speculative.acceptance import AcceptanceRates, RejectionStreak
 from tpdet.speculative.draft_rows import (
@@ -131,7 +131,7 @@ class DraftSpeculator(Speculator):
             return
         began, spent = self._clock(), self._model_seconds
         requested = [it.sequence for key, it in self._waiting.items() if key in counts]
-        known = sum(sequence.known_drafts for sequence in requested)
+        known = sum(map(known_drafts, requested))
         budget = step_room(counts, budget, known)
         if budget <= 0 and not self._waiting:
             return
@@ -365,7 +365,7 @@ class DraftSpeculator(Speculator):
             propose = partial(self._ask, proposer, count, drafts)
             proposals.append((sequence, propose))
         for sequence in fill_rows(proposals, counts, step.budget):
-            if sequence.awaits_known_answer:
+            if awaits_known_answer(sequence):
                 del counts[sequence.key]  # it is in the next step, with its drafts
         for candidate, _ in lengths:
             if not candidate.pending:
