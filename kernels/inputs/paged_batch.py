@@ -57,8 +57,10 @@ class PagedBatch:
     - `splits` [N, 2] int32: sequence and split of each 256 keys of the short sequences;
     - `short` [S, 2] int32: each short sequence and its first row of `splits`;
     - `states` [B, 4] int32: each sequence's slot, standing, whether it has drafts, and its first
-      row of `pieces`; with `pieces` it is empty where no sequence has a slot;
-    - `pieces` [T, 2] int32: sequence and chunk of each chunk of 64 positions in which rows lie.
+      row of `pieces`; with `pieces` and `runs` it is empty where no sequence has a slot;
+    - `pieces` [T, 2] int32: sequence and chunk of each chunk of 64 positions in which rows lie,
+      those of `runs` first;
+    - `runs` [R] int32: the sequences with more than one row, those with most rows first.
 
     A sequence is short when it has at most `short_tokens` rows in this step: its splits are
     attended in parallel and merged afterwards. `short_rows` is the most that one has.
@@ -74,6 +76,7 @@ class PagedBatch:
     short: torch.Tensor
     states: torch.Tensor
     pieces: torch.Tensor
+    runs: torch.Tensor
     short_rows: int
 
     @property
@@ -101,7 +104,7 @@ def make_batch(
         slots += _slots(sequence)
     widest = max((len(sequence.pages) for sequence in sequences), default=0)
     blocks, splits, short = _work(sequences, short_tokens)
-    states, pieces = _state_work(sequences)
+    states, pieces, runs = _state_work(sequences)
     positions_M, slots_M, tables, rows, *lists = _pack(
         (positions, slots),
         (
@@ -112,11 +115,12 @@ def make_batch(
             ([v for pair in short for v in pair], 2),
             ([v for fields in states for v in fields], 4),
             ([v for pair in pieces for v in pair], 2),
+            (runs, 1),
         ),
         device,
     )
     short_rows = max((sequences[index].count for index, _ in short), default=0)
-    block_list, split_list, short_list, state_list, piece_list = lists
+    block_list, split_list, short_list, state_list, piece_list, run_list = lists
     return PagedBatch(
         sequences,
         positions_M,
@@ -128,6 +132,7 @@ def make_batch(
         short_list,
         state_list,
         piece_list,
+        run_list.view(-1),
         short_rows,
     )
 
@@ -163,16 +168,20 @@ def _work(sequences: tuple[PagedSequence, ...], short_tokens: int) -> tuple[_Pai
     return blocks, splits, short
 
 
-def _state_work(sequences: tuple[PagedSequence, ...]) -> tuple[list[tuple[int, ...]], _Pairs]:
-    """`states` and `pieces` of a batch."""
-    states: list[tuple[int, ...]] = []
+def _state_work(
+    sequences: tuple[PagedSequence, ...],
+) -> tuple[list[tuple[int, ...]], _Pairs, list[int]]:
+    """`states`, `pieces` and `runs` of a batch."""
+    if all(sequence.slot < 0 for sequence in sequences):
+        return [], [], []
+    states: list[tuple[int, ...]] = [()] * len(sequences)
     pieces: _Pairs = []
-    if any(sequence.slot >= 0 for sequence in sequences):
-        for index, row in enumerate(sequences):
-            states.append((row.slot, row.standing, int(row.drafts), len(pieces)))
-            chunks = range(row.start // CHUNK_TOKENS, -(-row.length // CHUNK_TOKENS))
-            pieces += [(index, chunk) for chunk in chunks if row.count]
-    return states, pieces
+    ordered = sorted(enumerate(sequences), key=lambda each: -each[1].count)
+    for index, row in ordered:
+        states[index] = row.slot, row.standing, int(row.drafts), len(pieces)
+        chunks = range(row.start // CHUNK_TOKENS, -(-row.length // CHUNK_TOKENS))
+        pieces += [(index, chunk) for chunk in chunks if row.count]
+    return states, pieces, [index for index, row in ordered if row.count > 1]
 
 
 def _pack(

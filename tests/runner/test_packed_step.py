@@ -69,7 +69,7 @@ def check_batch(batch, shape, sequences):
     """The real numbers are `make_batch`'s; what follows them is inert."""
     wanted = make_batch(tuple(sequences), short_tokens=int(shape.splits > 0))
     total, count = wanted.row_count, len(sequences)
-    for name in ("positions", "slots", "blocks", "splits", "short", "states", "pieces"):
+    for name in ("positions", "slots", "blocks", "splits", "short", "states", "pieces", "runs"):
         real = getattr(wanted, name)
         assert torch.equal(getattr(batch, name)[: len(real)], real), name
     widest = wanted.tables.shape[1]
@@ -85,6 +85,7 @@ def check_batch(batch, shape, sequences):
         pads = getattr(batch, name)[len(getattr(wanted, name)) :]
         assert (batch.rows[pads[:, 0].long(), 1] == 0).all(), f"{name}: a pad has rows"
         assert (pads[:, 1] == 0).all()
+    assert (batch.rows[batch.runs[len(wanted.runs) :].long(), 1] == 0).all(), "runs: a pad has rows"
     assert batch.row_count == shape.rows == sum(s.count for s in batch.sequences)
     assert batch.short_rows == wanted.short_rows or not len(wanted.short)
     for part in (batch.positions, batch.slots, batch.tables, batch.rows, batch.blocks):
@@ -159,6 +160,7 @@ def test_of_linear_layers_drafts_are_not_cut_and_each_chunk_wants_room():
     assert spans(9, 60, crossing).within(cut) is not None
     assert spans(9, 60, crossing, samples=9).within(cut) is None
     few = BatchShape(16, 4, 0, 9, WIDTH, 16, linear=True)
+    assert few.runs == 4 and replace(half, short_rows=2).runs == 3 and half.runs == 3
     assert few.pieces == 8 and BatchShape(16, 16, 0, 9, WIDTH, linear=True).pieces == 16
     assert spans(9, 60, *[crossing] * 3).fits(few)
     narrow = replace(few, rows=3, sequences=2)

@@ -20,6 +20,7 @@ _STARTS = (1, 15, 16, 40, 63)
 def admit_forms(heads: forms.Heads, device: torch.device) -> tuple[list[str], list[str]]:
     """Try the forms for heads in bf16 of a rank, and take those with the general form's bytes.
 
+    Each is tried beside those that were taken before it, as steps will have it.
     Returns their names, and of each of the others its name and what was wrong.
     """
     kept, failed = [], []
@@ -33,9 +34,9 @@ def admit_forms(heads: forms.Heads, device: torch.device) -> tuple[list[str], li
         if not fits:
             continue
         try:
-            with forms.trying(device, heads, frozenset()):
+            with forms.trying(device, heads, frozenset(kept)):
                 general = run(heads, device)
-            with forms.trying(device, heads, frozenset([form])):
+            with forms.trying(device, heads, frozenset([*kept, form])):
                 got = run(heads, device)
             equal = all(map(_same_bytes, got, general))
         except Exception as error:  # a compiler's or a driver's: the general form needs neither

@@ -32,7 +32,7 @@ BLOCKS = tl.constexpr(4)
 @triton.jit
 def keys_and_queries(step, state, scratch, tables, SHAPE: tl.constexpr):
     """A chunk's keys and this step's queries [64, Dk], zeros in other rows; stores the keys."""
-    piece, key_head = tl.program_id(0).to(tl.int64), tl.program_id(1) // SHAPE.GROUP
+    piece, key_head = tl.program_id(1).to(tl.int64), tl.program_id(0) // SHAPE.GROUP
     KEY_HEADS: tl.constexpr = SHAPE.KEY_HEADS
     KEY_SIZE: tl.constexpr = SHAPE.KEY_SIZE
     first_row, slot, chunk, low, high = rows_of_piece(tables, piece)
@@ -49,7 +49,7 @@ def keys_and_queries(step, state, scratch, tables, SHAPE: tl.constexpr):
     older = tl.load(stored, mask=old[:, None] & inside, other=0.0)
     k = tl.where(new[:, None], k, older)
     target = scratch.keys + ((piece * KEY_HEADS + key_head) * CHUNK + row[:, None]) * KEY_SIZE
-    if tl.program_id(1) % SHAPE.GROUP == 0:
+    if tl.program_id(0) % SHAPE.GROUP == 0:
         tl.store(target + lane[None, :], k, mask=tl.broadcast_to(inside, k.shape))
     return q, k
 
@@ -66,7 +66,7 @@ def store_terms(target, x, mask, TWO: tl.constexpr):
 @triton.jit
 def invert_blocks(of_head, head, state, scratch, tables, SHAPE: tl.constexpr):
     """T of a chunk's four blocks, from p in the scratch of T; older rows from the ring."""
-    piece = tl.program_id(0).to(tl.int64)
+    piece = tl.program_id(1).to(tl.int64)
     HEADS: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
     TERMS: tl.constexpr = 2 if SHAPE.TWO else 1
     _, slot, chunk, low, high = rows_of_piece(tables, piece)
@@ -95,9 +95,9 @@ def invert_blocks(of_head, head, state, scratch, tables, SHAPE: tl.constexpr):
 def chunk_factors(
     step, factors, state, scratch, tables, SHAPE: tl.constexpr, DEPENDENT: tl.constexpr
 ):
-    """Grid: pieces x value heads."""
+    """Grid: value heads x pieces."""
     await_earlier(DEPENDENT)
-    piece, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    head, piece = tl.program_id(0), tl.program_id(1).to(tl.int64)
     key_head = head // SHAPE.GROUP
     HEADS: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
     TERMS: tl.constexpr = 2 if SHAPE.TWO else 1

@@ -3,7 +3,8 @@
     y[p, c] = round(silu(((w0 * x[p-3] + w1 * x[p-2]) + w2 * x[p-1]) + w3 * x[p]))      fp32, no fma
 
 SiLU is that of `pointwise/activation.py`. Rows before the step's are read from the ring of inputs;
-the rows go there in a launch of its own, when all have been read.
+the rows go there in a launch of its own, when all have been read. A sequence's single row has a
+kernel of its own, which does both.
 
 Shapes: M rows, C channels. x, y [M, C]; weight [C, 4]; inputs [N, R, C].
 """
@@ -17,7 +18,8 @@ from tpdet.kernels.cuda.launch.sizes import cdiv
 from tpdet.kernels.cuda.linear.tables import (
     CHUNK,
     Tables,
-    one_row_each,
+    has_rows_alone,
+    pieces_of_runs,
     rows_of_piece,
     sequence_of,
 )
@@ -48,13 +50,13 @@ def convolve_rows(
     CHANNELS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid: pieces and parts of ROWS rows of their chunk x parts of the channels."""
+    """Grid: parts of the channels x pieces of runs, and parts of ROWS rows of their chunk."""
     await_earlier(DEPENDENT)
     parts: tl.constexpr = CHUNK // ROWS
-    piece, part = tl.program_id(0) // parts, tl.program_id(0) % parts
+    piece, part = tl.program_id(1) // parts, tl.program_id(1) % parts
     first_row, slot, chunk, low, high = rows_of_piece(tables, piece)
     row = part * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    column = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     new = (row >= low) & (row < high)
     mask = new[:, None] & (column < channels)
     _, start, end, _ = sequence_of(tables, tl.load(tables.pieces + piece * 2))
@@ -89,19 +91,16 @@ def keep_inputs(
     CHANNELS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """The last `ring` rows of each run go to the ring; the grid is that of convolve_rows."""
+    """The last `ring` rows go to the ring. Grid: parts of the channels x of the ring x runs."""
     await_earlier(DEPENDENT)
-    parts: tl.constexpr = CHUNK // ROWS
-    piece, part = tl.program_id(0) // parts, tl.program_id(0) % parts
-    first_row, slot, chunk, low, high = rows_of_piece(tables, piece)
-    row = part * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-    _, start, end, _ = sequence_of(tables, tl.load(tables.pieces + piece * 2))
-    if end - start == 1:
+    first_row, start, end, slot = sequence_of(tables, tl.load(tables.runs + tl.program_id(2)))
+    if end - start <= tl.program_id(1) * ROWS:
         return
-    position = chunk * CHUNK + row
-    mask = ((row >= low) & (row < high) & (position >= end - ring))[:, None] & (column < channels)
-    number = (first_row + row).to(tl.int64)
+    column = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    back = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    position = end - 1 - back
+    mask = ((back < ring) & (position >= start))[:, None] & (column < channels)
+    number = (first_row + position - start).to(tl.int64)
     value = tl.load(x + number[:, None] * stride + column, mask=mask, other=0)
     stored = slot * ring + position % ring
     tl.store(inputs + stored[:, None] * channels + column, value, mask=mask)
@@ -158,14 +157,14 @@ def short_convolution(
     if not len(tables.pieces):
         return y
     read, sizes = (x, weight.contiguous(), y, state.inputs, tables), (x.stride(0), channels, ring)
-    if batch.short_rows:
+    if has_rows_alone(batch):
         forms = {"CHANNELS": _ROW_CHANNELS, "num_warps": 4, "enable_fp_fusion": False}
         grid = len(tables.states), cdiv(channels, _ROW_CHANNELS)
         convolve_row[grid](*read, *sizes, **forms, **dependent_launch(x.device))
-    if one_row_each(batch):
+    if not len(tables.runs):
         return y
-    grid = len(tables.pieces) * (CHUNK_TOKENS // _ROWS), cdiv(channels, _CHANNELS)
+    grid = cdiv(channels, _CHANNELS), pieces_of_runs(batch) * (CHUNK_TOKENS // _ROWS)
     forms = {"ROWS": _ROWS, "CHANNELS": _CHANNELS, "num_warps": 4, "enable_fp_fusion": False}
     convolve_rows[grid](*read, *sizes, **forms, **dependent_launch(x.device))
-    keep_inputs[grid](x, *read[3:], *sizes, **forms, **dependent_launch(x.device))
+    keep_inputs[(grid[0], cdiv(ring, _ROWS), len(tables.runs))](x, *read[3:], *sizes, **forms, **dependent_launch(x.device))
     return y

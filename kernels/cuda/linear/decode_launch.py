@@ -2,6 +2,7 @@
 
 import torch
 
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv
 from tpdet.kernels.cuda.linear.decode_factors import decode_factors
@@ -17,7 +18,8 @@ FACTOR_WARPS = 1
 
 def takes_rows_alone(key_size: int, device: torch.device) -> bool:
     """Whether rows in bf16 that are a sequence's only ones have kernels for keys of this size."""
-    return device.type == "cuda" and key_size >= DEPTH.value and not key_size & (key_size - 1)
+    on_gpu = hardware.room_of(device.type) == "cuda"
+    return on_gpu and key_size >= DEPTH.value and not key_size & (key_size - 1)
 
 
 def launch_decode(

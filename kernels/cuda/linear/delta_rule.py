@@ -31,7 +31,8 @@ from tpdet.kernels.cuda.linear.tables import (
     ChunkScratch,
     LinearShape,
     Tables,
-    one_row_each,
+    has_rows_alone,
+    pieces_of_runs,
 )
 from tpdet.kernels.cuda.linear.whole_chunks_launch import launch_whole_chunks
 from tpdet.kernels.inputs.linear_state import (
@@ -67,34 +68,37 @@ def gated_delta(
     """
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     tables = Tables.of(batch)
-    sequences, pieces = len(tables.states), len(tables.pieces)
-    if not pieces:
+    if not len(tables.pieces):
         return out
-    shape = shape_of(state)
+    shape, sequences = shape_of(state), len(tables.states)
+    runs = len(tables.runs) if shape.ALONE else sequences
+    pieces = pieces_of_runs(batch) if shape.ALONE else len(tables.pieces)
     heads, parts = shape.KEY_HEADS * shape.GROUP, cdiv(shape.VALUE_SIZE, shape.COLUMNS)
     form = {"SHAPE": shape, "num_warps": 4, "enable_fp_fusion": False}
     q, k, v = (_with_dense_rows(x) for x in (q, k, v))
     strides = q.stride(0), k.stride(0), v.stride(0), a.stride(0), b.stride(0)
     step = DeltaStep(q, k, v, a, b, *strides)
-    advance_late[(min(sequences, _LATE_TURNS), heads, parts)](
-        state, tables, sequences, SEQUENCES=_LATE_SEQUENCES, **form, **dependent_launch(v.device)
+    late = form | {"SHAPE": shape._replace(ALONE=False)}  # of both forms' steps one kernel
+    advance_late[(parts, heads, min(sequences, _LATE_TURNS))](
+        state, tables, sequences, SEQUENCES=_LATE_SEQUENCES, **late, **dependent_launch(v.device)
     )
-    if shape.ALONE and batch.short_rows:
+    if shape.ALONE and has_rows_alone(batch):
         launch_decode(step, gates, state, tables, out, shape)
-    if shape.ALONE and one_row_each(batch):
+    if not runs:
         return out
     scratch = chunk_scratch(shape, pieces, k)
     read = step, factors_of(step, gates), state, scratch, tables
     form |= {"num_warps": _FACTOR_WARPS}
-    chunk_factors[(pieces, heads)](*read, **form, **dependent_launch(v.device))
+    chunk_factors[(heads, pieces)](*read, **form, **dependent_launch(v.device))
     form |= {"num_warps": 4}
     long = len(batch.blocks) > 0 or batch.short_rows > CHUNK_TOKENS
     apart = long and shape.TWO and admitted(WHOLE, v.device, _heads(state))
-    for part in (FIRST_CHUNK, LAST_CHUNK) if apart else (ALL_CHUNKS,):
-        pass_chunks[(sequences, heads, parts)](
+    parts_of_run = (FIRST_CHUNK, LAST_CHUNK) if apart else (ALL_CHUNKS,)
+    for part in (each.value for each in parts_of_run):
+        pass_chunks[(parts, heads, runs)](
             step, state, scratch, tables, out, PART=part, **form, **dependent_launch(v.device)
         )
-        if part == FIRST_CHUNK:
+        if part == FIRST_CHUNK.value:
             launch_whole_chunks(step, state, scratch, tables, out, shape)
     return out
 
@@ -110,7 +114,7 @@ def advance_states(states: Sequence[LinearState], moves: Sequence[StateMove]) ->
         table = table.pin_memory().to(device, non_blocking=True)
     heads, parts = shape.KEY_HEADS * shape.GROUP, cdiv(shape.VALUE_SIZE, shape.COLUMNS)
     for state in states:
-        advance_chunks[(len(moves), heads, parts)](
+        advance_chunks[(parts, heads, len(moves))](
             state,
             table,
             SHAPE=shape,

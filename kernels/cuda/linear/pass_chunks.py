@@ -25,6 +25,7 @@ from tpdet.kernels.cuda.linear.tables import (
     QUERIES,
     TILES,
     VECTORS,
+    sequence_at,
     sequence_of,
 )
 
@@ -113,7 +114,7 @@ def pass_chunks(
     PART: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid: sequences x value heads x parts of the columns; out [M, Hv, Dv].
+    """Grid: parts of the columns x value heads x sequences (`sequence_at`); out [M, Hv, Dv].
 
     PART: which chunks of a run (`ALL_CHUNKS`, ..).
     """
@@ -122,10 +123,11 @@ def pass_chunks(
     TWO: tl.constexpr = SHAPE.TWO
     COLUMNS: tl.constexpr = SHAPE.COLUMNS
     KEY_SIZE: tl.constexpr = SHAPE.KEY_SIZE
-    head, part = tl.program_id(1), tl.program_id(2)
+    part, head = tl.program_id(0), tl.program_id(1)
     key_head = head // SHAPE.GROUP
-    first_row, start, end, slot = sequence_of(tables, tl.program_id(0))
-    of_state = tables.states + tl.program_id(0) * 4
+    index = sequence_at(tables, tl.program_id(2), SHAPE.ALONE)
+    first_row, start, end, slot = sequence_of(tables, index)
+    of_state = tables.states + index * 4
     drafts, piece = tl.load(of_state + 2), tl.load(of_state + 3).to(tl.int64)
     ALONE: tl.constexpr = 1 if SHAPE.ALONE else 0
     if end - start <= ALONE:
@@ -222,7 +224,7 @@ def advanced(state, source, chunk, total, SHAPE: tl.constexpr):
     HEADS: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
     TWO: tl.constexpr = SHAPE.TWO
     KEY_SIZE: tl.constexpr = SHAPE.KEY_SIZE
-    head, part = tl.program_id(1), tl.program_id(2)
+    part, head = tl.program_id(0), tl.program_id(1)
     ring = source * SHAPE.RING + chunk * CHUNK % SHAPE.RING
     row, small = tl.arange(0, CHUNK), tl.arange(0, BLOCK)
     lane = tl.arange(0, SHAPE.KEY_LANES)[None, :]
@@ -249,7 +251,7 @@ def advanced(state, source, chunk, total, SHAPE: tl.constexpr):
 @triton.jit
 def advance(state, source, target, chunk, SHAPE: tl.constexpr):
     """boundary[target] becomes source's, moved on by the chunk's rows: a program's columns."""
-    head, part = tl.program_id(1), tl.program_id(2)
+    part, head = tl.program_id(0), tl.program_id(1)
     boundary, inside = state_pointers(state, source, head, part, SHAPE)
     total = advanced(state, source, chunk, tl.load(boundary, mask=inside, other=0.0), SHAPE)
     boundary, inside = state_pointers(state, target, head, part, SHAPE)
@@ -258,9 +260,9 @@ def advance(state, source, target, chunk, SHAPE: tl.constexpr):
 
 @triton.jit
 def advance_chunks(state, moves, SHAPE: tl.constexpr, DEPENDENT: tl.constexpr):
-    """Grid: moves [N, 3] int32 (source, target, chunk) x value heads x parts of the columns."""
+    """Grid: parts of the columns x value heads x moves [N, 3] int32 (source, target, chunk)."""
     await_earlier(DEPENDENT)
-    fields = moves + tl.program_id(0) * 3
+    fields = moves + tl.program_id(2) * 3
     source, target = tl.load(fields).to(tl.int64), tl.load(fields + 1).to(tl.int64)
     advance(state, source, target, tl.load(fields + 2), SHAPE)
 
@@ -271,7 +273,7 @@ def advance_late(
 ):
     """The states of sequences whose first row begins a chunk for which they do not stand yet.
 
-    Grid: turns x value heads x parts of the columns; the turns deal out the `count` sequences'
+    Grid: parts of the columns x value heads x turns; the turns deal out the `count` sequences'
     states that are late, which are few: one row of 64 begins a chunk.
     """
     await_earlier(DEPENDENT)
@@ -283,7 +285,7 @@ def advance_late(
         live &= tl.load(tables.rows + index * 3 + 1, mask=live, other=0) > 0
         late = (live & (standing < start // CHUNK)).to(tl.int32)
         order = tl.cumsum(late, axis=0)
-        for number in range(tl.program_id(0), tl.sum(late, axis=0), tl.num_programs(0)):
+        for number in range(tl.program_id(2), tl.sum(late, axis=0), tl.num_programs(2)):
             one = tl.sum(tl.where((late > 0) & (order == number + 1), index, 0), axis=0)
             slot = tl.load(tables.states + one * 4).to(tl.int64)
             advance(state, slot, slot, tl.load(tables.states + one * 4 + 1), SHAPE)

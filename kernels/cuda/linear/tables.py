@@ -17,19 +17,21 @@ VECTORS = tl.constexpr(8)
 
 
 class Tables(NamedTuple):
-    """Work of a step, on the device: `rows`, `states` and `pieces` of a `PagedBatch`.
+    """Work of a step, on the device: lists of a `PagedBatch`, which explains them.
 
-    Pads of a graph's step are sequences without rows, and pieces of such.
+    Pads of a graph's step are sequences without rows, and pieces and runs of such. Grids count
+    lists from what stands in them on, so that no work waits behind pads, which are most of a list.
     """
 
     rows: torch.Tensor
     states: torch.Tensor
     pieces: torch.Tensor
+    runs: torch.Tensor
 
     @staticmethod
     def of(batch: PagedBatch) -> "Tables":
         """Those of a batch; nothing is copied."""
-        return Tables(batch.rows, batch.states, batch.pieces)
+        return Tables(batch.rows, batch.states, batch.pieces, batch.runs)
 
 
 class ChunkScratch(NamedTuple):
@@ -96,6 +98,20 @@ def rows_of_piece(tables, piece):
     return first_row + chunk * CHUNK - start, slot, chunk, low, high
 
 
-def one_row_each(batch: PagedBatch) -> bool:
-    """Whether no sequence of a batch has more than one row."""
-    return not len(batch.blocks) and batch.short_rows <= 1
+@triton.jit
+def sequence_at(tables, number, ALONE: tl.constexpr):
+    """A sequence by its number: among those with more than one row, where others are ALONE."""
+    return tl.load(tables.runs + number) if ALONE else number
+
+
+def pieces_of_runs(batch: PagedBatch) -> int:
+    """How many of a batch's pieces, from the first on, are of sequences with more than one row.
+
+    At most: pads are among them.
+    """
+    return min(len(batch.pieces), batch.row_count // CHUNK_TOKENS + 2 * len(batch.runs))
+
+
+def has_rows_alone(batch: PagedBatch) -> bool:
+    """Whether a sequence of a batch may have a single row."""
+    return len(batch.states) > len(batch.runs)

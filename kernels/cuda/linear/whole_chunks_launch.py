@@ -44,7 +44,8 @@ def launch_whole_chunks(
             (out, out.stride(0), [BLOCK_ROWS, COLUMNS.value]),
         )
     )
-    pass_whole_chunks[(len(tables.states), heads, shape.VALUE_SIZE // COLUMNS.value)](
+    runs = len(tables.runs if shape.ALONE else tables.states)
+    pass_whole_chunks[(shape.VALUE_SIZE // COLUMNS.value, heads, runs)](
         q,
         k,
         v,

@@ -147,7 +147,7 @@ def factors_have_the_bits_of_the_cpu():
     step = DeltaStep(*here[:5], *(x.stride(0) for x in here[:5]))
     form = {"SHAPE": shape, "DEPENDENT": False, "num_warps": 4, "enable_fp_fusion": False}
     read = step, factors_of(step, here.gates), state, scratch, Tables.of(batch)
-    chunk_factors[(pieces, 32)](*read, **form)
+    chunk_factors[(32, pieces)](*read, **form)
     vectors = scratch.vectors.permute(2, 0, 3, 1).flatten(1, 2).cpu()  # [8, M, Hv]
     key = reciprocal_length(rows.k.float(), LENGTH_EPS).repeat_interleave(2, 1)
     same(vectors[3], key, "keys' factors")

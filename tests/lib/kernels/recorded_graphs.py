@@ -66,6 +66,8 @@ def listed(batch):
             wanted = [[sequence, chunk] for chunk in chunks]
             assert batch.pieces[piece : piece + len(wanted)].tolist() == wanted
         made.append(PagedSequence(first, count, start, tuple(pages), slot, standing, bool(drafts)))
+    runs = [sequence for sequence in batch.runs.tolist() if rows[sequence][1]]
+    assert not states or sorted(runs) == [i for i, (_, count, _) in enumerate(rows) if count > 1]
     named = sum(count for _, count, _ in rows)
     assert not states or sum(each.count for each in made) == named, "rows that no list names"
     return tuple(sorted(made, key=lambda each: each.first_row))

@@ -47,6 +47,7 @@ class BatchParts(NamedTuple):
     short: Any
     states: Any
     pieces: Any
+    runs: Any
 
 
 class _PartBounds(NamedTuple):
@@ -89,6 +90,12 @@ class BatchShape:
         return min(self.rows, self.sequences + self.blocks + self.rows // CHUNK_TOKENS)
 
     @property
+    def runs(self) -> int:
+        """Room for sequences with more than one row: long ones, or short ones of several rows."""
+        short = self.sequences if self.splits and self.short_rows > 1 else 0
+        return min(self.sequences, self.blocks + short) if self.linear else 0
+
+    @property
     def short(self) -> int:
         """Room for short sequences."""
         return self.sequences if self.splits else 0
@@ -106,6 +113,7 @@ class BatchShape:
             short=(self.short, columns),
             states=((self.sequences + 1) * self.linear, _FIRST_PIECE + 1),
             pieces=(self.pieces, columns),
+            runs=(self.runs, 1),
         )
 
 
@@ -139,6 +147,7 @@ class StepShape:
             parts._replace(
                 positions=parts.positions.reshape(-1).view(wide),
                 slots=parts.slots.reshape(-1).view(wide),
+                runs=parts.runs.reshape(-1),
             )
             for parts in batches
         ]
@@ -238,7 +247,7 @@ class StepSpans:
 
     def pack(self, shape: BatchShape, parts: BatchParts, scratch: int) -> None:
         """Write what fits a batch into its parts of a packed buffer on the host."""
-        positions, slots, tables, spans, blocks, splits, short, states, pieces = parts
+        positions, slots, tables, spans, blocks, splits, short, states, pieces, runs = parts
         count, total = len(self.count), int(self.count.sum())
         index = np.repeat(np.arange(count), self.count)
         row_positions = np.arange(total) + np.repeat(self.start - self.first, self.count)
@@ -258,7 +267,7 @@ class StepSpans:
         if shape.splits:
             self._pack_splits(shape, np.flatnonzero(is_short), splits, short)
         if shape.linear:
-            self._pack_states(shape, states, pieces)
+            self._pack_states(shape, states, pieces, runs)
 
     def _pack_blocks(self, shape: BatchShape, long: np.ndarray, blocks: np.ndarray) -> None:
         """In the order of `make_batch`: blocks with most keys first."""
@@ -282,17 +291,22 @@ class StepSpans:
         short[: len(listed), _OFFSET] = firsts
         short[len(listed) :] = (shape.sequences, 0)
 
-    def _pack_states(self, shape: BatchShape, states: np.ndarray, pieces: np.ndarray) -> None:
-        chunks = self._pieces()
+    def _pack_states(
+        self, shape: BatchShape, states: np.ndarray, pieces: np.ndarray, runs: np.ndarray
+    ) -> None:
+        """In the order of `make_batch`: sequences with most rows first."""
+        order = np.argsort(-self.count, kind="stable")
+        chunks, count = self._pieces()[order], int((self.count > 1).sum())
         firsts, total = np.cumsum(chunks) - chunks, int(chunks.sum())
         states[: len(chunks), :_FIRST_PIECE] = self.states
-        states[: len(chunks), _FIRST_PIECE] = firsts
+        states[order, _FIRST_PIECE] = firsts
         states[len(chunks) :] = 0
-        sequence = np.repeat(np.arange(len(chunks)), chunks)
+        sequence = np.repeat(order, chunks)
         pieces[:total, _SEQUENCE] = sequence
-        pieces[:total, _OFFSET] = np.arange(total) - firsts[sequence]
+        pieces[:total, _OFFSET] = np.arange(total) - states[sequence, _FIRST_PIECE]
         pieces[:total, _OFFSET] += self.start[sequence] // CHUNK_TOKENS
         pieces[total:] = (shape.sequences, 0)
+        runs[:count], runs[count:] = order[:count], shape.sequences
 
 
 def pack_step(

@@ -19,12 +19,12 @@ from tpdet.kernels.known.golden import golden_digest
 from tpdet.kernels.known.linear_golden import linear_golden_digest
 from tpdet.kernels.order import GOLDEN_SHA256, LINEAR_GOLDEN_SHA256
 from tpdet.launch.ranks.pinned import threads_per_rank
-from tpdet.layers.partition import Partition, state_shape
+from tpdet.layers.partition import Partition
 from tpdet.models.fingerprint import architecture
 from tpdet.models.products import expert_layer, expert_products, rank_products
 from tpdet.runner.start.compile_ahead import CompilingAhead
 from tpdet.runner.start.contracts import Contracts
-from tpdet.runner.start.warming import forms_of, rehearse_checks
+from tpdet.runner.start.warming import forms_of, rehearse_checks, try_linear_forms
 
 _LOCAL_FACTS = ("model", "tokenizer", "chat_template", "kernel_cache", "draft_model")
 """Paths may differ from host to host."""
@@ -194,17 +194,6 @@ def admit_linear_forms(partition: Partition, device: torch.device) -> None:
         )
     if kept:
         _log.info("linear attention: %s admitted", ", ".join(kept))
-
-
-def try_linear_forms(partition: Partition, device: torch.device) -> tuple[list[str], list[str]]:
-    """The forms of linear layers that were kept, and what was wrong with each of the others."""
-    from tpdet.kernels.cuda.linear.admission import admit_forms
-
-    shape = state_shape(partition)
-    if shape is None or partition.config.dtype != "bfloat16":
-        return [], []
-    heads = shape.key_heads, shape.value_heads, shape.key_size, shape.value_size
-    return admit_forms(heads, device)
 
 
 def tune_command(config: EngineConfig, size: int) -> str:

@@ -25,7 +25,6 @@ from tpdet.runner.start.kernel_checks import (
     check_kernels,
     compare_answers,
     product_limits,
-    try_linear_forms,
     try_packed,
     tune_command,
 )
@@ -117,9 +116,7 @@ def _admit(
     if packing.enabled:
         tried = partial(try_packed, packing, partition, limits["column"], device)
         ahead.compile(tried, "load")
-    if partition.config.linear is not None:
-        ahead.compile(partial(try_linear_forms, partition, device), "load")
-        admit_linear_forms(partition, device)
+    admit_linear_forms(partition, device)
     admit_products(partition, device, limits, tuning, loading.wait, packing)
 
 

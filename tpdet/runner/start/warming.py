@@ -17,7 +17,7 @@ from tpdet.config import EngineConfig
 from tpdet.control.plan import MAX_STEP_DRAFTS
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.known.answers import Forms, known_answers
-from tpdet.layers.partition import Partition
+from tpdet.layers.partition import Partition, state_shape
 from tpdet.models.decoder import Decoder
 from tpdet.models.products import expert_layer, expert_products, rank_products
 from tpdet.models.warm_up import pages_needed, warm_up
@@ -37,7 +37,7 @@ _log = logging.getLogger("tpdet.engine")
 def rehearse_checks(
     partition: Partition, device: torch.device, limits: dict[str, int] | None
 ) -> None:
-    """Launch what the known answers and, with `limits`, `admit_products` launch."""
+    """Launch what the known answers and, with `limits`, trials of products and of forms launch."""
     from tpdet.kernels.cuda.experts.admission import failing_tiles
     from tpdet.kernels.cuda.gemm import admission
 
@@ -46,6 +46,18 @@ def rehearse_checks(
     if limits is not None:
         failing_tiles(expert_products(partition), expert_layer(partition), device, dtype)
         admission.rehearse(rank_products(partition), device, limits, dtype)
+        try_linear_forms(partition, device)
+
+
+def try_linear_forms(partition: Partition, device: torch.device) -> tuple[list[str], list[str]]:
+    """The forms of linear layers that were kept, and what was wrong with each of the others."""
+    from tpdet.kernels.cuda.linear.admission import admit_forms
+
+    shape = state_shape(partition)
+    if shape is None or partition.config.dtype != "bfloat16":
+        return [], []
+    heads = shape.key_heads, shape.value_heads, shape.key_size, shape.value_size
+    return admit_forms(heads, device)
 
 
 def forms_of(model: ModelConfig) -> Forms:

@@ -6,17 +6,23 @@ import pytest
 
 pytest.importorskip("triton")
 
+import torch
 import triton
 import triton.language as tl
 from triton.experimental.gluon.language import NVMMASharedLayout
 
+from tests.lib.kernels.driverless import changed_by_a_journey, compile_for_hopper, take_gpu_kernels
 from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tests.lib.some_slow import some_slow
+from tpdet.kernels.cuda import hardware
+from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.cuda.linear import (
+    admission,
     chunk_factors,
     convolution,
     decode_factors,
     decode_rows,
+    forms,
     gated_norm,
     gates,
     pass_chunks,
@@ -38,7 +44,7 @@ TYPES = {
     "factors": RowFactors(FP32, FP32, FP32, "*i64"),
     "state": LinearState(FP32, ROWS, FP32, FP32, "*i64", ROWS),
     "scratch": ChunkScratch(ROWS, FP32, ROWS, FP32, "*i64"),
-    "tables": Tables(INT32, INT32, INT32),
+    "tables": Tables(INT32, INT32, INT32, INT32),
     "moves": INT32,
     "inputs": ROWS,
     "scale": "fp32",
@@ -124,6 +130,19 @@ def test_decode_rows_share_nothing_between_warps():
     constants = {"SHAPE": SHAPE, "WARPS": 4}
     done = hopper_kernel(decode_rows.decode_rows, types, constants, [*types], {"num_warps": 4})
     assert done.shared == 0 and not re.search(r"\bbar(?:rier)?\.", done.ptx)
+
+
+def test_what_a_start_tries_is_compiled_by_helpers_too(monkeypatch, tmp_path):
+    """Each kernel of all forms is the same where another process compiles it."""
+    compile_for_hopper(monkeypatch, tmp_path)
+    take_gpu_kernels(monkeypatch)
+    monkeypatch.setattr(forms, "_admitted", {})
+    with hardware.pretending(hardware.H200), recording() as asked:
+        assert len(admission.admit_forms((2, 4, 64, 64), torch.device("cpu"))[0]) == 2
+    names = [each.name for each in asked.values()]
+    assert {"decode_rows", "pass_whole_chunks"} < {*names} and names.count("advance_late") == 1
+    assert names.count("pass_chunks") == 4, "all chunks of both, the ends of whole ones"
+    assert changed_by_a_journey(asked.values()) == []
 
 
 @triton.jit

@@ -103,6 +103,7 @@ def padded(sequences, rows, splits):
         more(batch.short, [height, 0], rows),
         batch.states,
         batch.pieces,
+        batch.runs,
         1,
     )
 

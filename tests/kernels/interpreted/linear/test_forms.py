@@ -46,7 +46,8 @@ def run_whole_chunks(step, state, scratch, tables, out, shape):
         "DEPENDENT": False,
     }
     heads, kernel = shape.KEY_HEADS * shape.GROUP, whole_chunks.pass_whole_chunks
-    for program in product(*map(range, (len(tables.states), heads, shape.VALUE_SIZE // 64))):
+    runs = len(tables.runs if shape.ALONE else tables.states)
+    for program in product(*map(range, (shape.VALUE_SIZE // 64, heads, runs))):
         run_program(kernel, (), program, arguments, others=(warp_pipeline, transposed))
 
 
