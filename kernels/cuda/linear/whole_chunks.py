@@ -28,15 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tpdet.kernels.cuda.gemm.variants.chain import send_tile
 from tpdet.kernels.cuda.launch.dependent import await_earlier
 from tpdet.kernels.cuda.launch.warp_pipeline import copy_tile, reinterpreted
-from tpdet.kernels.cuda.linear.tables import (
-    CHUNK,
-    INVERSE,
-    KEYS,
-    QUERIES,
-    TILES,
-    VECTORS,
-    sequence_at,
-)
+from tpdet.kernels.cuda.linear.tables import CHUNK, INVERSE, KEYS, QUERIES, TILES, VECTORS
 from tpdet.kernels.cuda.linear.transposed import (
     BLOCK,
     add_terms,
@@ -290,7 +282,7 @@ def pass_whole_chunks(
     SHAPE: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):
-    """Grid: parts of 64 columns x value heads x sequences (`sequence_at`); num_warps=4.
+    """Grid: parts of 64 columns x value heads x sequences; num_warps=4.
 
     A sequence's chunks from the first whole one up to, and without, its last: of a run with drafts
     none. The state goes on from `boundary` and ends there.
@@ -300,8 +292,9 @@ def pass_whole_chunks(
     HALVES: gl.constexpr = SHAPE.KEY_SIZE // HALF
     NARROW: gl.constexpr = product_layout(CHUNK // 2)
     # 1. the chunks
-    part, head = gl.program_id(0), gl.program_id(1)
-    index = sequence_at(tables, gl.program_id(2), SHAPE.ALONE)
+    part, head, index = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    if SHAPE.ALONE:
+        index = gl.load(tables.runs + index)
     run, slot, drafts = run_of(tables, index, head, part, SHAPE)
     if (run.steps <= 0) | (drafts != 0):
         return

@@ -1,5 +1,6 @@
 """Bits of linear attention's kernels on a GPU: one check a function."""
 
+import os
 from functools import cache
 
 import torch
@@ -11,6 +12,8 @@ from tests.lib.kernels.linear_rows import LinearRows, linear_rows, linear_sequen
 from tpdet.kernels.cpu.linear import convolution as cpu_convolution
 from tpdet.kernels.cpu.linear import gated_norm as cpu_norm
 from tpdet.kernels.cpu.pointwise.norm import reciprocal_length
+from tpdet.kernels.cuda.compile.pool import compile_all
+from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.cuda.linear import convolution, delta_rule, gated_norm
 from tpdet.kernels.cuda.linear.admission import admit_forms
 from tpdet.kernels.cuda.linear.chunk_factors import chunk_factors
@@ -31,8 +34,15 @@ CASES = (
 
 @cache
 def admission():
-    """The forms of FULL heads that have the general one's bytes, and what was wrong with others."""
-    return admit_forms((16, 32, 128, 128), torch.device("cuda"))
+    """The forms of FULL heads that have the general one's bytes, and what was wrong with others.
+
+    Their kernels are compiled side by side: one after the other they take minutes.
+    """
+    tried = (16, 32, 128, 128), torch.device("cuda")
+    with recording() as asked:
+        admit_forms(*tried)
+    assert not compile_all(asked.values(), len(os.sched_getaffinity(0)))
+    return admit_forms(*tried)
 
 
 def on_gpu(rows):
