@@ -23,7 +23,8 @@ def admit_forms(heads: forms.Heads, device: torch.device) -> tuple[list[str], li
     Each is tried beside those that were taken before it, as steps will have it.
     Returns their names, and of each of the others its name and what was wrong.
     """
-    kept, failed = [], []
+    kept: list[str] = []
+    failed: list[str] = []
     device = torch.empty(0, device=device).device  # with its index, as tensors have it
     _, _, key_size, value_size = heads
     tries: tuple[tuple[str, bool, Callable[..., list[torch.Tensor]]], ...] = (

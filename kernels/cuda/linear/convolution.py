@@ -166,5 +166,7 @@ def short_convolution(
     grid = cdiv(channels, _CHANNELS), pieces_of_runs(batch) * (CHUNK_TOKENS // _ROWS)
     forms = {"ROWS": _ROWS, "CHANNELS": _CHANNELS, "num_warps": 4, "enable_fp_fusion": False}
     convolve_rows[grid](*read, *sizes, **forms, **dependent_launch(x.device))
-    keep_inputs[(grid[0], cdiv(ring, _ROWS), len(tables.runs))](x, *read[3:], *sizes, **forms, **dependent_launch(x.device))
+    keep_inputs[(grid[0], cdiv(ring, _ROWS), len(tables.runs))](
+        x, *read[3:], *sizes, **forms, **dependent_launch(x.device)
+    )
     return y

@@ -79,7 +79,7 @@ def gated_delta(
     strides = q.stride(0), k.stride(0), v.stride(0), a.stride(0), b.stride(0)
     step = DeltaStep(q, k, v, a, b, *strides)
     late = form | {"SHAPE": shape._replace(ALONE=False)}  # of both forms' steps one kernel
-    advance_late[(parts, heads, min(sequences, _LATE_TURNS))](
+    advance_late[(heads, parts, min(sequences, _LATE_TURNS))](
         state, tables, sequences, SEQUENCES=_LATE_SEQUENCES, **late, **dependent_launch(v.device)
     )
     if shape.ALONE and has_rows_alone(batch):
@@ -95,7 +95,7 @@ def gated_delta(
     apart = long and shape.TWO and admitted(WHOLE, v.device, _heads(state))
     parts_of_run = (FIRST_CHUNK, LAST_CHUNK) if apart else (ALL_CHUNKS,)
     for part in (each.value for each in parts_of_run):
-        pass_chunks[(parts, heads, runs)](
+        pass_chunks[(heads, parts, runs)](
             step, state, scratch, tables, out, PART=part, **form, **dependent_launch(v.device)
         )
         if part == FIRST_CHUNK.value:
@@ -114,7 +114,7 @@ def advance_states(states: Sequence[LinearState], moves: Sequence[StateMove]) ->
         table = table.pin_memory().to(device, non_blocking=True)
     heads, parts = shape.KEY_HEADS * shape.GROUP, cdiv(shape.VALUE_SIZE, shape.COLUMNS)
     for state in states:
-        advance_chunks[(parts, heads, len(moves))](
+        advance_chunks[(heads, parts, len(moves))](
             state,
             table,
             SHAPE=shape,

@@ -84,7 +84,7 @@ def keep_rows(state, scratch, piece, spans, SHAPE: tl.constexpr):
     HEADS: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
     KEY_SIZE: tl.constexpr = SHAPE.KEY_SIZE
     ring, low, high = spans
-    head = tl.program_id(1)
+    head = tl.program_id(0)
     key_head = head // SHAPE.GROUP
     row = tl.arange(0, CHUNK)
     new = (row >= low) & (row < high)
@@ -114,7 +114,7 @@ def pass_chunks(
     PART: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid: parts of the columns x value heads x sequences (`sequence_at`); out [M, Hv, Dv].
+    """Grid: value heads x parts of the columns x sequences (`sequence_at`); out [M, Hv, Dv].
 
     PART: which chunks of a run (`ALL_CHUNKS`, ..).
     """
@@ -123,7 +123,7 @@ def pass_chunks(
     TWO: tl.constexpr = SHAPE.TWO
     COLUMNS: tl.constexpr = SHAPE.COLUMNS
     KEY_SIZE: tl.constexpr = SHAPE.KEY_SIZE
-    part, head = tl.program_id(0), tl.program_id(1)
+    head, part = tl.program_id(0), tl.program_id(1)
     key_head = head // SHAPE.GROUP
     index = sequence_at(tables, tl.program_id(2), SHAPE.ALONE)
     first_row, start, end, slot = sequence_of(tables, index)
@@ -224,7 +224,7 @@ def advanced(state, source, chunk, total, SHAPE: tl.constexpr):
     HEADS: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
     TWO: tl.constexpr = SHAPE.TWO
     KEY_SIZE: tl.constexpr = SHAPE.KEY_SIZE
-    part, head = tl.program_id(0), tl.program_id(1)
+    head, part = tl.program_id(0), tl.program_id(1)
     ring = source * SHAPE.RING + chunk * CHUNK % SHAPE.RING
     row, small = tl.arange(0, CHUNK), tl.arange(0, BLOCK)
     lane = tl.arange(0, SHAPE.KEY_LANES)[None, :]
@@ -251,7 +251,7 @@ def advanced(state, source, chunk, total, SHAPE: tl.constexpr):
 @triton.jit
 def advance(state, source, target, chunk, SHAPE: tl.constexpr):
     """boundary[target] becomes source's, moved on by the chunk's rows: a program's columns."""
-    part, head = tl.program_id(0), tl.program_id(1)
+    head, part = tl.program_id(0), tl.program_id(1)
     boundary, inside = state_pointers(state, source, head, part, SHAPE)
     total = advanced(state, source, chunk, tl.load(boundary, mask=inside, other=0.0), SHAPE)
     boundary, inside = state_pointers(state, target, head, part, SHAPE)
@@ -260,7 +260,7 @@ def advance(state, source, target, chunk, SHAPE: tl.constexpr):
 
 @triton.jit
 def advance_chunks(state, moves, SHAPE: tl.constexpr, DEPENDENT: tl.constexpr):
-    """Grid: parts of the columns x value heads x moves [N, 3] int32 (source, target, chunk)."""
+    """Grid: value heads x parts of the columns x moves [N, 3] int32 (source, target, chunk)."""
     await_earlier(DEPENDENT)
     fields = moves + tl.program_id(2) * 3
     source, target = tl.load(fields).to(tl.int64), tl.load(fields + 1).to(tl.int64)
@@ -273,7 +273,7 @@ def advance_late(
 ):
     """The states of sequences whose first row begins a chunk for which they do not stand yet.
 
-    Grid: parts of the columns x value heads x turns; the turns deal out the `count` sequences'
+    Grid: value heads x parts of the columns x turns; the turns deal out the `count` sequences'
     states that are late, which are few: one row of 64 begins a chunk.
     """
     await_earlier(DEPENDENT)

@@ -282,7 +282,7 @@ def pass_whole_chunks(
     SHAPE: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):
-    """Grid: parts of 64 columns x value heads x sequences; num_warps=4.
+    """Grid: value heads x parts of 64 columns x sequences; num_warps=4.
 
     A sequence's chunks from the first whole one up to, and without, its last: of a run with drafts
     none. The state goes on from `boundary` and ends there.
@@ -292,7 +292,7 @@ def pass_whole_chunks(
     HALVES: gl.constexpr = SHAPE.KEY_SIZE // HALF
     NARROW: gl.constexpr = product_layout(CHUNK // 2)
     # 1. the chunks
-    part, head, index = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    head, part, index = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     if SHAPE.ALONE:
         index = gl.load(tables.runs + index)
     run, slot, drafts = run_of(tables, index, head, part, SHAPE)

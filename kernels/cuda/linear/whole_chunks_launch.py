@@ -45,7 +45,7 @@ def launch_whole_chunks(
         )
     )
     runs = len(tables.runs if shape.ALONE else tables.states)
-    pass_whole_chunks[(shape.VALUE_SIZE // COLUMNS.value, heads, runs)](
+    pass_whole_chunks[(heads, shape.VALUE_SIZE // COLUMNS.value, runs)](
         q,
         k,
         v,

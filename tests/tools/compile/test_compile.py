@@ -35,8 +35,7 @@ from tpdet.kernels.cuda.compile.cache import DirectoryCache, read_first
 from tpdet.kernels.cuda.compile.pool import compile_all, watching_compilations
 from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.cuda.gemm import admission
-from tpdet.kernels.cuda.hardware import H200
-from tpdet.kernels.known.answers import known_answers
+from tpdet.kernels.cuda.hardware import H200, pretending
 from tpdet.launch.host import kernel_directory
 from tpdet.launch.host.kernel_directory import (
     MANIFEST,
@@ -51,7 +50,7 @@ from tpdet.models.products import rank_products
 from tpdet.models.warm_up import warm_up
 from tpdet.runner import Runner
 from tpdet.runner.graphs.engine_graphs import make_graphs
-from tpdet.runner.start.warming import forms_of
+from tpdet.runner.start.warming import rehearse_checks
 from tpdet.server.commands import preflight, supervised
 from tpdet.tools.compile.asked import (
     contract_of,
@@ -88,14 +87,14 @@ def test_what_is_compiled_is_what_a_start_asks_for(tiny_model, monkeypatch, tmp_
         compiled = kernels_of(config, model, 2048, 0, 1)
     compile_for_hopper(monkeypatch, tmp_path)
     take_gpu_kernels(monkeypatch)
-    products = rank_products(make_partition(model, SoloWorld(), config.fold_order, None))
+    partition = make_partition(model, SoloWorld(), config.fold_order, None)
+    products = rank_products(partition)
     limits = {"column": 300, "head": 256}
     arithmetic = make_arithmetic(False, SoloWorld(), runner.loaded.strict_exchange)
     arithmetic.admitted = admission.foreseen(products, CPU, limits)
     runner.model.adopt(arithmetic)
-    with recording() as asked:
-        known_answers(CPU, torch.bfloat16, forms_of(model))
-        admission.rehearse(products, CPU, limits)
+    with pretending(H200), recording() as asked:
+        rehearse_checks(partition, CPU, limits)
         warm_up(runner.model, runner.model, runner.pages, CPU, 20, 300, 2048, 256)
         make_graphs(runner.model, runner.pages, runner.sampled, config, 300, 2048, capture=False)
     runner.close()

@@ -47,7 +47,7 @@ def run_whole_chunks(step, state, scratch, tables, out, shape):
     }
     heads, kernel = shape.KEY_HEADS * shape.GROUP, whole_chunks.pass_whole_chunks
     runs = len(tables.runs if shape.ALONE else tables.states)
-    for program in product(*map(range, (shape.VALUE_SIZE // 64, heads, runs))):
+    for program in product(*map(range, (heads, shape.VALUE_SIZE // 64, runs))):
         run_program(kernel, (), program, arguments, others=(warp_pipeline, transposed))
 
 
