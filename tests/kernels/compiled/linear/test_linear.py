@@ -136,9 +136,9 @@ def test_what_a_start_tries_is_compiled_by_helpers_too(monkeypatch, tmp_path):
     """Each kernel of all forms is the same where another process compiles it."""
     compile_for_hopper(monkeypatch, tmp_path)
     take_gpu_kernels(monkeypatch)
-    monkeypatch.setattr(forms, "_admitted", {})
-    with hardware.pretending(hardware.H200), recording() as asked:
-        assert len(admission.admit_forms((2, 4, 64, 64), torch.device("cpu"))[0]) == 2
+    tried, there = ((2, 4, 64, 64), torch.device("cpu")), hardware.pretending(hardware.H200)
+    with there, forms.trying(*reversed(tried), frozenset()), recording() as asked:
+        assert len(admission.admit_forms(*tried)[0]) == 2
     names = [each.name for each in asked.values()]
     assert {"decode_rows", "pass_whole_chunks"} < {*names} and names.count("advance_late") == 1
     assert names.count("pass_chunks") == 4, "all chunks of both, the ends of whole ones"
