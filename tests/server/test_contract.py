@@ -33,7 +33,7 @@ ROUTES = {
     "POST": {PATH, CHAT, "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
              "/inference/v1/generate", "/generate", "/tokenize", "/detokenize", "/v1/embeddings",
              "/classify", "/pooling", "/score", "/rerank", "/v1/rerank", "/v2/rerank",
-             "/embed", "/predict", "/similarity", "/"},
+             "/v1/score", "/embed", "/predict", "/similarity", "/"},
 }  # fmt: skip
 LIMITS = {
     "body_bytes": 10 << 20, "json_depth": 32, "n": [1, 128], "logprobs": [0, 100],

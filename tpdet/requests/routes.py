@@ -36,6 +36,7 @@ POOLED_PATHS: dict[str, PooledRoute] = {
     "/classify": "classify",
     "/pooling": "pooling",
     "/score": "score",
+    "/v1/score": "score",
     "/rerank": "rerank",
     "/v1/rerank": "rerank",
     "/v2/rerank": "rerank",

@@ -219,7 +219,6 @@ ELSEWHERE = {
     "/responses": "the path begins with /v1: use /v1/responses",
     "/messages": "the path begins with /v1: use /v1/messages",
     "/v1/messages/batches": "use /v1/batches with its endpoint /v1/messages",
-    "/v1/score": "use /score",
     "/embed_all": "a text has one vector here: use /embed",
     "/embed_sparse": "no model here has sparse vectors: use /embed",
     "/embeddings": "the path begins with /v1: use /v1/embeddings",

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 
 from tpdet.audit.replayed import NotReplayed, ReceiptDiffers, ReplaySummary
+from tpdet.grammar import trial
 from tpdet.llm.llm import LLM
 from tpdet.text.tokenizer import ending_ids
 from tpdet.tools.replay.computed import asked_answers, differences_of, why_not
@@ -27,7 +28,10 @@ class ReceiptReplay:
         self._seconds = 0.0
 
     def add(self, receipts: Sequence[Receipt]) -> None:
-        """Compute some receipts' answers together. Raises as `LLM.computed`."""
+        """Compute some receipts' answers together. Raises as `LLM.computed`.
+
+        Seconds are counted from when their schemas were tried, as of `tpdet check`.
+        """
         replayed = []
         for receipt in receipts:
             self._receipts += 1
@@ -36,6 +40,10 @@ class ReceiptReplay:
                 replayed.append((receipt, asked_answers(receipt, self._vocab_size)))
             else:
                 self.findings.append(NotReplayed(receipt.predicate.id, receipt.leaf, why))
+        for form in (one.params.form for _, asked in replayed for one in asked):
+            if form is not None:
+                trial.check(form)  # a process and a library of their own, before the clock runs
+                self._llm.engine.grammars.constrain(form)
         begin = time.monotonic()
         outputs = iter(self._llm.computed([one for _, asked in replayed for one in asked]))
         self._seconds += time.monotonic() - begin
