@@ -33,6 +33,7 @@ _TAPS = tl.constexpr(TAPS)
 _SILU = tl.constexpr(ACTIVATIONS["silu"])
 _CHANNELS = 128
 _ROW_CHANNELS = 512
+_KEPT_CHANNELS = 1024
 _ROWS = 16
 
 
@@ -60,20 +61,22 @@ def convolve_rows(
     new = (row >= low) & (row < high)
     mask = new[:, None] & (column < channels)
     _, start, end, _ = sequence_of(tables, tl.load(tables.pieces + piece * 2))
-    if end - start == 1:
+    if (end - start <= 1) | (part * ROWS >= high) | (part * ROWS + ROWS <= low):
         return
+    first = chunk * CHUNK + part * ROWS
     total = tl.zeros((ROWS, CHANNELS), tl.float32)
     for tap in tl.static_range(_TAPS):
-        position = chunk * CHUNK + row + (tap + 1 - _TAPS)
+        position = first + tl.arange(0, ROWS) + (tap + 1 - _TAPS)
         fresh = position >= start
         number = (first_row + row + (tap + 1 - _TAPS)).to(tl.int64)
         value = tl.load(x + number[:, None] * stride + column, mask=mask & fresh[:, None], other=0)
-        stored = slot * ring + (position + ring) % ring
-        older = inputs + stored[:, None] * channels + column
-        older = tl.load(older, mask=mask & (fresh == 0)[:, None], other=0)
-        value = tl.where(fresh[:, None], value, older).to(tl.float32)
+        if first < start + _TAPS - 1:
+            stored = slot * ring + (position + ring) % ring
+            older = inputs + stored[:, None] * channels + column
+            older = tl.load(older, mask=mask & (fresh == 0)[:, None], other=0)
+            value = tl.where(fresh[:, None], value, older)
         factor = tl.load(weight + column * _TAPS + tap, mask=column < channels, other=0.0)
-        term = factor.to(tl.float32) * value
+        term = factor.to(tl.float32) * value.to(tl.float32)
         total = term if tap == 0 else total + term
     target = y + (first_row + row).to(tl.int64)[:, None] * channels + column
     tl.store(target, activate(total, _SILU).to(y.dtype.element_ty), mask=mask)
@@ -166,7 +169,7 @@ def short_convolution(
     grid = cdiv(channels, _CHANNELS), pieces_of_runs(batch) * (CHUNK_TOKENS // _ROWS)
     forms = {"ROWS": _ROWS, "CHANNELS": _CHANNELS, "num_warps": 4, "enable_fp_fusion": False}
     convolve_rows[grid](*read, *sizes, **forms, **dependent_launch(x.device))
-    keep_inputs[(grid[0], cdiv(ring, _ROWS), len(tables.runs))](
-        x, *read[3:], *sizes, **forms, **dependent_launch(x.device)
-    )
+    grid = cdiv(channels, _KEPT_CHANNELS), cdiv(ring, _ROWS), len(tables.runs)
+    forms |= {"CHANNELS": _KEPT_CHANNELS}
+    keep_inputs[grid](x, *read[3:], *sizes, **forms, **dependent_launch(x.device))
     return y
