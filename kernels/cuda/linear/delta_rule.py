@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 from tpdet.kernels.cuda.linear.chunk_factors import chunk_factors
@@ -46,9 +47,9 @@ from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import CHUNK_TOKENS
 
 _COLUMNS = 32
-_LATE_TURNS = 8
+_LATE_PROGRAMS = 2  # on a multiprocessor: as many as have room
 _FACTOR_WARPS = 8
-_LATE_SEQUENCES = 256
+_LATE_SEQUENCES = 512
 
 
 def gated_delta(
@@ -79,7 +80,8 @@ def gated_delta(
     strides = q.stride(0), k.stride(0), v.stride(0), a.stride(0), b.stride(0)
     step = DeltaStep(q, k, v, a, b, *strides)
     late = form | {"SHAPE": shape._replace(ALONE=False)}  # of both forms' steps one kernel
-    advance_late[(heads, parts, min(sequences, _LATE_TURNS))](
+    turns = _LATE_PROGRAMS * hardware.gpu_of(v.device).multiprocessors // (heads * parts)
+    advance_late[(heads, parts, max(1, min(sequences, turns)))](
         state, tables, sequences, SEQUENCES=_LATE_SEQUENCES, **late, **dependent_launch(v.device)
     )
     if shape.ALONE and has_rows_alone(batch):

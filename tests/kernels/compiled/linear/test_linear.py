@@ -100,7 +100,7 @@ CASES = [
     (chunk_factors.chunk_factors, {"SHAPE": SHAPE}, "wgmma.mma_async", 0),
     (whole_chunks.pass_whole_chunks, {"SHAPE": SHAPE}, "wgmma.mma_async", 720),
     (pass_chunks.advance_chunks, {"SHAPE": SHAPE}, "wgmma.mma_async", 0),
-    (pass_chunks.advance_late, {"SHAPE": SHAPE, "SEQUENCES": 256}, "wgmma.mma_async", 0),
+    (pass_chunks.advance_late, {"SHAPE": SHAPE, "SEQUENCES": 512}, "wgmma.mma_async", 0),
     (pass_chunks.pass_chunks, ALL, "wgmma.mma_async", 400),
 ]
 """Kernels, constants, instruction of products, and the bytes a thread that may be spilled."""
