@@ -169,7 +169,7 @@ def short_convolution(
     grid = cdiv(channels, _CHANNELS), pieces_of_runs(batch) * (CHUNK_TOKENS // _ROWS)
     forms = {"ROWS": _ROWS, "CHANNELS": _CHANNELS, "num_warps": 4, "enable_fp_fusion": False}
     convolve_rows[grid](*read, *sizes, **forms, **dependent_launch(x.device))
-    grid = cdiv(channels, _KEPT_CHANNELS), cdiv(ring, _ROWS), len(tables.runs)
+    kept = cdiv(channels, _KEPT_CHANNELS), cdiv(ring, _ROWS), len(tables.runs)
     forms |= {"CHANNELS": _KEPT_CHANNELS}
-    keep_inputs[grid](x, *read[3:], *sizes, **forms, **dependent_launch(x.device))
+    keep_inputs[kept](x, *read[3:], *sizes, **forms, **dependent_launch(x.device))
     return y
