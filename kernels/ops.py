@@ -25,6 +25,7 @@ from tpdet.kernels.cpu.linear import convolution as cpu_convolution
 from tpdet.kernels.cpu.linear import delta_rule as cpu_delta_rule
 from tpdet.kernels.cpu.linear import gated_norm as cpu_gated_norm
 from tpdet.kernels.cpu.pointwise import activation as cpu_activation
+from tpdet.kernels.cpu.pointwise import drafts as cpu_drafts
 from tpdet.kernels.cpu.pointwise import embedding as cpu_embedding
 from tpdet.kernels.cpu.pointwise import finish as cpu_finish
 from tpdet.kernels.cpu.pointwise import fold as cpu_fold
@@ -117,6 +118,7 @@ gated_delta = _by_device(cpu_delta_rule.gated_delta)
 gated_norm = _by_device(cpu_gated_norm.gated_norm)
 embed = _by_device(cpu_embedding.embed)
 resolve_sampled = _by_device(cpu_embedding.resolve_sampled)
+follow_drafts = _by_device(cpu_drafts.follow_drafts)
 sample_rows = _by_device(cpu_sampling.sample_rows)
 sample_answers = _by_device(cpu_sampling.sample_answers)
 sample_processed = _by_device(cpu_sampling.sample_processed)

@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Sequence
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -27,11 +27,19 @@ def pack_row(seed: int, choice: int, *params: float) -> bytes:
 class PlainRows(Sequence[RowParams]):
     """Rows without bias, penalties and lists of ids. As a sequence it makes `RowParams`."""
 
-    def __init__(self, packed: bytes, positions: np.ndarray | Sequence[int]) -> None:
-        """packed: `pack_row` of R rows, one after another; positions: int64 [R]."""
+    def __init__(
+        self,
+        packed: bytes,
+        positions: np.ndarray | Sequence[int],
+        moved: Any = None,
+    ) -> None:
+        """packed: `pack_row` of R rows, one after another; positions: int64 [R].
+
+        moved: what the device adds to the positions, int64 [R] on it; None: nothing.
+        """
         self.numbers = np.frombuffer(packed, "<i8").reshape(-1, FIELDS)
         """int64 [R, FIELDS]: the packed rows."""
-        self.positions = np.asarray(positions, np.int64)
+        self.positions, self.moved = np.asarray(positions, np.int64), moved
         if len(self.numbers) != len(self.positions):
             raise ValueError(f"{len(self.numbers)} rows have {len(self.positions)} positions")
 
@@ -41,6 +49,10 @@ class PlainRows(Sequence[RowParams]):
         columns = dict(zip(RowParams._fields, zip(*params, strict=True), strict=True))
         packed = map(_ROW.pack, *(columns[name] for name in _PACKED_FIELDS))
         return cls(b"".join(packed), columns["position"])
+
+    def moved_by(self, moved: Any) -> "PlainRows":
+        """The rows at other positions; moved: as at first."""
+        return PlainRows(self.numbers.tobytes(), self.positions, moved)
 
     @property
     def seed_words(self) -> np.ndarray:
@@ -77,6 +89,9 @@ class PlainRows(Sequence[RowParams]):
     def __getitem__(self, index: slice) -> "PlainRows": ...
     def __getitem__(self, index: int | slice) -> "RowParams | PlainRows":
         if isinstance(index, slice):
-            return PlainRows(self.numbers[index].tobytes(), self.positions[index])
+            moved = None if self.moved is None else self.moved[index]
+            return PlainRows(self.numbers[index].tobytes(), self.positions[index], moved)
         seed, choice, temperature, *others = _ROW.unpack(self.numbers[index].tobytes())
-        return RowParams(temperature, seed, int(self.positions[index]), choice, *others)
+        position = int(self.positions[index])
+        position += 0 if self.moved is None else int(self.moved[index])
+        return RowParams(temperature, seed, position, choice, *others)

@@ -112,6 +112,32 @@ def test_rows_survive_as_columns_and_columns_that_differ_in_length_are_refused()
                 decode_plan(encode_plan(plan))
 
 
+BEHIND = (-1, 3, 4), (0,), (1,), 3, 3, -1, 0
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (Row(0, 0, 7, 5, *BEHIND, 2, (8, 9, 1, 3, 4)), None),
+        (Row(0, 0, 7, 5, *BEHIND, 2, (8, 9, 1, 3)), "schema"),
+        (Row(0, 0, 7, 5, *BEHIND, 0, (8,)), "schema"),
+        (Row(0, 0, 7, 5, *BEHIND, 16, (8,) * 19), "up to 15"),
+        (Row(0, 0, 7, 5, *BEHIND, -1, (8, 9)), "up to 15"),
+        (Row(0, 0, 7, 5, (2, 3, 4), *BEHIND[1:], 2, (8, 9, 1, 3, 4)), "begins with"),
+        (Row(0, 0, 7, 5, (-1, -2, 4), *BEHIND[1:], 2, (8, 9, 1, 3, 4)), "one token and"),
+        (Row(0, 0, 7, 5, *BEHIND[:3], 3, 1, -1, 0, 2, (8, 9, 1, 3, 4)), "one token and"),
+        (Row(0, 0, 7, 5, *BEHIND[:5], 2, 0, 2, (8, 9, 1, 3, 4)), "schema"),
+    ],
+)
+def test_rows_behind_unverified_drafts_are_sound_or_refused(row, says):
+    plan = msgspec.structs.replace(PLAN, rows=PlanRows.of([row]))
+    if says is None:
+        assert list(decode_plan(encode_plan(plan)).rows) == [row]
+        return
+    with pytest.raises(IntegrityError, match=says):
+        decode_plan(encode_plan(plan))
+
+
 def test_another_plan_version_is_refused():
     other = msgspec.structs.replace(PLAN, version=PLAN_VERSION + 1)
     with pytest.raises(IntegrityError, match=f"version {PLAN_VERSION + 1}"):

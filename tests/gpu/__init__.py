@@ -14,7 +14,7 @@ Rooms and their programs (a room's other files are parts of these, or of the che
     exchange     sums and columns between GPUs        for several: columns, mpi_cuda, nodes, peer
     engine       the whole engine: bits, accuracy     accuracy, approximate, prefix, weights; for
                                                       several: served_update, trl_server
-    speed        the whole engine: times              cold_start, draft_times, step_tokens,
-                                                      tails
+    speed        the whole engine: times              cold_start, draft_times, drafts_ahead,
+                                                      step_tokens, tails
     lib          what they share
 """

@@ -7,6 +7,8 @@ import torch
 
 from tests.engine.test_draft_model import still
 from tests.engine.test_drafts import REQUESTS, assert_same, with_drafts
+from tests.engine.test_drafts_ahead import ALL
+from tests.engine.test_drafts_ahead import with_drafts as drafts_ahead
 from tests.lib.engine_harness import ask, run
 from tests.lib.kernels.recorded_graphs import recorded_graphs
 from tpdet.config import EngineConfig
@@ -22,6 +24,7 @@ from tpdet.runner.graphs.draft_graphs import (
     rehearsed_shapes,
     usual_shapes,
 )
+from tpdet.runner.graphs.draft_moves import DraftMoves
 from tpdet.runner.graphs.packed_step import StepSpans
 
 TINY = {"kv_heads": 2, "hidden": 64, "intermediate": 128, "layers": 1}
@@ -174,3 +177,21 @@ def test_only_steps_whose_rows_have_drafts_or_one_token_verify():
     assert verifies([3, 1]) and not verifies([1, 1]) and not PlanRows.of([]).verifies
     prompt = Row(0, 0, 0, 0, (5, 6), (1,), (1,), 1, 1)
     assert not PlanRows.of([prompt]).verifies
+
+
+@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_replayed_steps_behind_unverified_drafts_change_no_bit(tiny_model, monkeypatch, tp):
+    """Rows are moved in the packed step that a graph reads; no host waits for where they begin."""
+    model, written, write = tiny_model("qwen3", **TINY), [], DraftMoves.write
+    plain = run(model, ALL, look=False)
+
+    def noting(self, ids, parts):
+        write(self, ids, parts)
+        written.extend(self.moved.tolist())
+
+    monkeypatch.setattr(DraftMoves, "write", noting)
+    monkeypatch.delattr(DraftMoves, "settle")
+    with recorded_graphs():
+        found = drafts_ahead(plain, model, "half", tp=tp)
+    assert_same(found, plain, ALL)
+    assert len(written) > 50 and {0, 1, 2} <= {*written}

@@ -16,6 +16,7 @@ from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.requests.request import Request, SamplingParams
 from tpdet.runner.graphs.draft_graphs import USUAL_SEQUENCES, draft_shape, usual_shapes
 from tpdet.scheduler import Scheduler
+from tpdet.scheduler.pending_steps import PendingStep
 from tpdet.scheduler.sequence import Sequence
 from tpdet.speculative.acceptance import PROOF, AcceptanceRates
 from tpdet.speculative.draft_model.times import DraftTimes
@@ -137,7 +138,8 @@ class Server:
 
     captures: steps with drafts need graphs, which the first step of a kind captures. model: the
     chance with which drafts of a draft model are right, which then is the only drafter; proof: how
-    many must have been right before any is verified.
+    many must have been right before any is verified. follows: rows may follow drafts that a step
+    still verifies.
     """
 
     times: tuple[Rows[float], Rows[float]] = (PLAIN, AWAITED)
@@ -145,6 +147,8 @@ class Server:
     model: float | None = None
     proof: int = PROOF
     seed: int = 0
+    follows: bool = False
+    planned: dict[int, PendingStep] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
     captured: set = field(default_factory=set)
     captured_at_start: frozenset = frozenset()
@@ -159,7 +163,8 @@ class Server:
         first = self._tell if model is None else None
         names = (DRAFT_MODEL,)
         self.speculator = DraftSpeculator(names, True, self.clock, model, rates, first=first)
-        self.scheduler = Scheduler(64, 8192, 4096, 1024, 1 << 16, speculator=self.speculator)
+        how = {"speculator": self.speculator, "follows_drafts": self.follows}
+        self.scheduler = Scheduler(64, 8192, 4096, 1024, 1 << 16, **how)
         self.steps = self._served = 0
         self._free = 0.0  # when the GPU has ended all that was launched
 
@@ -205,6 +210,7 @@ class Server:
                     continue
                 awaited = not pending
                 if (plan := plan_next()) is not None:
+                    self.planned[plan.step] = self.scheduler.latest(plan)
                     pending.append((plan, awaited, self._launch(plan, awaited)))
             self.speculator.running()
             made += self._finish(*pending.pop(0))
@@ -221,6 +227,10 @@ class Server:
                     self.clock.now += CAPTURE
                     self.captured.add(shape)
             seconds = 1e-3 * self.times[awaited][(positions - 1).bit_length()]
+            if positions > len(plan.rows) and not awaited:  # as one that waited, but for the wait
+                ahead, waited = (it[(len(plan.rows) - 1).bit_length()] for it in self.times)
+                awaits = self.times[True][(positions - 1).bit_length()]
+                seconds = 1e-3 * (awaits - waited + ahead)
         self._free = max(self._free, self.clock.now) + seconds
         return self._free
 
@@ -231,8 +241,9 @@ class Server:
         self.speculator.observe(positions, awaited, self.clock.now - self._ended)
         self._ended = self.clock.now
         sampled, runs = {}, {}
-        for row in plan.rows:
-            key, end = (row.admission, row.choice), row.start + len(row.token_ids)
+        ends = self.planned.pop(plan.step).ends  # rows behind drafts are settled
+        for row, end in zip(plan.rows, ends, strict=True):
+            key = row.admission, row.choice
             ids = [
                 SampledToken(answer(key, place), 0.0)
                 for place in range(end - row.samples + 1, end + 1)

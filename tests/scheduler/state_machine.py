@@ -19,7 +19,7 @@ from tpdet.control.row_messages import RowKey
 from tpdet.errors import OverloadedError, RequestError
 from tpdet.requests.request import Request
 from tpdet.scheduler.queue import SequenceQueue
-from tpdet.scheduler.sequence import PENDING, Sequence
+from tpdet.scheduler.sequence import PENDING, Sequence, unknown_tokens
 from tpdet.scheduler.speculator import Speculator
 from tpdet.speculative.draft_rows import decodes, fill_rows, step_room
 
@@ -60,27 +60,38 @@ PROGRAMS = st.tuples(st.sampled_from(SCHEDULERS), st.binary(min_size=16, max_siz
 
 
 class RandomDrafts(Speculator):
-    """Drafts for two of three requests, as many as fit or fewer, right up to some position."""
+    """Drafts for two of three requests, as many as fit or fewer, right up to some position.
+
+    follows: rows may follow those that a step still verifies; then they are right but for some.
+    """
+
+    def __init__(self, follows: bool = False) -> None:
+        super().__init__()
+        self._follows, self._drafted = follows, set[RowKey]()
 
     def admit(self, request: Request, sequences: abc.Sequence[Sequence]) -> None:
         for sequence in sequences:
-            sequence.wait_for_drafts(sequence.key[0] % 3 > 0 and sequence.generates)
+            if sequence.key[0] % 3 > 0 and sequence.generates:
+                sequence.wait_for_drafts(not self._follows)
+                self._drafted.add(sequence.key)
 
     def propose(self, running: SequenceQueue, counts: dict[RowKey, int], budget: int) -> None:
         if not counts or (budget := step_room(counts, budget)) <= 0:
             return
+        dictate = _dictate_behind if self._follows else _dictate
         ready = [
             sequence
             for sequence in running
-            if sequence.waits
+            if sequence.key in self._drafted
             and sequence.key in counts
             and decodes(sequence)
-            and sequence.tokens[-1] != PENDING
+            and (self._follows or sequence.tokens[-1] != PENDING)
         ]
-        fill_rows([(it, partial(_dictate, it)) for it in ready], counts, budget)
+        fill_rows([(it, partial(dictate, it)) for it in ready], counts, budget)
 
     def stop(self, sequence: Sequence) -> None:
         sequence.wait_for_drafts(False)
+        self._drafted.discard(sequence.key)
 
 
 def _dictate(sequence: Sequence, most: int) -> list[int]:
@@ -91,6 +102,18 @@ def _dictate(sequence: Sequence, most: int) -> list[int]:
         wrong = len(ids) - len(sequence.tokens) == right
         ids.append((token + 1) % 50 if wrong else token)
     return ids[len(sequence.tokens) :]
+
+
+def _dictate_behind(sequence: Sequence, most: int) -> list[int]:
+    """What comes behind the tokens, of which the last ones are not known; some are wrong."""
+    end = len(sequence.tokens)
+    ids = sequence.tokens[: end - unknown_tokens(sequence)]
+    digest = blake3.blake3(bytes(ids) + b"behind").digest()
+    while len(ids) < end + most - digest[0] % 3 * (most // 3):
+        ids.append(draw(ids, sequence.seed, sequence.choice).token_id)
+    wrong, every = digest[1] % 16, 3 + digest[2] % 9
+    drafts = enumerate(ids[end:])
+    return [(id_ + (wrong < 8 and i % every == wrong % every)) % 50 for i, id_ in drafts]
 
 
 class StateMachine:
@@ -192,11 +215,47 @@ class StateMachine:
         self.sim.check_idle()
         self.scheduler.forget_prefixes()
         self.sim.check_idle()
+        self.check_states()
+
+    def check_states(self) -> None:
+        """No slot is held."""
         counts = self.scheduler.policy.page_manager.states.counts
         assert counts.state_slots_used == counts.snapshots_used == 0
 
 
-def run_machine(examples: int, seed_: int, shrink: bool = True) -> Counter[str]:
+class FollowingMachine(StateMachine):
+    """What may be done to a scheduler whose rows follow drafts that a step still verifies."""
+
+    def __init__(self, limits: dict) -> None:
+        super().__init__(limits)
+        limits = limits | {"num_snapshots": None, "follows_drafts": True}
+        self.scheduler = make_scheduler(speculator=RandomDrafts(follows=True), **limits)
+        self.sim = Simulation(self.scheduler)
+
+    def update(self, argument: int) -> None:
+        """Prefill all anew; the model has no weights to change."""
+        self.settle()
+        self.scheduler.recompute(self.limits["prefix_identity"], other_weights=bool(argument % 2))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        rows = [row for plan in self.sim.plans for row in plan.rows if row.unverified]
+        found = self.scheduler.statistics()
+        return {
+            "behind": len(rows),
+            "with_drafts": sum(row.samples > 1 for row in rows),
+            "accepted_drafts": found.totals.accepted_draft_tokens,
+            "wrong_drafts": found.totals.draft_tokens - found.totals.accepted_draft_tokens,
+            "preemptions": found.preemptions,
+        }
+
+    def check_states(self) -> None:
+        assert self.scheduler.policy.page_manager.states is None
+
+
+def run_machine(
+    examples: int, seed_: int, shrink: bool = True, machine_of: type[StateMachine] = StateMachine
+) -> Counter[str]:
     """Run `examples` of the machine, drawn from `seed_`; what fails is made small or not.
 
     The result counts how often the runs did what they are for.
@@ -208,7 +267,7 @@ def run_machine(examples: int, seed_: int, shrink: bool = True) -> Counter[str]:
     @given(PROGRAMS)
     def run(drawn: tuple[dict, bytes]) -> None:
         limits, program = drawn
-        machine = StateMachine(limits)
+        machine = machine_of(limits)
         machine.act(program)
         machine.finish()
         counts.update(machine.counts)

@@ -35,6 +35,25 @@ def test_drafts_that_are_often_right_pay_from_the_first_answer_to_the_last(
     assert min(times(tokens, [chance] * batch, 3 if batch == 1 else 2)) > least
 
 
+@pytest.mark.parametrize(
+    ("batch", "tokens", "chance", "least"),
+    [(1, 256, 0.8, 3.9), (16, 128, 0.8, 2.2), (64, 64, 0.8, 1.5), (16, 128, 0.5, 1.25)],
+)
+def test_steps_behind_unverified_drafts_pay_more(batch, tokens, chance, least):
+    """No step waits, and behind a wrong draft the others are right as often."""
+    server = Server(follows=True)
+    assert min(times(tokens, [chance] * batch, 2, server)) > least
+    waits = times(tokens, [chance] * batch, 3, whole=False)
+    assert sum(times(tokens, [chance] * batch, 3, server, whole=False)) > 1.04 * sum(waits)
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 256), (16, 128), (64, 48)])
+@pytest.mark.parametrize("chance", [None, 0.0, 0.3])
+def test_steps_behind_drafts_that_are_rarely_right_cost_little(batch, tokens, chance):
+    rates = times(tokens, [chance] * batch, 3, Server(follows=True), whole=False)
+    assert min(rates) > 0.97 and sum(rates) / 3 > 0.98
+
+
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 256), (4, 128), (16, 128), (64, 48)])
 @pytest.mark.parametrize("finds", [0.1, 1.0])
 def test_drafts_that_are_never_right_are_in_no_step(batch, tokens, finds):

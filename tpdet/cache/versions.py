@@ -94,7 +94,7 @@ class VersionTable:
 
     def _may_touch(self, rows: PlanRows) -> bool:
         pages, counts, start, owner = rows.page_ids, rows.held, rows.start, rows.version_id
-        if (counts * PAGE_TOKENS < start + rows.count).any():
+        if (counts * PAGE_TOKENS < start + rows.unverified + rows.count).any():
             return False
         if not len(pages) or pages.min() < 0 or pages.max() >= self.num_pages:
             return False
@@ -108,7 +108,7 @@ class VersionTable:
 
     def _refuse(self, row: Row) -> None:
         """Raise IntegrityError for a row that may not touch the pages it names."""
-        end = row.start + len(row.token_ids)
+        end = row.start + row.unverified + len(row.token_ids)
         if len(row.pages) * PAGE_TOKENS < end:
             raise IntegrityError(f"{row_name(row)} has {len(row.pages)} pages for {end} positions")
         if row.pages and not 0 <= min(row.pages) <= max(row.pages) < self.num_pages:

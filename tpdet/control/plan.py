@@ -18,8 +18,9 @@ from tpdet.control.weight_orders import WeightOrder
 from tpdet.errors import IntegrityError
 from tpdet.kernels.inputs.plain_rows import pack_row
 from tpdet.kernels.inputs.row_params import PlainParams
+from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 
-PLAN_VERSION = 11
+PLAN_VERSION = 12
 MAX_PLAN_BYTES = 64 << 20
 DIGEST_BYTES = 32  # of the version table
 MAX_STEP_DRAFTS = 1024  # drafts of all rows of a step, at most
@@ -72,6 +73,12 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     A negative token id `-1 - i` stands for the i-th token that the step before samples, in the
     order of its rows: a step is planned while that one still runs.
 
+    `unverified`: drafts of the sequence in that step, whose first token is the one that the row's
+    first id names. Where the first `a` of them are right, the row begins at position `start + a`,
+    with that step's token there. Its other tokens are `expected[a + 1]` and those behind it:
+    `expected` has the unverified drafts, the token expected behind them, and what may follow.
+    `pages` hold the row wherever it begins.
+
     `slot` holds the sequence's states of linear-attention layers (-1: the model has none), which
     stand for the start of chunk `standing` before the step: the row's first chunk, or the one
     before.
@@ -88,9 +95,13 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     samples: int = 0
     slot: int = -1
     standing: int = 0
+    unverified: int = 0
+    expected: tuple[int, ...] = ()
 
 
-_NUMBERS = ("admission", "choice", "version_id", "start", "count", "held", "logits", "samples")
+_NUMBERS = (
+    "admission", "choice", "version_id", "start", "count", "held", "logits", "samples", "unverified"
+)  # fmt: skip
 """The columns of `PlanRows.numbers`, each int64 [n] (version_id: uint64)."""
 _STATES = ("slot", "standing")
 """The columns of `PlanRows.states`, each int64 [n]."""
@@ -100,9 +111,10 @@ _INT64, _INT32 = np.dtype("<i8"), np.dtype("<i4")
 class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """The rows of a plan by columns, as little-endian bytes; iterating makes `Row`s of them.
 
-    `numbers` int64 [8, n] has a row's `_NUMBERS`: `count` token ids, `held` pages. The others are
+    `numbers` int64 [9, n] has a row's `_NUMBERS`: `count` token ids, `held` pages. The others are
     the rows' token ids (int64), pages (int32) and versions (int64), one row after another.
     `states` int64 [2, n] has a row's `_STATES`; empty for a model without linear attention.
+    `expected` (int64) has `unverified + count` ids of each row behind unverified drafts.
     """
 
     numbers: bytes
@@ -110,6 +122,7 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
     pages: bytes
     versions: bytes
     states: bytes = b""
+    expected: bytes = b""
 
     @staticmethod
     def of(rows: Sequence[Row]) -> "PlanRows":
@@ -129,6 +142,7 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
             (5, [len(row.pages) for row in rows]),
             (6, [row.logits for row in rows]),
             (7, [row.samples for row in rows]),
+            (8, [row.unverified for row in rows]),
         ):
             numbers[place] = column
         states = [[row.slot, row.standing] for row in rows]
@@ -138,6 +152,7 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
             np.array([*chain.from_iterable(row.pages for row in rows)], _INT32).tobytes(),
             np.array([*chain.from_iterable(row.versions for row in rows)], _INT64).tobytes(),
             np.array(states, _INT64).T.tobytes() if any(row.slot >= 0 for row in rows) else b"",
+            np.array([*chain.from_iterable(row.expected for row in rows)], _INT64).tobytes(),
         )
 
     def __len__(self) -> int:
@@ -148,34 +163,6 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     def __getitem__(self, index: int) -> Row:
         return self._rows[index]
-
-    def check(self) -> None:
-        """Refuse (IntegrityError) columns of lengths that do not fit each other."""
-        whole, rest = divmod(len(self.numbers), len(_NUMBERS) * _INT64.itemsize)
-        if not rest:
-            tokens = int(self.count.sum()) if whole else 0
-            pages = int(self.held.sum()) if whole else 0
-            lengths = len(self.token_ids), len(self.pages), len(self.versions)
-            expected = tokens * _INT64.itemsize, pages * _INT32.itemsize, pages * _INT64.itemsize
-            sound = not whole or min(self.count.min(), self.held.min(), self.samples.min()) >= 0
-            sound &= len(self.states) in (0, len(_STATES) * whole * _INT64.itemsize)
-            ordered = (self.samples <= self.logits) & (self.logits <= self.count)
-            if lengths == expected and sound and ordered.all():
-                self._check_drafts()
-                return
-        raise IntegrityError(f"step plan does not fit its schema: columns of {whole} rows")
-
-    def _check_drafts(self) -> None:
-        """Refuse (IntegrityError) a row with drafts that has other tokens, and too many drafts."""
-        if not len(self) or self.samples.max() <= 1:
-            return
-        drafted = self.samples > 1
-        drafts = int(self.samples[drafted].sum() - drafted.sum())
-        pending = self.ids[np.repeat(drafted, self.count)] < 0
-        if (self.samples != self.count)[drafted].any() or pending.any():
-            raise IntegrityError("step plan: a row with drafts is one known token and its drafts")
-        if drafts > MAX_STEP_DRAFTS:
-            raise IntegrityError(f"step plan of {drafts} drafts, over the cap of {MAX_STEP_DRAFTS}")
 
     @cached_property
     def _columns(self) -> np.ndarray:
@@ -216,6 +203,11 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
         """How many tokens it samples, more than one in a row with drafts: int64 [n]."""
         return self._columns[7]
 
+    @property
+    def unverified(self) -> np.ndarray:
+        """How many drafts the step before verifies, behind which it begins: int64 [n]."""
+        return self._columns[8]
+
     @cached_property
     def state_columns(self) -> np.ndarray:
         """Slot and standing of each row: int64 [2, n], or [2, 0] without states."""
@@ -251,11 +243,12 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
         columns = self._columns.tolist()
         columns[2] = self.version_id.tolist()
         ids, pages = self.ids.tolist(), self.page_ids.tolist()
-        versions = self.page_versions.tolist()
-        states = self.state_columns.T.tolist() or [()] * len(self)
-        rows, token, page = [], 0, 0
-        for numbers, state in zip(zip(*columns, strict=True), states, strict=True):
-            admission, choice, version_id, start, count, held, logits, samples = numbers
+        versions, expected = self.page_versions.tolist(), expected_ids(self).tolist()
+        states = self.state_columns.T.tolist() or [(-1, 0)] * len(self)
+        rows, token, page, known = [], 0, 0, 0
+        for numbers, (slot, standing) in zip(zip(*columns, strict=True), states, strict=True):
+            admission, choice, version_id, start, count, held, logits, samples, before = numbers
+            behind = before + count if before else 0
             rows.append(
                 Row(
                     admission,
@@ -267,11 +260,85 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
                     tuple(versions[page : page + held]),
                     logits,
                     samples,
-                    *state,
+                    slot,
+                    standing,
+                    before,
+                    tuple(expected[known : known + behind]),
                 )
             )
-            token, page = token + count, page + held
+            token, page, known = token + count, page + held, known + behind
         return tuple(rows)
+
+
+def expected_ids(rows: PlanRows) -> np.ndarray:
+    """The expected ids of all rows behind unverified drafts, one row after another: int64."""
+    return np.frombuffer(rows.expected, _INT64)
+
+
+def settle_rows(rows: PlanRows, sampled: np.ndarray) -> tuple[PlanRows, np.ndarray]:
+    """Rows where they begin by the step before, and by how many positions each moved: int64 [n].
+
+    sampled: tokens of that step, int64.
+    """
+    numbers = np.frombuffer(rows.numbers, _INT64).reshape(len(_NUMBERS), -1).copy()
+    ids, moved, expected = rows.ids.copy(), np.zeros(len(rows), np.int64), expected_ids(rows)
+    firsts = np.cumsum(rows.count) - rows.count
+    for row in np.flatnonzero(rows.unverified):
+        first, count, unverified = firsts[row], rows.count[row], rows.unverified[row]
+        token = -1 - ids[first]
+        wrong = np.flatnonzero(sampled[token : token + unverified] != expected[:unverified])
+        moved[row] = accepted = wrong[0] if len(wrong) else unverified
+        ids[first] = sampled[token + accepted]
+        ids[first + 1 : first + count] = expected[accepted + 1 : accepted + count]
+        expected = expected[unverified + count :]
+    numbers[_NUMBERS.index("start")] += moved
+    numbers[_NUMBERS.index("unverified")] = 0
+    columns = rows.pages, rows.versions, rows.states
+    return PlanRows(numbers.tobytes(), ids.tobytes(), *columns), moved
+
+
+def _check_rows(rows: PlanRows) -> None:
+    """Refuse (IntegrityError) columns of lengths that do not fit each other."""
+    whole, rest = divmod(len(rows.numbers), len(_NUMBERS) * _INT64.itemsize)
+    if not rest:
+        tokens = int(rows.count.sum()) if whole else 0
+        pages = int(rows.held.sum()) if whole else 0
+        lengths = len(rows.token_ids), len(rows.pages), len(rows.versions)
+        expected = tokens * _INT64.itemsize, pages * _INT32.itemsize, pages * _INT64.itemsize
+        sound = not whole or min(rows.count.min(), rows.held.min(), rows.samples.min()) >= 0
+        sound &= len(rows.states) in (0, len(_STATES) * whole * _INT64.itemsize)
+        behind = rows.unverified != 0
+        ids = int((rows.unverified + rows.count)[behind].sum())
+        sound &= len(rows.expected) == ids * _INT64.itemsize
+        sound &= not behind.any() or (not rows.states and rows.count[behind].min() > 0)
+        ordered = (rows.samples <= rows.logits) & (rows.logits <= rows.count)
+        if lengths == expected and sound and ordered.all():
+            _check_drafts(rows)
+            return
+    raise IntegrityError(f"step plan does not fit its schema: columns of {whole} rows")
+
+
+def _check_drafts(rows: PlanRows) -> None:
+    """Refuse (IntegrityError) a row with drafts that has other tokens, and too many drafts."""
+    drafted = (rows.samples > 1) | (rows.unverified != 0)
+    if not drafted.any():
+        return
+    drafts = int(rows.samples[drafted].sum() - drafted.sum())
+    firsts = np.cumsum(rows.count) - rows.count
+    pending = rows.ids < 0
+    unknown = pending[firsts[rows.unverified != 0]]
+    pending[firsts[drafted]] = False
+    of_drafted = np.repeat(drafted, rows.count)
+    if (rows.samples != rows.count)[drafted].any() or pending[of_drafted].any():
+        raise IntegrityError("step plan: a row with drafts is one token and its drafts")
+    few = rows.unverified.min() >= 0 and rows.unverified.max() < SHORT_TOKENS
+    if not few or not unknown.all():
+        raise IntegrityError(
+            f"step plan: a row behind up to {SHORT_TOKENS - 1} unverified drafts begins with "
+            "their token"
+        )
+    if drafts > MAX_STEP_DRAFTS:
+        raise IntegrityError(f"step plan of {drafts} drafts, over the cap of {MAX_STEP_DRAFTS}")
 
 
 NO_ROWS = PlanRows(b"", b"", b"", b"")
@@ -387,5 +454,5 @@ def decode_plan(data: bytes) -> StepPlan:
         raise IntegrityError(f"step plan does not fit its schema: {error}") from error
     if plan.version != PLAN_VERSION:
         raise IntegrityError(f"step plan version {plan.version}; this rank runs {PLAN_VERSION}")
-    plan.rows.check()
+    _check_rows(plan.rows)
     return plan

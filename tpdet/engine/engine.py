@@ -113,8 +113,7 @@ class Engine:
         self.arithmetic = ArithmeticSwitch(config, world, self.runner.contracts)
         if runner is None:
             self.arithmetic.announce(self.runner.fingerprint(approximate=True))
-        self.model_config = self.runner.model_config
-        self.max_model_len = self.runner.max_model_len
+        self.model_config, self.max_model_len = self.runner.model_config, self.runner.max_model_len
         self.pooler = open_pooler(config, self.model_config)
         self.grammars = LazyGrammars(config, self.model_config.vocab_size)
         self.run_ahead = self.runner.device.type == "cuda" if run_ahead is None else run_ahead
@@ -134,6 +133,7 @@ class Engine:
             constrain=self.grammars.constrain,
             speculator=speculator or self._speculator(),
             state_room=self.runner.state_room,
+            follows_drafts=self.run_ahead and tap is None and self._samples_only,
         )
         self.watch = SlowdownWatch(config.max_slowdown, clock) if config.on_slowdown else None
         self._tap, self._seeds = tap, Seeds(config.seed)
@@ -303,6 +303,12 @@ class Engine:
     def _observers(self) -> list[StepObserver]:
         watched = [] if self.watch is None else [self.watch]
         return [*watched, self.scheduler.speculator]
+
+    @property
+    def _samples_only(self) -> bool:
+        """Whether rows of decoding sequences give tokens and fill KV pages, and nothing else."""
+        others = self.pooler, self.runner.routes, self.runner.state_room
+        return all(other is None for other in others) and not self.config.fixed_batch
 
     def _speculator(self) -> Speculator:
         """What drafts for rows; nothing does where a step's rows are fixed or reach the bits."""

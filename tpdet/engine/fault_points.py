@@ -74,10 +74,15 @@ class _SpoilFirstRow:
         self._results = results
 
     def take(
-        self, first: int, logits: torch.Tensor, together: SampleTogether | None
+        self,
+        first: int,
+        logits: torch.Tensor,
+        together: SampleTogether | None,
+        moved: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As TakeLogits."""
-        return self._results.take(first, _spoiled(logits) if first == 0 else logits, together)
+        spoiled = _spoiled(logits) if first == 0 else logits
+        return self._results.take(first, spoiled, together, moved)
 
 
 def _spoiled(logits: torch.Tensor) -> torch.Tensor:

@@ -134,14 +134,19 @@ class StepResults:
         return tuple([sequence.row_sampling for sequence, logits in rows if logits])
 
     def take(
-        self, first: int, logits: torch.Tensor, together: SampleTogether | None
+        self,
+        first: int,
+        logits: torch.Tensor,
+        together: SampleTogether | None,
+        moved: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Take fp32 logits [n, W] that stand at `first`, `first + 1`, ... of the step's.
 
-        Whole rows (W = V), or this rank's columns where ranks sample `together`. Returns the ids
-        int64 of the sampled tokens, on their device.
+        Whole rows (W = V), or this rank's columns where ranks sample `together`. moved: as for
+        `TakeLogits`. Returns the ids int64 of the sampled tokens, on their device.
         """
         if together is None and not self._lists_no_ids:
+            assert moved is None  # such rows follow no unverified drafts
             return self._take_whole(first, logits)
         # A token at each logits, so that the step's logits and its tokens have the same numbers.
         sequences = self._sequences[first : first + len(logits)]
@@ -150,9 +155,9 @@ class StepResults:
                 shard = Shard(0, logits.shape[1])
                 return self._keep(sequences, sample_likeliest(logits, shard))
             packed = b"".join([sequence.packed_sampling for sequence in sequences])
-            params = PlainRows(packed, self._ends[first : first + len(logits)])
+            params = PlainRows(packed, self._ends[first : first + len(logits)], moved)
             return self._keep(sequences, self._sample(logits, params, sequences))
-        return self._keep(sequences, together(first, logits))
+        return self._keep(sequences, together(first, logits, moved))
 
     def _take_whole(self, first: int, logits: torch.Tensor) -> torch.Tensor:
         last, step = first + len(logits), self.step
@@ -214,6 +219,8 @@ class StepResults:
         without: set[RowKey] = set()  # rows with drafts in which a position has no token
         for sequences, pending in self._pending:
             for sequence, result in zip(sequences, finish(pending), strict=True):
+                if sequence.key in self.step.void:
+                    continue
                 if drafted and sequence.key in drafted:
                     if type(result) is not SampledToken:
                         without.add(sequence.key)

@@ -13,7 +13,7 @@ from tpdet.cache.state_table import StateTable, first_state_difference
 from tpdet.cache.versions import VersionTable, first_difference
 from tpdet.comm.world.world import World, rank_on_node
 from tpdet.config import EngineConfig
-from tpdet.control.plan import StepPlan
+from tpdet.control.plan import PlanRows, StepPlan
 from tpdet.control.weight_orders import WeightOrder
 from tpdet.errors import IntegrityError
 from tpdet.kernels import ops
@@ -24,6 +24,7 @@ from tpdet.layers.arithmetic import make_arithmetic
 from tpdet.models.fingerprint import system_fingerprint
 from tpdet.models.micro_batches import micro_batches
 from tpdet.runner.graphs.decode_chain import DecodeChain
+from tpdet.runner.graphs.draft_moves import DraftMoves
 from tpdet.runner.graphs.engine_graphs import Graphs, captures_graphs, make_graphs
 from tpdet.runner.rank_weights import RankWeights
 from tpdet.runner.start.load_model import LOAD_TIMEOUT, load_model
@@ -256,9 +257,11 @@ class Runner:
         """
         together = self.sharing.follow(plan)
         sampled = []
-        for first, logits_RV in self.sharing.cut(plan, self._shards(plan)):
+        moves = DraftMoves(plan.rows, self.sampled) if plan.rows.expected else None
+        for first, logits_RV in self.sharing.cut(plan, self._shards(plan.rows, moves)):
             rows = logits_RV if together is not None else self.model.whole_logits(logits_RV)
-            sampled.append(results.take(first, rows, together))
+            moved = None if moves is None else moves.moved[first : first + len(rows)]
+            sampled.append(results.take(first, rows, together, moved))
         if len(sampled) == 1:
             ids = sampled[0]
         else:
@@ -267,24 +270,31 @@ class Runner:
             ids = self._world.all_gather(ids)[0]
         return ids
 
-    def _shards(self, plan: StepPlan) -> Iterator[tuple[int, torch.Tensor]]:
-        """This rank's columns of the wanted logits, in blocks: (first row, fp32 [r, V'])."""
-        if self.graphs is not None and (whole := self.graphs.logits(plan.rows)) is not None:
+    def _shards(
+        self, rows: PlanRows, moves: DraftMoves | None
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """This rank's columns of the wanted logits, in blocks: (first row, fp32 [r, V']).
+
+        moves: of rows behind unverified drafts. Without a graph the step before is waited for.
+        """
+        if self.graphs is not None and (whole := self.graphs.logits(rows, moves)) is not None:
             yield 0, whole
             return
-        x_RH, wanted = self._run(plan), int(plan.rows.logits.sum())
+        if moves is not None:
+            rows = moves.settle()
+        x_RH, wanted = self._run(rows), int(rows.logits.sum())
         for first in range(0, len(x_RH), HEAD_ROWS):
             logits_RV = self.model.local_logits(x_RH[first : first + HEAD_ROWS])
             if first < wanted:  # the pads' come last
                 yield first, logits_RV[: wanted - first]
 
-    def _run(self, plan: StepPlan) -> torch.Tensor:
+    def _run(self, rows: PlanRows) -> torch.Tensor:
         """The model over a plan's rows; the normed rows whose logits are wanted, then the pads'."""
-        if self.graphs is not None and (x_RH := self.graphs.hidden(plan.rows)) is not None:
+        if self.graphs is not None and (x_RH := self.graphs.hidden(rows)) is not None:
             return x_RH
         assert self.pages is not None
         pad_slot = -1 if self.pages.states is None else self.pages.states.pad_slot
-        step = gather_rows(plan.rows, self._config.fixed_batch or 0, self.num_pages, pad_slot)
+        step = gather_rows(rows, self._config.fixed_batch or 0, self.num_pages, pad_slot)
         both = torch.tensor(step.token_ids + step.wanted, dtype=torch.int64)
         if self.device.type == "cuda":
             both = both.pin_memory().to(self.device, non_blocking=True)
@@ -294,8 +304,8 @@ class Runner:
         if len(step.wanted) == len(step.token_ids) or not self.model.finishes_some:
             return self.model.hidden(ids_M, self.pages, *batches)[wanted_R]
         (batch,) = batches
-        rows = self.model.begin(ids_M, self.pages, batch).of(wanted_R)
-        return self.model.finish(rows, self.pages, make_batch(step.ends, self.device))
+        unfinished = self.model.begin(ids_M, self.pages, batch).of(wanted_R)
+        return self.model.finish(unfinished, self.pages, make_batch(step.ends, self.device))
 
 
 def _compare_tables(

@@ -1,14 +1,14 @@
 """Steps that are planned and not committed, and the sequences that ended meanwhile."""
 
 from collections import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tpdet.control.plan import StepPlan
 from tpdet.control.row_messages import RowKey, ScoringRow
 from tpdet.errors import IntegrityError
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.scheduler.rows import row_params, scoring_row
-from tpdet.scheduler.sequence import Sequence
+from tpdet.scheduler.sequence import Sequence, settle_row
 
 Wanted = tuple[list[RowParams | None], list[ScoringRow | None]]
 """For each row of a plan, in order: what to sample after it, and what to score in it."""
@@ -19,7 +19,9 @@ class PendingStep:
     """One planned step: `sequences[i]` is computed by row i, which ends before position `ends[i]`.
 
     `samples[i]` says how many tokens it samples, `logits[i]` of how many positions it has logits.
-    `drafted` has the number of drafts of each row that carries some.
+    `drafted` has the number of drafts of each row that carries some. Where a row follows unverified
+    drafts, its end is the first that is possible until `PendingSteps.settle`; `void` are rows
+    without one, whose results stand for nothing.
     """
 
     plan: StepPlan
@@ -29,6 +31,7 @@ class PendingStep:
     logits: list[int]
     scoring: dict[RowKey, ScoringRow]
     drafted: dict[RowKey, int]
+    void: set[RowKey] = field(default_factory=set)
 
     def wanted(self) -> Wanted:
         """What to sample after each row, and what to score in it, before anything is committed."""
@@ -101,6 +104,21 @@ class PendingSteps:
         free = [sequence for sequence in self.finished if not self.has(sequence)]
         self.finished = [sequence for sequence in self.finished if self.has(sequence)]
         return free
+
+    def settle(self, sequence: Sequence, tokens: int) -> None:
+        """Say where a row begins that follows a row with drafts, which gave so many tokens.
+
+        tokens: 0 where a position of that row has none that counts, so that it is computed again.
+        """
+        if not sequence.expected:
+            return
+        step = self._steps[0]
+        if not tokens:
+            step.void.add(sequence.key)
+            sequence.expected = []
+            return
+        settle_row(sequence, tokens - 1, step.drafted.get(sequence.key, 0))
+        step.ends[step.sequences.index(sequence)] = sequence.computed
 
     def refuse_any(self) -> None:
         """Raise IntegrityError while a step is pending."""

@@ -3,12 +3,14 @@
 A running sequence holds pages for all its known tokens; a waiting one holds none.
 """
 
+from collections import abc
 from itertools import chain
 
 from tpdet.cache.state_table import StateRoom
 from tpdet.control.row_messages import RowKey
 from tpdet.errors import IntegrityError
 from tpdet.kernels.inputs.product import HEAD_ROWS
+from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.scheduler.page_manager import PageManager
 from tpdet.scheduler.prompt_budget import WAITING_STEPS, PromptBudget, WaitingPrompts
 from tpdet.scheduler.queue import SequenceQueue
@@ -25,6 +27,15 @@ OTHERS_PER_ABSENT = 10
 """Least other running sequences for each that sits out a step which is planned ahead."""
 ROWS_AHEAD = HEAD_ROWS
 """Least rows of such a step where those that sit it out have drafts of their own verified."""
+
+
+def decodes_freely(running: abc.Iterable[Sequence]) -> bool:
+    """Whether sequences fit one graph, and each samples by its logits and a few numbers alone."""
+    sequences = list(running)
+    return len(sequences) <= HEAD_ROWS and all(
+        it.may_follow and it.remaining <= 1 and len(it.tokens) - it.drafted >= it.free_from
+        for it in sequences
+    )
 
 
 class Policy:
@@ -72,6 +83,20 @@ class Policy:
         self._secure_pages()
         counts, budget = self._share_budget()
         return counts, self._admit(counts, budget)
+
+    def follow_drafts(self) -> None:
+        """Say which sequences may have rows behind unverified drafts in a step planned ahead.
+
+        None where that step has other than short decode rows, or one that samples by lists of ids.
+        """
+        drafted = [sequence for sequence in self.running if sequence.drafted]
+        if not drafted:
+            return
+        admits = len(self.waiting) > 0 and len(self.running) < self.max_num_seqs
+        all_do = not admits and decodes_freely(self.running)
+        for sequence in drafted:
+            few = sequence.drafted < SHORT_TOKENS
+            sequence.follows = all_do and few and not sequence.waits
 
     @property
     def may_run_ahead(self) -> bool:
@@ -175,6 +200,8 @@ class Policy:
         for sequence in self.running:
             known = len(sequence.tokens)
             remaining = known - sequence.computed if known < sequence.full_length else 0
+            if sequence.drafted:
+                remaining = 1
             if sequence.reads_results and sequence.awaits_results:
                 budget -= 1
                 keys += known

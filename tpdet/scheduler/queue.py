@@ -31,8 +31,11 @@ class SequenceQueue:
         return [sequence for sequence in self._sequences if sequence.key in keys]
 
     def lacking_pages(self) -> list[Sequence]:
-        """The sequences whose pages do not hold all their tokens, in the total order."""
-        return [sequence for sequence in self._sequences if len(sequence.tokens) > sequence.room]
+        """The sequences whose pages do not hold all their tokens, in the total order.
+
+        Nor the token behind drafts that a pending step verifies.
+        """
+        return [s for s in self._sequences if len(s.tokens) + (s.drafted > 0) > s.room]
 
     def put(self, sequence: Sequence) -> None:
         """Insert `sequence` by its key; one with the smallest key becomes the head."""

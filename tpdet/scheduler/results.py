@@ -57,7 +57,7 @@ def _check_tokens(
     }:
         raise IntegrityError(f"a result for {key}, which is not in the pending step")
     for sequence, end, samples in zip(step.sequences, step.ends, step.samples, strict=True):
-        if sequence.finished:
+        if sequence.finished or sequence.key in step.void:
             continue
         one, run = samples == 1, runs.get(sequence.key)
         if one != (sequence.key in sampled) or len(run or ()) > samples * (samples > 1):

@@ -21,13 +21,14 @@ def plan_rows(sequences: abc.Sequence[Sequence], counts: abc.Sequence[int]) -> P
     A pending token is named by its place among those that the step before samples
     (`Sequence.sample_index`): -1 for the first one, -2 for the second.
     """
-    numbers = np.empty((8, len(sequences)), np.int64)
+    numbers = np.empty((9, len(sequences)), np.int64)
     identities = b"".join([sequence.identity for sequence in sequences])
     numbers[:3] = np.frombuffer(identities, np.int64).reshape(-1, 3).T
-    start, count, held, logits, samples = numbers[3:]
+    start, count, held, logits, samples, unverified = numbers[3:]
     start[:] = [s.computed for s in sequences]
     count[:] = counts
     held[:] = -(-(start + count) // PAGE_TOKENS)
+    unverified[:] = 0
     samples[:] = start + count == [len(s.tokens) if s.generates else -1 for s in sequences]
     logits[:] = samples
     for index, sequence in enumerate(sequences):
@@ -35,12 +36,15 @@ def plan_rows(sequences: abc.Sequence[Sequence], counts: abc.Sequence[int]) -> P
             continue
         if sequence.drafted:
             logits[index] = samples[index] = counts[index]
+            if sequence.expected:
+                unverified[index] = sequence.drafted
         elif sequence.scores_prompt:
             end = sequence.computed + counts[index]
             logits[index] = end - _first_logits(sequence, sequence.computed, end)
         elif sequence.request.pooling is not None:
             ends = sequence.computed + counts[index] == sequence.prompt_length
             logits[index] = counts[index] if sequence.pools_all else ends
+    start -= unverified
     pages = held.tolist()
     return PlanRows(
         numbers.tobytes(),
@@ -50,6 +54,7 @@ def plan_rows(sequences: abc.Sequence[Sequence], counts: abc.Sequence[int]) -> P
             [s.version_bytes[: VERSION_BYTES * n] for s, n in zip(sequences, pages, strict=True)]
         ),
         _states(sequences),
+        np.array([id_ for s in sequences for id_ in s.expected], np.int64).tobytes(),
     )
 
 
@@ -64,6 +69,10 @@ def _token_ids(sequences: abc.Sequence[Sequence], counts: abc.Sequence[int]) -> 
     ids: list[int] = []
     for sequence, count in zip(sequences, counts, strict=True):
         tokens, begin = sequence.tokens, sequence.computed
+        if sequence.drafted and (sequence.expected or tokens[begin] == PENDING):
+            drafts = sequence.expected or tokens[begin:]
+            ids += [-1 - sequence.sample_index, *drafts[1:count]]
+            continue
         if count > 1:
             ids += tokens[begin : begin + count - 1]
         last = tokens[begin + count - 1]

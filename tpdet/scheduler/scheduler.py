@@ -43,7 +43,7 @@ from tpdet.scheduler.results import (
     take_run,
 )
 from tpdet.scheduler.rows import plan_rows
-from tpdet.scheduler.sequence import Sequence
+from tpdet.scheduler.sequence import Sequence, follow_drafts, unverified_drafts
 from tpdet.scheduler.speculator import Speculator
 from tpdet.scheduler.statistics import SchedulerStatistics, Totals, take_statistics
 
@@ -65,6 +65,7 @@ class Scheduler:
         step_seconds: StepSeconds | None = None,
         speculator: Speculator | None = None,
         state_room: StateRoom | None = None,
+        follows_drafts: bool = False,
     ) -> None:
         """The limits are counts of sequences, of tokens a step, of pages, of requests, of tokens.
 
@@ -75,7 +76,8 @@ class Scheduler:
         sequences decode, at most; None: as many as of any other. step_seconds: by which prompts are
         cut finer in such a step; None: they are not. speculator: drafts for rows; None: no row
         carries drafts. state_room: slots of linear-attention states, one of which each running
-        sequence has; None: the model has no such layers.
+        sequence has; None: the model has no such layers. follows_drafts: a step that is planned
+        ahead may have rows behind drafts that the pending one verifies.
         """
         self.preempt_every = preempt_every
         self.policy = Policy(
@@ -92,6 +94,7 @@ class Scheduler:
         self.frozen = False
         """No step is planned: requests, running and new, stay where they are."""
         self._marks_old_keys = False
+        self.follows_drafts = follows_drafts
 
     @property
     def has_work(self) -> bool:
@@ -106,6 +109,9 @@ class Scheduler:
         """
         sequences = self._requests.add(request, self.policy.page_manager.num_pages)
         for sequence in sequences:
+            sequence.may_follow = (
+                self.follows_drafts and sequence.plain and not sequence.reads_always
+            )
             self.policy.waiting.put(sequence)
         self.speculator.admit(request, sequences)
         self._totals.requests_added += 1
@@ -151,13 +157,15 @@ class Scheduler:
     def schedule_ahead(self) -> StepPlan | None:
         """The step after the pending one, planned before its results are known; None to wait.
 
-        It leaves out the sequences whose next row depends on those results (`awaits_results`).
+        It leaves out the sequences whose next row depends on those results (`awaits_results`). A
+        row behind drafts begins where the pending step says, on the device (`Row.unverified`).
         None while two steps are pending or none is, when many sequences would be left out, when
         pages are short, and when a preemption is due.
         """
-        if len(self._pending) != 1 or self._preemption_is_due or not self.policy.may_run_ahead:
+        if len(self._pending) != 1 or self._preemption_is_due:
             return None
-        return self._begin()
+        self.policy.follow_drafts()
+        return self._begin() if self.policy.may_run_ahead else None
 
     def _begin(self) -> StepPlan | None:
         """Plan the next tokens of each sequence, and make that step pending.
@@ -172,6 +180,9 @@ class Scheduler:
         running = self.policy.running
         self.speculator.propose(running, counts, budget)
         chosen = list(running) if len(counts) == len(running) else running.having(counts)
+        for sequence in chosen:
+            if unverified_drafts(sequence) and not sequence.expected:
+                follow_drafts(sequence, ())
         self._requests.started(chosen)
         self.policy.page_manager.take_snapshots(chosen)
         plan = self._plan(plan_rows(chosen, [counts[sequence.key] for sequence in chosen]))
@@ -221,7 +232,7 @@ class Scheduler:
         plain = 0
         rows = zip(pending.sequences, pending.ends, pending.logits, strict=True)
         for sequence, end, logits in rows:
-            if sequence.finished:
+            if sequence.finished or sequence.key in pending.void:
                 continue
             if drafted and sequence.key in drafted:
                 outputs += self._commit_run(sequence, end, runs.get(sequence.key, ()), origin)
@@ -256,14 +267,18 @@ class Scheduler:
         self.speculator.learn(sequence, drafted, accepted)
         if lacks_token:
             self.speculator.stop(sequence)
-        if not outputs:
-            return outputs
+        if outputs:
+            self._follow_run(sequence, outputs)
+        if not sequence.finished:
+            self._pending.settle(sequence, 0 if lacks_token else len(outputs))
+        return outputs
+
+    def _follow_run(self, sequence: Sequence, outputs: list[Output]) -> None:
         shares = sequence.computed // PAGE_TOKENS > sequence.prefix.offered
         if shares and not isinstance(outputs[-1], RequestFailed):
             self.policy.page_manager.share(sequence, sequence.computed)
         self._totals.generated_tokens += len(outputs) - 1  # only the last one may be its end
         self._follow(sequence, outputs[-1])
-        return outputs
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache, except for pages that a sequence holds."""

@@ -26,6 +26,8 @@ class Sequence(SequenceTraits):
 
     `tokens` are the prompt and the generated tokens, PENDING where a pending step samples one.
     While a pending step computes a row with drafts, the last `drafted` of them are those drafts.
+    The step behind may have a row of it, too, which begins where a draft is wrong: `expected` is
+    what that row expects (`Row.expected`), until the drafts are verified.
     Positions below `computed` have their K/V in `pages` (held under `versions`), or will have it
     after the pending steps. A preemption empties the pages and sets `computed` to 0, and nothing
     else: generated tokens and prompt scores are kept. The K/V is recomputed, or read from the
@@ -51,6 +53,9 @@ class Sequence(SequenceTraits):
     sample_index: int = 0  # its token's index among those that the latest step samples
     pending_rows: int = 0  # pending_steps: those that are not committed and compute a row of it
     drafted: int = 0  # drafts in its row of a pending step
+    expected: list[int] = field(default_factory=list)  # by its row behind that; often empty
+    may_follow: bool = False  # scheduler: plans may have rows behind unverified drafts
+    follows: bool = False  # policy: the step that is planned may have one of it
     drafts_are_requested: bool = False  # its request brought them
     waits: bool = False  # for its next token, so that it can carry drafts
     pooled: tuple[Any, Any] | None = None  # engine/pooling: tensors of its rows so far
@@ -75,6 +80,8 @@ class Sequence(SequenceTraits):
     @property
     def remaining(self) -> int:
         """Tokens still to be computed: 1 while decoding, 0 once the last one is sampled."""
+        if unverified_drafts(self):
+            return 1
         known = len(self.tokens)
         return known - self.computed if known < self.full_length else 0
 
@@ -83,12 +90,12 @@ class Sequence(SequenceTraits):
         """Whether its next row cannot be planned before a pending step is committed.
 
         True where a penalty, a schema or a draft depends on the token that the step samples, and
-        where the step scores the prompt or verifies drafts of it.
+        where the step scores the prompt or verifies drafts that no row may follow.
         """
         if not self.reads_results:
             return False
         if self.drafted:
-            return True
+            return not self.follows
         scored = min(self.computed, self.prompt_length - 1)
         if self.scores_prompt and scored > next_scored(self):
             return True
@@ -97,8 +104,8 @@ class Sequence(SequenceTraits):
 
     @property
     def missing_pages(self) -> int:
-        """Pages that its known tokens still lack."""
-        return -(-len(self.tokens) // PAGE_TOKENS) - len(self.pages)
+        """Pages that its tokens, and the one behind unverified drafts, still lack."""
+        return pages_for(len(self.tokens) + (self.drafted > 0)) - len(self.pages)
 
     @property
     def progressed(self) -> bool:
@@ -108,7 +115,7 @@ class Sequence(SequenceTraits):
     def wait_for_drafts(self, waits: bool) -> None:
         """Whether its next row is planned only when its tokens are known."""
         self.waits = waits
-        self.reads_results = waits or self.reads_always
+        self.reads_results = waits or self.reads_always or self.drafted > 0
 
     def hold(self, page: int, version: int) -> None:
         """Take one more page, under its version."""
@@ -129,18 +136,22 @@ class Sequence(SequenceTraits):
 
         sampled_before: tokens that the rows before this one sample.
         """
+        self.pending_rows += 1
+        if samples:
+            self.sample_index = sampled_before
+        if self.expected:  # its end is known when the step before is committed
+            return
         if self.states is not None:
             self.states.follow(self.computed, end, samples > 1)
         self.computed = end
-        self.pending_rows += 1
         if samples == 1:
-            self.sample_index = sampled_before
             self.tokens.append(PENDING)
 
     def add_drafts(self, drafts: abc.Sequence[int]) -> None:
         """Put drafts behind its tokens, for its next row."""
         self.tokens += drafts
         self.drafted += len(drafts)
+        self.reads_results = True
 
     def take_drafts(self) -> list[int]:
         """Take the drafts from behind its tokens, and give them back."""
@@ -149,6 +160,7 @@ class Sequence(SequenceTraits):
         del self.tokens[begin:]
         self.schema_start.take_back(begin)
         self.drafted = 0
+        self.reads_results = self.waits or self.reads_always
         return drafts
 
     def forget_computed(self) -> None:
@@ -187,6 +199,37 @@ class Sequence(SequenceTraits):
         if self.tokens[position] in self.ends:
             return "stop"
         return "length" if position + 1 >= self.full_length else None
+
+
+def unverified_drafts(sequence: Sequence) -> int:
+    """Drafts at its end that a pending step verifies; its next row begins by their results."""
+    return sequence.drafted if sequence.computed == len(sequence.tokens) else 0
+
+
+def unknown_tokens(sequence: Sequence) -> int:
+    """Tokens at its end that only a pending step's results will tell."""
+    return unverified_drafts(sequence) or int(sequence.tokens[-1] == PENDING)
+
+
+def follow_drafts(sequence: Sequence, following: abc.Sequence[int]) -> None:
+    """Have its next row follow unverified drafts: the token expected behind them, then drafts.
+
+    following: none where nothing is expected, and that row has no drafts.
+    """
+    sequence.expected = [*sequence.tokens[-sequence.drafted :], *(following or (0,))]
+
+
+def settle_row(sequence: Sequence, accepted: int, drafts: int) -> None:
+    """Begin the row that followed drafts behind the `accepted` right ones, with its `drafts`.
+
+    The token behind those stands at the end of its tokens.
+    """
+    if drafts:
+        sequence.add_drafts(sequence.expected[accepted + 1 : accepted + 1 + drafts])
+    sequence.computed = len(sequence.tokens)
+    if not drafts:
+        sequence.tokens.append(PENDING)
+    sequence.expected = []
 
 
 def next_row(sequence: Sequence, most: int) -> int:

@@ -13,6 +13,8 @@ from tpdet.speculative.proposers.proposer import DRAFT_MODEL
 _ASSUMED = (0.5, 0.7, 0.85, 0.95, 0.98, 0.99)  # for matches of 4 to 7, 8 to 15, ... tokens
 _MOST = 0.999
 _PRIOR_DRAFTS = 4.0  # that an assumption counts for
+_MISSED = -1  # in place of a level: drafts behind a token that was another than expected
+_ASSUMED_MISSED = 0.3
 _HALF_LIFE, _MOST_DRAFTS = 512, 256.0  # steps after which drafts count half, and how many count
 _UNLIKELY = 0.0025  # rejected rows that are as unlikely let a proposer rest
 _STRANGE = 0.1  # how likely a proposer is good for a sequence, until it was right there
@@ -130,6 +132,15 @@ class AcceptanceRates:
         """The probability that a proposer's next draft is right."""
         level = _level(match_length)
         return min(self._share(self._drafts.get((name, level)), _ASSUMED[level]), _MOST)
+
+    def rate_missed(self, name: str) -> float:
+        """The probability that a draft is right behind another token than was expected there."""
+        return min(self._share(self._drafts.get((name, _MISSED)), _ASSUMED_MISSED), _MOST)
+
+    def learn_missed(self, name: str, accepted: int, drafted: int) -> None:
+        """Learn of a row's drafts behind another token than was expected there."""
+        count = self._drafts.setdefault((name, _MISSED), FadingCount())
+        count.add(accepted, accepted + (accepted < drafted), self.step)
 
     def trusts(self, name: str, match_length: int) -> bool:
         """Whether most of a proposer's latest drafts after such matches were right."""

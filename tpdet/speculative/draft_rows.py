@@ -12,13 +12,16 @@ from tpdet.control.row_messages import RowKey
 from tpdet.errors import RequestError
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
-from tpdet.scheduler.sequence import Sequence
+from tpdet.scheduler.sequence import Sequence, follow_drafts, unverified_drafts
 
 _BESIDE_PROMPTS = 24
 """Rows with drafts in a step with prompts or with rows over `SHORT_TOKENS`: graphs fit so many."""
 
 Proposal = tuple[Sequence, abc.Callable[[int], abc.Sequence[int]]]
-"""A sequence, and what gives at most so many drafts for it."""
+"""A sequence, and what gives at most so many drafts for it.
+
+Where a pending step verifies drafts of it, the token that is expected behind these, then drafts.
+"""
 
 
 def decodes(sequence: Sequence) -> bool:
@@ -29,11 +32,14 @@ def decodes(sequence: Sequence) -> bool:
 def room_for_drafts(sequence: Sequence) -> int:
     """Drafts that fit the sequence's pages, and leave room for the token that follows them.
 
-    And its slot of linear-attention states, which takes rows of two chunks.
+    And its slot of linear-attention states, which takes rows of two chunks. Behind unverified
+    drafts they fit wherever the row begins, which is then a short one.
     """
     known, end = len(sequence.tokens), min(sequence.room, sequence.full_length - 1)
     if sequence.states is not None:
         end = min(end, last_draft_end(known - 1))
+    if unverified_drafts(sequence):
+        return max(0, min(end - known - 1, SHORT_TOKENS - 1))
     return max(0, end - known)
 
 
@@ -64,12 +70,25 @@ def fill_rows(
             left.append(sequence)
             continue
         most = min(budget if few else min(budget, SHORT_TOKENS - 1), room)
-        added = _add_drafts(sequence, propose(most)[:most]) if most > 0 else 0
+        if most <= 0:
+            continue
+        if unverified_drafts(sequence):
+            added = _expect(sequence, propose(most + 1)[: most + 1])
+        else:
+            added = _add_drafts(sequence, propose(most)[:most])
         counts[sequence.key] += added
         budget -= added
         drafted += added > 0
         all_short &= added < SHORT_TOKENS
     return left
+
+
+def _expect(sequence: Sequence, following: abc.Sequence[int]) -> int:
+    """Have the next row follow unverified drafts; it has as many drafts wherever it begins."""
+    ends = (index for index, draft in enumerate(following) if draft in sequence.ends)
+    following = following[: next(ends, len(following))]
+    follow_drafts(sequence, following)
+    return max(0, len(following) - 1)
 
 
 def _add_drafts(sequence: Sequence, drafts: abc.Sequence[int]) -> int:

@@ -18,16 +18,19 @@ Dictate = abc.Callable[[Sequence, int], abc.Sequence[int]]
 class FixedSpeculator(Speculator):
     """Drafts by one function for every sequence whose request has drafts or a prediction."""
 
-    def __init__(self, dictate: Dictate) -> None:
+    def __init__(self, dictate: Dictate, follows: bool = False) -> None:
+        """follows: rows may follow drafts that a step still verifies; the function is asked what
+        comes behind the token after those.
+        """
         super().__init__()
-        self._dictate = dictate
+        self._dictate, self._follows = dictate, follows
         self._sequences: dict[RowKey, Sequence] = {}
 
     def admit(self, request: Request, sequences: abc.Sequence[Sequence]) -> None:
         """As `Speculator.admit`."""
         for sequence in sequences:
             if predicted_by(request, sequence.choice) is not None:
-                sequence.wait_for_drafts(True)
+                sequence.wait_for_drafts(not self._follows)
                 self._sequences[sequence.key] = sequence
 
     def propose(self, running: SequenceQueue, counts: dict[RowKey, int], budget: int) -> None:
@@ -37,7 +40,8 @@ class FixedSpeculator(Speculator):
         ready = [
             sequence
             for key, sequence in sorted(self._sequences.items())
-            if key in counts and decodes(sequence) and sequence.tokens[-1] != PENDING
+            if key in counts and decodes(sequence)
+            if self._follows or sequence.tokens[-1] != PENDING
         ]
         fill_rows([(it, partial(self._dictate, it)) for it in ready], counts, budget)
 

@@ -1,12 +1,13 @@
 """Which sequences carry how many drafts: what is expected to give the most tokens a second.
 
 A row with drafts saves the steps of those that are right. It costs what its positions add to the
-step, what a draft model takes before it, and what it costs to wait for results: a sequence that is
-to carry drafts cannot run ahead. All gains by which this is decided stand in this file.
+step, what a draft model takes before it, and what it costs to wait for results, where no row can
+follow drafts that a step still verifies. All gains by which this is decided stand in this file.
 """
 
-from collections import abc
+from collections import abc, deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.scheduler.policy import OTHERS_PER_ABSENT
 from tpdet.scheduler.sequence import Sequence
 from tpdet.speculative.acceptance import RejectionStreak, Trial
-from tpdet.speculative.proposers.proposer import DRAFT_MODEL, DRAFTS, Proposer
+from tpdet.speculative.proposers.proposer import BY_TOKENS, DRAFT_MODEL, DRAFTS, Proposer
 from tpdet.speculative.step_time import StepTimes
 
 LONG_ROW = 64  # drafts from which a row that is too long for a graph of drafts pays
@@ -31,21 +32,41 @@ _MOST_STEPS = 8  # steps with drafts that may follow one that is waited for, at 
 _SIT_OUT = 1.1  # tokens that a row must gain if its sequence sits out the next step for it
 
 
+@dataclass(frozen=True, slots=True)
+class DraftedRow:
+    """A row with drafts that is not verified: their proposer's name, and the length of its match.
+
+    head: tokens that the proposer expected before the drafts, from position `first` on.
+    """
+
+    name: str
+    match_length: int
+    first: int
+    head: abc.Sequence[int]
+
+
 @dataclass(slots=True, eq=False)
 class Speculation:
     """What is known of one sequence's drafts; the speculator owns it and alone writes it.
 
-    proposer, match_length: of its latest row with drafts. expected: the proposer whose drafts it
-    waits for until its token is known. trials: drafts of proposers that no step verifies.
+    rows: those with drafts that are pending, oldest first; first, head: of the next one. expected:
+    the proposer whose drafts it waits for until its token is known. trials: drafts of proposers
+    that no step verifies.
     """
 
     sequence: Sequence
     proposers: list[Proposer]
-    proposer: Proposer | None = None
-    match_length: int = 0
+    rows: deque[DraftedRow] = field(default_factory=deque)
+    first: int = 0
+    head: abc.Sequence[int] = ()
     streaks: dict[str, RejectionStreak] = field(default_factory=dict)
     expected: str = ""
     trials: dict[str, Trial] = field(default_factory=dict)
+
+    @property
+    def guesses(self) -> bool:
+        """Whether its proposers say what may follow tokens that a step still verifies."""
+        return not any(proposer.name in BY_TOKENS for proposer in self.proposers)
 
     def streak(self, name: str) -> RejectionStreak:
         """A proposer's latest rows of the sequence."""
@@ -70,7 +91,9 @@ class DraftCandidate:
     """A proposer with drafts for a sequence, where there is room for `room` of them.
 
     rate: the acceptance rate of each. pending: the sequence's last token is not known, so it would
-    have to wait first; availability: the probability that there are drafts then.
+    have to wait first; availability: the probability that there are drafts then. before: unknown
+    tokens that the proposer expects in front of the drafts; missed: the acceptance rate where one
+    of them is another.
     """
 
     speculation: Speculation
@@ -81,6 +104,8 @@ class DraftCandidate:
     pending: bool = False
     availability: float = 1.0
     cost: DraftCost = DraftCost()
+    before: int = 0
+    missed: float = 0.5
 
     @property
     def sequence(self) -> Sequence:
@@ -146,6 +171,16 @@ def plan_lengths(
         if together:
             return lengths, True
     return _plan(without_model, step, 1.0) if without_model else ([], False)
+
+
+def plan_following(candidates: abc.Sequence[DraftCandidate], step: StepCost) -> Lengths:
+    """How many drafts sequences are to carry in a step that nothing waits for; empty: none pay."""
+    if not candidates:
+        return []
+    counts, gains, seconds = _steps(candidates, step, False, 1.0)
+    lengths, rate = _best(candidates, counts, (step.rows + gains) / seconds)
+    gain = _GAIN if step.times.is_measured(step.rows, False) else _GAIN_UNMEASURED
+    return lengths if rate > step.rows / step.seconds(0, False) * gain else []
 
 
 def _plan(
@@ -218,7 +253,11 @@ def _steps(
     totals = (counts.sum(axis=1) * times_as_many).astype(int)
     fits = totals <= step.budget
     counts, totals = counts[fits], totals[fits]
-    accepted = availability * rates * (1.0 - rates**counts) / (1.0 - rates)
+    accepted = availability * _gain(rates, counts)
+    if any(it.before for it in candidates):
+        met = rates ** np.array([it.before for it in candidates])
+        missed = np.array([it.missed for it in candidates])
+        accepted = met * accepted + (1.0 - met) * _gain(missed, counts)
     gains = accepted.sum(axis=1) * times_as_many
     seconds = np.array([step.seconds(total, synchronous) for total in totals.tolist()])
     if any(it.is_of_model for it in candidates):
@@ -229,8 +268,8 @@ def _steps(
     return counts, gains, seconds
 
 
-def _gain(rate: float, count: int) -> float:
-    """The drafts of a row that are expected to be right."""
+def _gain(rate: Any, count: Any) -> Any:
+    """The drafts of a row, or of rows, that are expected to be right."""
     return rate * (1.0 - rate**count) / (1.0 - rate)
 
 

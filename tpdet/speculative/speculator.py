@@ -13,8 +13,16 @@ from functools import partial
 from tpdet.control.plan import StepPlan
 from tpdet.control.row_messages import RowKey
 from tpdet.requests.request import Request
+from tpdet.scheduler.policy import decodes_freely
 from tpdet.scheduler.queue import SequenceQueue
-from tpdet.scheduler.sequence import PENDING, Sequence, awaits_known_answer, known_drafts
+from tpdet.scheduler.sequence import (
+    PENDING,
+    Sequence,
+    awaits_known_answer,
+    known_drafts,
+    unknown_tokens,
+    unverified_drafts,
+)
 from tpdet.scheduler.speculator import DraftCounts, Speculator
 from tpdet.speculative.acceptance import AcceptanceRates, RejectionStreak
 from tpdet.speculative.draft_rows import (
@@ -27,13 +35,16 @@ from tpdet.speculative.draft_rows import (
 from tpdet.speculative.planner import (
     DraftCandidate,
     DraftCost,
+    DraftedRow,
     Speculation,
     StepCost,
+    plan_following,
     plan_lengths,
 )
 from tpdet.speculative.proposers.draft_model import DraftModelProposer
 from tpdet.speculative.proposers.earlier_outputs import EarlierOutputs
 from tpdet.speculative.proposers.grammar import ForcedTokens
+from tpdet.speculative.proposers.ngram import MOST_DRAFTS as NGRAM_DRAFTS
 from tpdet.speculative.proposers.ngram import Ngram, PromptIndex
 from tpdet.speculative.proposers.prediction import PredictedOutput, predicted_by
 from tpdet.speculative.proposers.proposer import (
@@ -96,7 +107,8 @@ class DraftSpeculator(Speculator):
         self._waiting: dict[RowKey, Speculation] = {}  # run no longer ahead, to carry drafts
         self._budget, self._turn = _MOST_BUDGET, 0  # seconds to look; whose turn it was
         self._rows: list[tuple[str, int, int, int, RejectionStreak]] = []  # not yet learned of
-        self._together = False  # all rows wait, so that every sequence may carry drafts
+        self._together = False  # drafts pay for all rows, so that every sequence is looked at
+        self._follows: bool | None = None  # the planned step's, once that was asked for
         self._ended = 0.0  # when the last step did; 0: there was no work since
 
     def admit(self, request: Request, sequences: abc.Sequence[Sequence]) -> None:
@@ -136,6 +148,7 @@ class DraftSpeculator(Speculator):
         if budget <= 0 and not self._waiting:
             return
         together, until = self._together, began + self._budget
+        self._follows = None
         ready = self._ready(running, counts, math.inf if together else until)
         self._add_what_pays(ready, running, counts, budget)
         if not together:  # else it is part of what the step costs
@@ -145,13 +158,21 @@ class DraftSpeculator(Speculator):
     def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """As `Speculator.learn`: accepted drafts change rates when there is time (`running`)."""
         speculation = self._speculations.get(sequence.key)
-        if speculation is None or speculation.proposer is None:
+        if speculation is None or not speculation.rows:
             return
-        name = speculation.proposer.name
+        drafted_row = speculation.rows.popleft()
+        name, head, first = drafted_row.name, drafted_row.head, drafted_row.first
         if name not in self.counts:
             self.counts[name] = DraftCounts()
         self.counts[name].add(drafted, accepted)
-        row = name, speculation.match_length, accepted, drafted, speculation.streak(name)
+        if head:  # the last token of which no row verified as a draft
+            tokens = sequence.tokens[first : first + len(head)]
+            if tokens != head:
+                self._rates.learn_missed(name, accepted, drafted)
+                if tokens[:-1] != head[:-1]:
+                    return
+            accepted, drafted = (accepted + 1, drafted + 1) if tokens == head else (0, 1)
+        row = name, drafted_row.match_length, accepted, drafted, speculation.streak(name)
         if accepted:
             self._rows.append(row)
         else:
@@ -161,6 +182,7 @@ class DraftSpeculator(Speculator):
         """As `Speculator.stop`."""
         if (speculation := self._speculations.get(sequence.key)) is not None:
             speculation.proposers = []
+            speculation.rows.clear()
             self._wait(speculation, False)
 
     def finish(self, sequence: Sequence) -> None:
@@ -259,7 +281,7 @@ class DraftSpeculator(Speculator):
     ) -> None:
         """Look at sequences that are ready, and add the drafts that are expected to pay."""
         rows = len(counts)
-        looked = [(speculation, self._look(speculation, rows)) for speculation in ready]
+        looked = [(speculation, self._look(speculation, running, counts)) for speculation in ready]
         candidates = [candidate for _, candidate in looked if candidate is not None]
         self._together = False
         trials = self._trials if self._trials is not None and self._trials.may_begin() else None
@@ -273,13 +295,14 @@ class DraftSpeculator(Speculator):
             for speculation in trials.begin([it for it, _ in looked], step):
                 self._wait(speculation, True)
 
-    def _look(self, speculation: Speculation, rows: int) -> DraftCandidate | None:
-        """What the proposer that is most likely right has for a sequence, one of so many rows."""
-        pending = speculation.sequence.tokens[-1] == PENDING
-        best = self._best_candidate(speculation, rows, pending)
+    def _look(
+        self, speculation: Speculation, running: SequenceQueue, counts: dict[RowKey, int]
+    ) -> DraftCandidate | None:
+        """What the proposer that is most likely right has for a sequence of a step."""
+        best = self._best_candidate(speculation, running, counts)
         if best is not None and best.is_requested:
             return best
-        if speculation.expected and not pending:  # it waited for this
+        if speculation.expected and not unknown_tokens(speculation.sequence):  # it waited for this
             self._rates.learn_availability(speculation.expected, best is not None)
             speculation.expected = ""
         if best is None:
@@ -287,16 +310,17 @@ class DraftSpeculator(Speculator):
         return best
 
     def _best_candidate(
-        self, speculation: Speculation, rows: int, pending: bool
+        self, speculation: Speculation, running: SequenceQueue, counts: dict[RowKey, int]
     ) -> DraftCandidate | None:
         sequence, rates = speculation.sequence, self._rates
+        unknown = unknown_tokens(sequence)
         room = room_for_drafts(sequence)
         best: DraftCandidate | None = None
         for proposer in speculation.proposers:
             name = proposer.name
             if name in self._off or not rates.is_proven(name):
                 continue
-            end = len(sequence.tokens) - pending
+            end = len(sequence.tokens) - unknown
             length = self._match(proposer, sequence.tokens, end)
             if proposer.is_spent:
                 others = [it for it in speculation.proposers if it is not proposer]
@@ -304,7 +328,7 @@ class DraftSpeculator(Speculator):
             if not length:
                 continue
             if name == DRAFTS:
-                return DraftCandidate(speculation, proposer, length, 1.0, room, pending)
+                return DraftCandidate(speculation, proposer, length, 1.0, room, unknown > 0)
             if speculation.streak(name).until > rates.step:
                 continue
             ask = partial(self._ask, proposer, HOST_DRAFTS, None)
@@ -313,12 +337,25 @@ class DraftSpeculator(Speculator):
             rate, availability, cost = rates.rate(name, length), 1.0, DraftCost()
             if best is not None and rate <= best.rate:
                 continue
+            follows = self._may_follow(running, counts)
+            pending = unknown > 0 and not follows
+            before = unknown + (unverified_drafts(sequence) > 0) if follows else 0
+            most = min(room, NGRAM_DRAFTS) if name == NGRAM or follows else room
             if self._model is not None and proposer is self._model:
-                cost = self._model.cost(sequence, rows)
+                cost = self._model.cost(sequence, len(counts))
             elif pending:
                 availability = rates.availability(name, rate)
             best = DraftCandidate(
-                speculation, proposer, length, rate, room, pending, availability, cost
+                speculation,
+                proposer,
+                length,
+                rate,
+                most,
+                pending,
+                availability,
+                cost,
+                before,
+                rates.rate_missed(name),
             )
         return best
 
@@ -339,9 +376,13 @@ class DraftSpeculator(Speculator):
     ) -> None:
         """Add what is requested and what pays; the other sequences run ahead again."""
         model = self._model
-        others = [it for it in candidates if not it.is_requested]
+        others, follows = [it for it in candidates if not it.is_requested], bool(self._follows)
         gain = 1.0 if model is None else model.least_gain(step.rows)
-        lengths, self._together = plan_lengths(others, step, gain)
+        if follows:
+            lengths = plan_following(others, step)
+            self._together = bool(lengths)
+        else:
+            lengths, self._together = plan_lengths(others, step, gain)
         # Known answers go in few long rows, not a little of each in every step.
         requested = [(it, max(step.budget, 1)) for it in candidates if it.is_requested]
         lengths = [*requested, *lengths]
@@ -359,18 +400,25 @@ class DraftSpeculator(Speculator):
                     self._wait(speculation, True)
                 continue
             sequence = candidate.sequence
-            speculation.proposer, speculation.match_length = proposer, candidate.match_length
             sequence.drafts_are_requested = proposer.name in OF_REQUESTS
             drafts = of_model.get(sequence.key)
             propose = partial(self._ask, proposer, count, drafts)
+            speculation.head = ()
+            if candidate.before:
+                propose = partial(self._ask_behind, candidate, count)
             proposals.append((sequence, propose))
         for sequence in fill_rows(proposals, counts, step.budget):
             if awaits_known_answer(sequence):
                 del counts[sequence.key]  # it is in the next step, with its drafts
         for candidate, _ in lengths:
-            if not candidate.pending:
-                carries = candidate.sequence.drafted > 0 or candidate.is_requested
-                self._wait(candidate.speculation, carries)
+            if candidate.pending:
+                continue
+            speculation, sequence = candidate.speculation, candidate.sequence
+            if carries := counts.get(sequence.key, 1) > 1:
+                of = candidate.proposer.name, candidate.match_length
+                row = DraftedRow(*of, speculation.first, speculation.head)
+                speculation.rows.append(row)
+            self._wait(speculation, carries or candidate.is_requested, follows)
 
     def _ask(
         self, proposer: Proposer, count: int, drafts: abc.Sequence[int] | None, most: int
@@ -388,11 +436,37 @@ class DraftSpeculator(Speculator):
             self._switch_off(proposer.name, f"raised {type(error).__name__}: {error}")
             return ()
 
-    def _wait(self, speculation: Speculation, waits: bool) -> None:
-        """Let a sequence await results, to carry drafts, or run ahead again."""
+    def _ask_behind(self, candidate: DraftCandidate, count: int, most: int) -> abc.Sequence[int]:
+        """As `_ask`, behind tokens that a step still verifies: what `Proposal` says."""
+        sequence, speculation = candidate.sequence, candidate.speculation
+        unknown = unknown_tokens(sequence)
+        known = len(sequence.tokens) - unknown
+        said = self._ask(candidate.proposer, candidate.before + count, None, unknown + most)
+        drafts = sequence.tokens[known : known + unverified_drafts(sequence)]
+        speculation.first = known
+        speculation.head = [*drafts, *said[len(drafts) : candidate.before]]
+        return said[unknown:]
+
+    def _may_follow(self, running: SequenceQueue, counts: dict[RowKey, int]) -> bool:
+        """Whether rows of the planned step may follow drafts that the one before verifies."""
+        if self._follows is None:
+            speculations = map(self._speculations.get, counts)
+            self._follows = (
+                self.times.runs_ahead
+                and max(counts.values()) == 1
+                and decodes_freely(running)
+                and all(it is None or it.guesses for it in speculations)
+            )
+        return self._follows
+
+    def _wait(self, speculation: Speculation, carries: bool, follows: bool = False) -> None:
+        """Let a sequence carry drafts, or go on without.
+
+        It awaits results for them, unless rows follow drafts that are not verified.
+        """
         sequence = speculation.sequence
-        sequence.wait_for_drafts(waits)
-        if waits:
+        sequence.wait_for_drafts(carries and not follows)
+        if carries:
             self._waiting[sequence.key] = speculation
         else:
             self._waiting.pop(sequence.key, None)

@@ -91,6 +91,8 @@ def _scan(
         # Slots stand behind the table, where they are aligned: the alignment is compiled in.
         parts = [fields, filtered, np.array(changed, np.int64)]
         numbers = to_device(np.concatenate(parts), torch.int64, logits.device)
+        if plain.moved is not None:
+            move_on(numbers, plain.moved)
     table = numbers[: len(params) * ROW_FIELDS.value]
     slots = numbers[len(table) : len(table) + len(filtered)] if len(filtered) else None
     copies = logits

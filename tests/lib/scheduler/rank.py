@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.lib.scheduler.states import FakeStates
 from tpdet.cache.versions import VersionTable
-from tpdet.control.plan import ALLOCATE, EVICT, Row, StepPlan
+from tpdet.control.plan import ALLOCATE, EVICT, Row, StepPlan, settle_rows
 from tpdet.kernels.order import PAGE_TOKENS
 
 POISON = -999
@@ -35,6 +35,9 @@ class FakeRank:
         self.table.apply(plan.events)
         assert self.table.digest() == plan.table_digest
         self.table.check_readers(plan.rows)
+        rows = plan.rows
+        if rows.expected:
+            rows, _ = settle_rows(rows, np.array(drawn))
         if self.states is not None:
             self.states.apply(plan.states)
             assert self.states.table.digest() == plan.state_digest
@@ -45,7 +48,7 @@ class FakeRank:
         for event in plan.events:
             if event.kind in (ALLOCATE, EVICT):
                 self.store[event.page] = POISON
-        for row in plan.rows:
+        for row in rows:
             ids = [
                 NAN
                 if (row.version_id, row.start + offset) in broken

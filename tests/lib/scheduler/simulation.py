@@ -4,12 +4,14 @@ The next token depends on every token id read back through the row's page table,
 choice and the position; so a wrong page, a stale page or a lost token changes the answer.
 """
 
+import numpy as np
+
 from tests.lib.scheduler.answers import Answer, answer_alone, draw, score, scores_alone
 from tests.lib.scheduler.rank import NAN, FakeRank
 from tests.lib.scheduler.states import FakeStates
 from tpdet.cache.state_table import StateRoom
 from tpdet.cache.versions import SHARED, version_id
-from tpdet.control.plan import SHARE, StepPlan, decode_plan, encode_plan
+from tpdet.control.plan import SHARE, PlanRows, StepPlan, decode_plan, encode_plan, settle_rows
 from tpdet.requests.request import PromptOutput, Request, RequestFailed, TokenOutput
 from tpdet.scheduler import Scheduler
 
@@ -28,6 +30,8 @@ class Simulation:
         self.pending: list[StepPlan] = []
         self._preempt_all = False
         self.results: dict[int, tuple[dict, dict, bool, dict]] = {}
+        self.rows: dict[int, PlanRows] = {}
+        self.spoiled: dict[int, set[tuple[int, int]]] = {}
         self.drawn: list[int] = []
         self.drawn_before: list[int] = []
         self.broken: frozenset[tuple[int, int]] = frozenset()
@@ -60,7 +64,11 @@ class Simulation:
             self.plans.append(plan)
             self.pending.append(plan)
             self.send(plan)
-            self.results[plan.step] = self.sample(plan)
+            rows = plan.rows
+            if rows.expected:
+                rows, _ = settle_rows(rows, np.array(self.drawn))
+            self.rows[plan.step] = rows
+            self.results[plan.step] = self.sample(plan, rows)
         return plan
 
     def send(self, plan: StepPlan) -> None:
@@ -83,15 +91,21 @@ class Simulation:
                 if self.ranks[0].table.owner(page) == SHARED:
                     assert self.page_salts[page] == mine, "a page of another tenant"
 
-    def sample(self, plan: StepPlan) -> tuple[dict, dict, bool, dict]:
-        """What `Scheduler.commit` takes; a sequence that reads NAN gets no token and no scores."""
+    def sample(self, plan: StepPlan, rows: PlanRows) -> tuple[dict, dict, bool, dict]:
+        """What `Scheduler.commit` takes; a sequence that reads NAN gets no token and no scores.
+
+        rows: the plan's, where they begin.
+        """
         sampled, scores, runs, drawn = {}, {}, {}, []
         wanted_rows = self.scheduler.latest(plan).wanted()
-        for row, sampling, scoring in zip(plan.rows, *wanted_rows, strict=True):
+        self.spoiled[plan.step] = set()
+        unverified = plan.rows.unverified.tolist()
+        for row, before, sampling, scoring in zip(rows, unverified, *wanted_rows, strict=True):
             wanted = 0
             end = row.start + len(row.token_ids)
             if row.logits and NAN in self.ranks[0].read(row, end):
                 drawn += [0] * row.samples
+                self.spoiled[plan.step].add((row.admission, row.choice))
                 continue
             if scoring is not None:
                 wanted = end - scoring.start
@@ -110,7 +124,7 @@ class Simulation:
             elif sampling is not None:
                 wanted = max(wanted, 1)
                 ids = self.ranks[1].read(row, end)
-                assert sampling.position == end
+                assert before or sampling.position == end
                 prompt, output = list(sampling.prompt_ids), list(sampling.output_ids)
                 assert prompt == list(ids[: len(prompt)])
                 assert not output or output == list(ids[-len(output) :])
@@ -124,10 +138,11 @@ class Simulation:
     def end(self, plan: StepPlan) -> None:
         """Commit."""
         self.pending.remove(plan)
-        for row, sequence in zip(
-            plan.rows, self.scheduler._pending.oldest(plan.step).sequences, strict=True
-        ):
-            if row.logits and NAN in self.ranks[0].read(row, row.start + len(row.token_ids)):
+        step, spoiled = self.scheduler._pending.oldest(plan.step), self.spoiled.pop(plan.step)
+        for row, sequence in zip(self.rows.pop(plan.step), step.sequences, strict=True):
+            if row.logits and not (sequence.expected or sequence.key in step.void):
+                self.ranks[0].read(row, row.start + len(row.token_ids))
+            if sequence.key in spoiled - step.void:
                 assert any(owner == row.version_id for owner, _ in self.broken), "another's NaN"
                 name = sequence.request.request_id
                 failure = self.scheduler.fail(name, "numerical_error", "NaN in the logits")

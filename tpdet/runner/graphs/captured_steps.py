@@ -13,6 +13,7 @@ from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.models.alike_layers import AlikeLayers
 from tpdet.models.decoder import Decoder
+from tpdet.runner.graphs.draft_moves import DraftMoves, rehearse_moves
 from tpdet.runner.graphs.graph_room import Graph, GraphRoom
 from tpdet.runner.graphs.packed_step import StepShape, StepSpans, pack_step, packed_batches
 
@@ -72,6 +73,9 @@ class CapturedSteps:
     def _rehearse(self, shape: StepShape, packed: torch.Tensor) -> None:
         """Launch by the first model what a graph of this shape holds, so that all is loaded."""
         self._step(self._first, shape, packed)
+        ids, batches = shape.views(packed, torch.int64)
+        if len(batches) == 1:
+            rehearse_moves(ids, batches[0], self._sampled)
 
     def _capture(self, room: GraphRoom, shape: StepShape) -> Graph:
         self._fill(room, shape, NO_ROWS, self._spans(NO_ROWS, shape).within(shape) or [])
@@ -80,11 +84,22 @@ class CapturedSteps:
         return room.capture(step, partial(self._rehearse, shape, room.packed))
 
     def _replay(
-        self, shape: StepShape, graph: Graph, rows: PlanRows, parts: list[StepSpans]
+        self,
+        shape: StepShape,
+        graph: Graph,
+        rows: PlanRows,
+        parts: list[StepSpans],
+        moves: DraftMoves | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Run a step; what all graphs keep, of which the step's rows come first."""
+        """Run a step; what all graphs keep, of which the step's rows come first.
+
+        moves: of a step of one batch.
+        """
         assert self._room is not None and self._kept
         self._fill(self._room, shape, rows, parts)
+        if moves is not None:
+            ids, (batch,) = shape.views(self._room.packed, torch.int64)
+            moves.write(ids, batch)
         graph.replay()
         return self._kept
 

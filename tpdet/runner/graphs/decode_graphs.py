@@ -14,6 +14,7 @@ from tpdet.control.plan import NO_ROWS, PlanRows
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.runner.graphs.captured_steps import CapturedSteps
+from tpdet.runner.graphs.draft_moves import DraftMoves
 from tpdet.runner.graphs.graph_room import Graph, GraphRoom
 from tpdet.runner.graphs.packed_step import BatchShape, StepShape
 
@@ -55,10 +56,14 @@ class DecodeGraphs(CapturedSteps):
         """Whether a step's rows are all decode rows and not too many."""
         return rows.decodes and len(rows) <= self._buckets[-1][0].rows
 
-    def run(self, rows: PlanRows) -> torch.Tensor:
-        """Replay a step: this rank's logits fp32 [len(rows), V'], valid until the next call."""
+    def run(self, rows: PlanRows, moves: DraftMoves | None = None) -> torch.Tensor:
+        """Replay a step: this rank's logits fp32 [len(rows), V'], valid until the next call.
+
+        moves: of rows behind unverified drafts.
+        """
         shape, graph = self._fitting(rows)
-        return self._replay(shape, graph, rows, [self._spans(rows, shape)])[0][: len(rows)]
+        parts = [self._spans(rows, shape)]
+        return self._replay(shape, graph, rows, parts, moves)[0][: len(rows)]
 
     def pack(self, rows: PlanRows) -> PackedStep:
         """Pack a step, whose graph the caller replays."""
@@ -75,7 +80,7 @@ class DecodeGraphs(CapturedSteps):
         return PackedStep(shape, graph, self._kept[0][: shape.rows])
 
     def _fitting(self, rows: PlanRows) -> tuple[StepShape, Graph]:
-        needed = decode_splits(rows.start)
+        needed = decode_splits(rows.start + rows.unverified)
         return next(
             (shape, graph)
             for shape, graph in self._buckets

@@ -19,6 +19,7 @@ from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.runner.graphs.captured_steps import CapturedSteps, GraphSource
 from tpdet.runner.graphs.decode_graphs import split_buckets
+from tpdet.runner.graphs.draft_moves import DraftMoves
 from tpdet.runner.graphs.graph_room import Graph
 from tpdet.runner.graphs.packed_step import BatchShape, StepShape
 
@@ -55,10 +56,11 @@ class DraftGraphs(CapturedSteps):
         """Where the logits of every step stand, fp32 [rows, V']; None before the first capture."""
         return self._kept[0] if self._kept else None
 
-    def run(self, rows: PlanRows) -> torch.Tensor | None:
+    def run(self, rows: PlanRows, moves: DraftMoves | None = None) -> torch.Tensor | None:
         """Replay a step: this rank's logits fp32 [tokens, V'], valid until the next call.
 
         None where it has too many rows, or other rows than decode rows and rows with drafts.
+        moves: of rows behind unverified drafts.
         """
         total = int(rows.count.sum())
         if total > HEAD_ROWS or not rows.verifies or rows.count.max() > SHORT_TOKENS:
@@ -67,7 +69,7 @@ class DraftGraphs(CapturedSteps):
         graph = self._graphs.get(shape) or self._first_of(shape)
         if graph is None:
             return None
-        return self._replay(shape, graph, rows, [self._spans(rows, shape)])[0][:total]
+        return self._replay(shape, graph, rows, [self._spans(rows, shape)], moves)[0][:total]
 
     def capture(self, shapes: Sequence[StepShape]) -> None:
         """Capture graphs before the first step that needs them; alike on every rank."""
@@ -97,7 +99,8 @@ class DraftGraphs(CapturedSteps):
 def draft_shape(rows: PlanRows, total: int, width: int) -> StepShape:
     """The bucket of a step of `total` rows; tables have `width` pages."""
     sequences = _least(_SEQUENCES, len(rows))
-    needed = int(((rows.start + rows.count - 1) // PAGE_TOKENS + 1).sum())
+    last = rows.start + rows.unverified + rows.count - 1
+    needed = int((last // PAGE_TOKENS + 1).sum())
     splits = _least([*_split_buckets(sequences, width)], needed)
     positions = _least(_POSITIONS, int(rows.count.max()))
     linear = bool(rows.states)

@@ -16,6 +16,7 @@ from tpdet.models.decoder import Decoder
 from tpdet.runner.graphs.captured_steps import GraphSource
 from tpdet.runner.graphs.decode_graphs import DecodeGraphs, decode_shapes
 from tpdet.runner.graphs.draft_graphs import DraftGraphs, largest_shape, usual_shapes
+from tpdet.runner.graphs.draft_moves import DraftMoves
 from tpdet.runner.graphs.graph_room import GraphRoom
 from tpdet.runner.graphs.packed_step import StepShape
 from tpdet.runner.graphs.step_graphs import StepGraphs, step_shapes
@@ -36,14 +37,14 @@ class Graphs:
     fixed_batch: bool
     drafts: DraftGraphs | None = None
 
-    def logits(self, rows: PlanRows) -> torch.Tensor | None:
+    def logits(self, rows: PlanRows, moves: DraftMoves | None = None) -> torch.Tensor | None:
         """A replayed decode step, with drafts or without: this rank's logits fp32 [n, V'].
 
-        Valid until the next call; None if no graph fits.
+        Valid until the next call; None if no graph fits. moves: of rows behind unverified drafts.
         """
         if self.decode.takes(rows):
-            return self.decode.run(rows)
-        return None if self.drafts is None else self.drafts.run(rows)
+            return self.decode.run(rows, moves)
+        return None if self.drafts is None else self.drafts.run(rows, moves)
 
     def buffer_of(self, logits: torch.Tensor) -> torch.Tensor | None:
         """Where `logits` returned these: fp32 [more rows, V'], at the same place for every step."""

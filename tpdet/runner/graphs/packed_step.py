@@ -169,6 +169,7 @@ class StepSpans:
     """Sequences of a step or micro-batch: first row, count, start int64 [n]; tables [n, width].
 
     states int64 [n, 3]: slot, standing, and whether it has drafts; zeros without linear layers.
+    unverified int64 [n]: positions by which it may begin later, for which its splits are enough.
     """
 
     first: np.ndarray
@@ -176,6 +177,7 @@ class StepSpans:
     start: np.ndarray
     tables: np.ndarray
     states: np.ndarray
+    unverified: np.ndarray
 
     @staticmethod
     def of(rows: PlanRows, width: int, scratch: int) -> "StepSpans":
@@ -187,7 +189,8 @@ class StepSpans:
         if rows.states:
             states[:, :_DRAFTS] = rows.state_columns.T
             states[:, _DRAFTS] = rows.samples > 1
-        return StepSpans(np.cumsum(count) - count, count, rows.start, tables, states)
+        first = np.cumsum(count) - count
+        return StepSpans(first, count, rows.start, tables, states, rows.unverified)
 
     def cut(self, middle: int) -> tuple["StepSpans", "StepSpans"]:
         """The rows before `middle`, and the others counted from it; a sequence may be cut."""
@@ -197,8 +200,8 @@ class StepSpans:
         first, start = self.first + early - middle, self.start + early
         states = self.states.copy()
         states[before, _STANDING] = (start[before] - 1) // CHUNK_TOKENS
-        early_half = self.first, early, self.start, self.tables, self.states
-        late_half = first, late, start, self.tables, states
+        early_half = self.first, early, self.start, self.tables, self.states, self.unverified
+        late_half = first, late, start, self.tables, states, self.unverified
         return (
             StepSpans(*(column[before] for column in early_half)),
             StepSpans(*(column[after] for column in late_half)),
@@ -243,7 +246,8 @@ class StepSpans:
 
     def _splits(self, short: np.ndarray) -> np.ndarray:
         """Attention splits of each short sequence."""
-        return (self.start[short] + self.count[short] - 1) // PAGE_TOKENS + 1
+        last = self.start[short] + self.unverified[short] + self.count[short] - 1
+        return last // PAGE_TOKENS + 1
 
     def pack(self, shape: BatchShape, parts: BatchParts, scratch: int) -> None:
         """Write what fits a batch into its parts of a packed buffer on the host."""

@@ -139,7 +139,8 @@ def wanted_rows(rows: PlanRows, spans: StepSpans) -> StepSpans:
     number = np.arange(len(owner)) + np.repeat(spans.first + spans.count - ends, logits)
     start = spans.start[owner] + number - spans.first[owner]
     one = np.ones_like(number)
-    return StepSpans(number, one, start, spans.tables[owner], spans.states[owner])
+    of = spans.tables[owner], spans.states[owner], spans.unverified[owner]
+    return StepSpans(number, one, start, *of)
 
 
 def pack_ends(wanted: StepSpans, shape: StepShape, packed: torch.Tensor, scratch: int) -> None:

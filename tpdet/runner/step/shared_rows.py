@@ -36,10 +36,11 @@ from tpdet.sampling.sampler import (
 
 Blocks = Iterable[tuple[int, torch.Tensor]]
 """(first row, this rank's columns of logits from it on)"""
-SampleTogether = Callable[[int, torch.Tensor], PendingSample]
+SampleTogether = Callable[[int, torch.Tensor, torch.Tensor | None], PendingSample]
 """Samples for rows of one plan, on every rank alike.
 
-From the step's first row of a block, and this rank's columns of it, fp32 [n, W].
+From the step's first row of a block, this rank's columns of it, fp32 [n, W], and by how much the
+positions of their tokens are moved, int64 [n] on the device (None: they are not).
 """
 
 _LIKELIEST = RowParams(temperature=0.0, seed=0, position=0)
@@ -88,7 +89,7 @@ class RowSharing:
         if isinstance(how, WholeRows):
             return None
         if isinstance(how, LikeliestByColumns):
-            return lambda first, logits: sample_likeliest(logits, self._shard)
+            return lambda first, logits, moved: sample_likeliest(logits, self._shard)
         if self._rows is None:
             raise IntegrityError("the plan has ranks sample together: this rank was not started so")
         exchange, world, size = self._rows, self._world, self._shard.vocab_size
@@ -102,14 +103,25 @@ class RowSharing:
         each = zip(how.rows, counted.tolist(), strict=True)
         counts = [one.logprobs for one, n in each for _ in range(n)]
 
-        def by_columns(first: int, logits: torch.Tensor) -> PendingSample:
+        def by_columns(
+            first: int, logits: torch.Tensor, moved: torch.Tensor | None
+        ) -> PendingSample:
             block = slice(first, first + len(logits))
-            rows = params[block], counts[block], self._shard
+            rows = params[block].moved_by(moved), counts[block], self._shard
             return sample_columns(logits, *rows, self._processed)
 
-        def by_shares(first: int, logits: torch.Tensor) -> PendingSample:
+        def by_shares(
+            first: int, logits: torch.Tensor, moved: torch.Tensor | None
+        ) -> PendingSample:
             block = slice(first, first + len(logits))
-            of = params[block], counts[block], exchange, world.rank, world.size, size
+            of = (
+                params[block].moved_by(moved),
+                counts[block],
+                exchange,
+                world.rank,
+                world.size,
+                size,
+            )
             return sample_shared(logits, *of, self._processed)
 
         return by_columns if isinstance(how, ByColumns) else by_shares

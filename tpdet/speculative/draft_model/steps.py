@@ -64,7 +64,11 @@ class DraftStep:
                 copy.tokens.append(PENDING)
 
     def take(
-        self, first: int, logits: torch.Tensor, together: SampleTogether | None
+        self,
+        first: int,
+        logits: torch.Tensor,
+        together: SampleTogether | None,
+        moved: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Sample at each of the logits, fp32 [n, V]: ids int64 [n]."""
         sequences = self._sequences[first : first + len(logits)]

@@ -8,13 +8,16 @@ from collections import abc
 
 import numpy as np
 
+from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.speculative.proposers.proposer import NGRAM
 
 GRAM = 4
 """Tokens of an indexed run, and of the shortest match."""
 _LONGEST = 64  # tokens of a match that are compared when it is found
 _POSITIONS = 4  # the latest positions of a run, of which the longest match counts
-_MOST_DRAFTS = 15
+MOST_DRAFTS = SHORT_TOKENS - 1
+"""Of a row."""
+_MOST_IDS_SAID = 2 * MOST_DRAFTS + 1  # those before a row's drafts that are verified meanwhile, too
 _MOST_IDS = 32_768  # of a prompt's end that are indexed, in about 5 ms
 _MULTIPLIER, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
@@ -90,7 +93,7 @@ class Ngram:
 
     def propose(self, most: int) -> list[int]:
         """The tokens at the position; one near the end repeats what lies between."""
-        most = min(most, _MOST_DRAFTS)
+        most = min(most, _MOST_IDS_SAID)
         drafts = list(self._tokens[self._position : min(self._position + most, self._known)])
         return (drafts * -(-most // len(drafts)))[:most]
 

@@ -14,6 +14,9 @@ OF_REQUESTS = DRAFTS, PREDICTION
 """The proposers whose tokens a client sent; the others are the engine's."""
 UNTRIED = DRAFTS, PREDICTION, SCHEMA, DRAFT_MODEL
 """Those whose first drafts for a sequence are verified; others guess, and have a trial first."""
+BY_TOKENS = DRAFTS, PREDICTION, EARLIER, SCHEMA, DRAFT_MODEL
+"""Those whose rows are planned when the tokens before them are known: they propose long rows, or by
+the last token. Others say what may follow tokens that a step still verifies."""
 
 
 class Proposer(Protocol):

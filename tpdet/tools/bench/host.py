@@ -227,11 +227,11 @@ class _EmptyRoom(GraphRoom):
 
 
 class _EmptyGraphs(DecodeGraphs):
-    def run(self, rows: object) -> torch.Tensor:
+    def run(self, rows: object, moves: object = None) -> torch.Tensor:
         """Pack the rows; the logits are zeros."""
         if not self._kept:
             self._kept = (torch.zeros(self._buckets[-1][0].rows, 1),)
-        return super().run(rows)  # type: ignore[arg-type]
+        return super().run(rows)  # type: ignore[arg-type]  # no draft is verified here
 
     def _step(self, *_: object, **more: object) -> None:
         """Run no model."""
@@ -248,7 +248,7 @@ class _FixedTokens(RowSharing):
     def follow(self, plan: StepPlan) -> SampleTogether | None:
         """How the step's tokens are found: each is a number of its row and step."""
 
-        def sample(first: int, logits: torch.Tensor) -> PendingSample:
+        def sample(first: int, logits: torch.Tensor, moved: torch.Tensor | None) -> PendingSample:
             count = len(logits)
             tokens = (torch.arange(first, first + count) * 7 + plan.step) % self._vocabulary
             packed = torch.empty(count, 3, dtype=torch.float64)

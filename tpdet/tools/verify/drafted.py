@@ -141,13 +141,14 @@ class NanBehindWrongDrafts(FaultPoints):
 
 
 def refused_logits(rows: PlanRows, names: abc.Mapping[int, str], tokens: Tokens) -> list[int]:
-    """Which of a step's logits lie behind a wrong draft of a probe."""
+    """Which of a step's logits lie behind a wrong draft of a probe; its row's place is known."""
     refused: list[int] = []
     first = 0
     for row in rows:
         known = tokens.get(names.get(row.admission, ""), ())
-        if row.samples > 1 and known:
-            right = count_right(row.start, row.token_ids, known)
+        if row.samples > 1 and known and not row.unverified:
+            ids = row.token_ids if row.token_ids[0] >= 0 else (known[row.start], *row.token_ids[1:])
+            right = count_right(row.start, ids, known)
             refused += range(first + right, first + row.logits)
         first += row.logits
     return refused
@@ -168,11 +169,15 @@ class _Spoiled:
         self._results, self._refused = results, refused
 
     def take(
-        self, first: int, logits: torch.Tensor, together: SampleTogether | None
+        self,
+        first: int,
+        logits: torch.Tensor,
+        together: SampleTogether | None,
+        moved: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As TakeLogits."""
         rows = [row - first for row in self._refused if first <= row < first + len(logits)]
         if rows:
             logits = logits.clone()
             logits[rows] = torch.nan
-        return self._results.take(first, logits, together)
+        return self._results.take(first, logits, together, moved)
