@@ -132,6 +132,18 @@ def test_states_of_linear_attention_are_counted_as_a_start_counts_them(constants
     assert error.figures == 8 and abs(error.worst) < 0.1
 
 
+@pytest.mark.parametrize("model", ["qwen3.5-9b", "qwen3.5-35b-a3b"])
+def test_steps_of_hybrids_stand_near_what_was_measured(constants, model):
+    """Through `LLM.generate`; nothing was fitted to whole steps of hybrids."""
+    measured = [row for _, rows in newest_rows(RESULTS / "hybrids.h200.json") for row in rows]
+    newest = [row for row in measured if row.get("model") == model]
+    decode = {row["batch"]: row["value"] for row in newest if row["case"] == "a token"}
+    wished = {batch: wish(model, batch=batch, context=160) for batch in decode}
+    errors = {batch: plan_size(wished[batch], 1).decode_ms / decode[batch] - 1 for batch in decode}
+    assert errors.keys() == {1, 16, 64, 256}, errors
+    assert all(-0.1 < error < 0.05 for error in errors.values()), errors
+
+
 LINEAR = LinearCost(launch=2e-5, bytes=2.5e12, rows=1e12, chunk=5e-6)
 
 
