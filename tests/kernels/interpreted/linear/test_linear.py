@@ -15,6 +15,7 @@ from tests.lib.kernels.linear_rows import (
 )
 from tests.lib.pairwise import pairwise
 from tests.lib.some_slow import some_slow
+from tpdet.control.plan import PlanRows, Row
 from tpdet.kernels.cpu.linear import convolution as cpu_convolution
 from tpdet.kernels.cpu.linear import delta_rule as cpu_rule
 from tpdet.kernels.cpu.linear import gated_norm as cpu_norm
@@ -22,6 +23,13 @@ from tpdet.kernels.cuda.linear import convolution, delta_rule, gated_norm
 from tpdet.kernels.inputs.linear_state import StateMove
 from tpdet.kernels.inputs.paged_batch import make_batch
 from tpdet.kernels.order import K_GROUP
+from tpdet.runner.graphs.packed_step import (
+    BatchShape,
+    StepShape,
+    StepSpans,
+    pack_step,
+    packed_batches,
+)
 
 
 def grouped_chain(left, right):
@@ -138,6 +146,34 @@ def test_the_convolution_has_the_bits_of_one_run_and_is_near_the_cpu(dtype):
         first += count
     assert_same_bits(torch.cat(outputs), wanted, "steps")
     assert_same_bits(state.inputs, on_cpu.inputs, "ring of steps")
+
+
+def test_a_packed_step_convolves_its_rows_and_no_pad():
+    """A row alone, and a run whose last row is the only one of the second half."""
+    rows = linear_rows(1, 1, 1, 16, 16)
+    x = torch.randn(26, 48, generator=torch.Generator().manual_seed(1))
+    weight = torch.randn(48, 4, generator=torch.Generator().manual_seed(2))
+    state, alone = poisoned_state(rows, 3), poisoned_state(rows, 3)
+    before = make_batch((linear_sequence(0, 20, 0),))
+    for each in (state, alone):
+        convolution.short_convolution(x[:20], weight, each, before)
+    both = make_batch((linear_sequence(0, 1, 20), linear_sequence(1, 5, 0, 1)))
+    wanted = convolution.short_convolution(x[20:], weight, alone, both)
+    of = ((0, 20, 1), (1, 0, 5))  # slot, start, rows
+    plan = PlanRows.of(
+        [Row(i, 0, 0, start, (5,) * n, (i,), (i,), 1, 0, i, 0) for i, start, n in of]
+    )
+    halves = BatchShape(5, 2, 3, 4, 1, linear=True), BatchShape(6, 2, 3, 0, 1, linear=True)
+    shape = StepShape(halves)
+    buffer = torch.zeros(shape.words, dtype=torch.int32)
+    pack_step(plan, shape, StepSpans.of(plan, 1, 5).within(shape), buffer, 5)
+    pads = torch.full((5, 48), torch.nan)
+    parts = zip(
+        torch.cat([x[20:], pads]).split([5, 6]), packed_batches(shape, buffer, 5)[1], strict=True
+    )
+    got = [convolution.short_convolution(part, weight, state, batch) for part, batch in parts]
+    assert_same_bits(torch.cat(got)[:6], wanted, "rows")
+    assert_same_bits(state.inputs, alone.inputs, "ring")
 
 
 def test_the_gated_norm_is_near_the_cpu_and_a_row_has_its_own_bits():
