@@ -28,11 +28,14 @@ DEFAULT_LEAVES = 8
 FOLD_ORDERS = ("sequential", "pairs", "tree")
 DEFAULT_FOLD_ORDER: Final = "tree"  # a rank sends one partial at every size
 ROW_LAYERS = ("fold", "gather")
+KV_CACHE_DTYPES = ("auto", "fp8")
 
 # SHA-256 of the vectors in kernels/known/golden.py; a change of either is a new contract.
 GOLDEN_SHA256 = "0c237a1a421fbdc1913ddf32b16163fc0121e97198876a2c5c64c5908d5681d0"
 # And of those in kernels/known/linear_golden.py, named by models with linear attention alone.
 LINEAR_GOLDEN_SHA256 = "1e52e9fd4b217c3a3aac7d7266f81c1483cb53b3d3ef7a0da71f13c093fd0244"
+# And of those in kernels/known/kv_golden.py, named where the KV cache is in fp8.
+KV_GOLDEN_SHA256 = "0bb06448e729773328bb913138d910f6d4f981914a073d8e60374965118d7709"
 
 Value = TypeVar("Value")
 Operand = TypeVar("Operand")
@@ -123,7 +126,8 @@ class Contract:
     of ROW_LAYERS. Without a fold neither leaves nor fold order reach a bit: they are not named.
     edges: of each row product's leaves, by its name; named where not all of them are equal.
     experts: of a layer, whose groups are the lanes; named where there are any. linear: whether a
-    layer has linear attention, whose chunks and golden vectors are named then.
+    layer has linear attention, whose chunks and golden vectors are named then. kv_cache_dtype: one
+    of KV_CACHE_DTYPES; fp8 is named, with its golden vectors.
     """
 
     device: str
@@ -135,6 +139,7 @@ class Contract:
     edges: tuple[tuple[str, tuple[int, ...]], ...] = ()
     experts: int = 0
     linear: bool = False
+    kv_cache_dtype: str = "auto"
 
     @property
     def identifier(self) -> str:
@@ -156,6 +161,9 @@ class Contract:
         if self.linear:
             constants["linear"] = [CHUNK_TOKENS, LINEAR_GOLDEN_SHA256]
         del fields["linear"]
+        if self.kv_cache_dtype != "auto":
+            constants["kv_cache"] = [self.kv_cache_dtype, KV_GOLDEN_SHA256]
+        del fields["kv_cache_dtype"]
         if self.row_layers == "fold":
             constants["fold"] = describe(fold_tree(self.fold_order, self.leaves))
             del fields["row_layers"]  # the ids of folded contracts are older than this field

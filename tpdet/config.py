@@ -105,6 +105,11 @@ class EngineConfig(BaseModel):
         "unpacked when it is used, on CPUs and on Hopper; dense: dequantised when they are "
         "loaded; auto: so far dense; no bit depends on it",
     )
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        "auto",
+        description="how pages hold keys and values; auto: in the model's dtype; fp8: in e4m3 with "
+        "a power of two for each token and key head; part of the contract id",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
     transport: Literal["auto", "gather", "peer", "mpi"] = Field(
         "auto",
@@ -249,6 +254,10 @@ class EngineConfig(BaseModel):
             raise ValueError("approximate answers need {row_layers} fold: leave {row_layers} out")
         if self.weights == "packed" and self.may_be_approximate:
             raise ValueError("{weights} packed has no approximate mode: leave {weights} out")
+        if self.kv_cache_dtype != "auto" and self.may_be_approximate:
+            raise ValueError(
+                "{kv_cache_dtype} fp8 has no approximate mode: leave {kv_cache_dtype} out"
+            )
         return self
 
     @model_validator(mode="after")

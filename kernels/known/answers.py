@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from tpdet.kernels import ops
+from tpdet.kernels.exact.fp8_rows import fp8_page_bytes
 from tpdet.kernels.inputs.linear_state import BLOCK_ROWS, TAPS, DeltaGates, LinearState
 from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
@@ -37,6 +38,8 @@ class Forms(NamedTuple):
     sinks: bool = False
     linear: bool = False
     """Whether some layers have linear attention."""
+    fp8_pages: bool = False
+    """Whether keys and values are kept in fp8."""
 
 
 PLAIN = Forms()
@@ -91,25 +94,29 @@ def _answers(device: torch.device, dtype: torch.dtype, forms: Forms) -> dict[str
         "norm": torch.stack([hidden, normed.float()]),
         "gated gemm": ops.gated_gemm(x, weight, activation=forms.activation),
         "activation": ops.activate_and_multiply(gate_up, activation=forms.activation),
-        "attention": _attention(device, dtype, forms.attention_cap, forms.sinks),
+        "attention": _attention(device, dtype, forms),
         "log softmax": sampled.log_masses,
         "sampler": sampled.packed,
     }
 
 
-def _attention(device: torch.device, dtype: torch.dtype, cap: float, sinks: bool) -> torch.Tensor:
+def _attention(device: torch.device, dtype: torch.dtype, forms: Forms) -> torch.Tensor:
     """Head norm, rotary embedding, stored keys, a prefill and a decode of one sequence."""
-    heads, key_heads = 4, 2
+    heads, key_heads, cap = 4, 2, forms.attention_cap
     q = fixed_values(_SEED, 5, (_LENGTH, heads, _HEAD), device).to(dtype)
     k, v = (fixed_values(_SEED, n, (_LENGTH, key_heads, _HEAD), device).to(dtype) for n in (6, 7))
     angle = fixed_values(_SEED, 8, (2, _LENGTH, _HEAD // 2), device)
-    pages = torch.zeros(2, 2, key_heads, PAGE_TOKENS, _HEAD, dtype=dtype, device=device)
+    shape: tuple[int, ...] = (2, 2, key_heads, PAGE_TOKENS, _HEAD)
+    stored = dtype
+    if forms.fp8_pages:
+        shape, stored = (2, 2, key_heads, fp8_page_bytes(_HEAD)), torch.uint8
+    pages = torch.zeros(shape, dtype=stored, device=device)
     whole = make_batch((PagedSequence(0, _LENGTH, 0, (1, 0)),), device)
     q = ops.rotate_and_store(
         q, k, v, (angle[0], angle[1]), (q[0, 0], k[0, 0]), 1e-6, (pages[0], pages[1]), whole
     )
     last = make_batch((PagedSequence(0, 1, _LENGTH - 1, (1, 0)),), device)
-    sink = fixed_values(_SEED, 9, (heads,), device) if sinks else None
+    sink = fixed_values(_SEED, 9, (heads,), device) if forms.sinks else None
     parts = [
         ops.paged_attention(q, pages[0], pages[1], whole, None, cap, sink),
         ops.paged_attention(q[-1:].contiguous(), pages[0], pages[1], last, 100, cap, sink),

@@ -100,7 +100,6 @@ HABITS = {
     "scheduling-policy": _only("requests are taken in the order they came", "fcfs"),
     "tokenizer-mode": _only("there is one way of reading a tokenizer", "auto"),
     "config-format": _only("models are Hugging Face directories", "auto", "hf"),
-    "kv-cache-dtype": _only("the KV cache has the model's dtype", "auto"),
     "block-size": _any("a page of KV cache holds 256 tokens"),
     "num-gpu-blocks-override": _only("--kv-pages says how many pages of 256 tokens there are"),
     "max-logprobs": _only("a request may ask for 100 alternatives a token", "20", "100"),

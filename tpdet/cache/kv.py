@@ -8,13 +8,17 @@ import torch
 
 from tpdet.cache.states import StatePool
 from tpdet.errors import ResourceError
+from tpdet.kernels.exact.fp8_rows import fp8_page_bytes
 from tpdet.kernels.inputs.linear_state import LinearState
 from tpdet.kernels.order import PAGE_TOKENS
 
 
 @dataclass(frozen=True)
 class LayerPages:
-    """One layer's keys and values, each [P, Hkv, 256, D] in the model's dtype."""
+    """One layer's keys and values, each [P, Hkv, 256, D] in the model's dtype.
+
+    In fp8 each is uint8 [P, Hkv, 256 * (D + 1)], as `kernels.exact.fp8_rows` says.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -44,6 +48,12 @@ class KeyValuePages:
         """Where they lie."""
         return self.attention[0].keys.device
 
+    def fill(self, count: int, value: float) -> None:
+        """Write `value` all over the first `count` pages; in fp8, rows of zeros or of NaN."""
+        for layer in self.attention:
+            for pages in (layer.keys, layer.values):
+                pages[:count].fill_(value if pages.is_floating_point() else 255 * (value != value))
+
     def beside(self, states: StatePool, linear: Sequence[bool]) -> "KeyValuePages":
         """The pages of these layers and the states of linear ones; linear: which are, in order."""
         pages, own = iter(self.layers), iter(states.layers)
@@ -59,8 +69,13 @@ def allocate_pages(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> KeyValuePages:
-    """Uninitialised pages. Raises ResourceError with the size in GiB when memory is short."""
-    shape = (pages, key_heads, PAGE_TOKENS, head_dim)
+    """Uninitialised pages. Raises ResourceError with the size in GiB when memory is short.
+
+    dtype: as `stored_dtype` has it.
+    """
+    shape: tuple[int, ...] = (pages, key_heads, PAGE_TOKENS, head_dim)
+    if dtype == torch.uint8:
+        shape = (pages, key_heads, fp8_page_bytes(head_dim))
     try:
         return KeyValuePages(
             tuple(
@@ -69,7 +84,7 @@ def allocate_pages(
             )
         )
     except (RuntimeError, MemoryError) as error:
-        size = 2 * layers * pages * key_heads * PAGE_TOKENS * head_dim * dtype.itemsize
+        size = pages * page_bytes(layers, key_heads, head_dim, dtype)
         also = "" if str(device) == "cpu" else ", --gpu-memory-utilization or --max-model-len"
         raise ResourceError(
             f"no memory for {pages} KV pages ({size / 2**30:.1f} GiB) on {device}: lower --kv-pages"
@@ -77,6 +92,14 @@ def allocate_pages(
         ) from error
 
 
+def stored_dtype(kv_cache_dtype: str, dtype: str) -> torch.dtype:
+    """The dtype of pages by the setting and the model's dtype: uint8 stands for fp8."""
+    stored: torch.dtype = torch.uint8 if kv_cache_dtype == "fp8" else getattr(torch, dtype)
+    return stored
+
+
 def page_bytes(layers: int, key_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes of one page over all layers, keys and values."""
+    """Bytes of one page over all layers, keys and values; dtype: as `stored_dtype` has it."""
+    if dtype == torch.uint8:
+        return 2 * layers * key_heads * fp8_page_bytes(head_dim)
     return 2 * layers * key_heads * PAGE_TOKENS * head_dim * dtype.itemsize

@@ -21,6 +21,7 @@ class Partition:
 
     `row_layers` names how its row layers are cut: see tpdet.layers.row_layers. `experts` gathers
     the columns of experts that are cut over their outputs; None where experts lie whole on ranks.
+    `kv_cache_dtype`: of the pages of its key heads, as the setting.
     """
 
     config: ModelConfig
@@ -30,6 +31,7 @@ class Partition:
     arithmetic: Arithmetic
     row_layers: str = "fold"
     experts: ExpertColumns | None = None
+    kv_cache_dtype: str = "auto"
 
     def by(self, arithmetic: Arithmetic) -> "Partition":
         """The same cut computed by another arithmetic, made for this plan and world."""
@@ -138,6 +140,7 @@ def make_partition(
     leaves: int | None,
     row_layers: str = "fold",
     experts: str = "auto",
+    kv_cache_dtype: str = "auto",
 ) -> Partition:
     """Cut `config` over `world`. Raises UsageError naming the tensor-parallel sizes that fit."""
     cut = check_ranks(config, world.size, leaves)
@@ -145,6 +148,7 @@ def make_partition(
     plan = fold_plan(fold_order, cut.count, world.size)
     exchange = GatherExchange(plan, world)
     columns = GatheredExperts(exchange) if placed == "columns" else None
+    arithmetic = StrictArithmetic(exchange)
     return Partition(
-        config, world, fold_order, cut, StrictArithmetic(exchange), row_layers, columns
+        config, world, fold_order, cut, arithmetic, row_layers, columns, kv_cache_dtype
     )

@@ -74,6 +74,7 @@ class OfflineModel(PoolingPlans, ABC):
         that has some. Prefixes are then not shared, and stop strings are refused.
     kernel_cache: directory that `tpdet compile` made; a GPU's start reads kernels there.
     fold_order, row_layers, leaves: the order of sums, which is part of the contract id.
+    kv_cache_dtype: "fp8" keeps keys and values in e4m3 with powers of two; part of the contract id.
     experts: where those of a mixture lie, whole on ranks (lanes) or cut over all (columns).
     transport: what carries sums between ranks.
     logprobs_mode: "raw_logprobs" or "processed_logprobs": whether the log-probabilities of sampled
@@ -123,6 +124,7 @@ class OfflineModel(PoolingPlans, ABC):
         fold_order: Literal["sequential", "pairs", "tree"] = DEFAULT_FOLD_ORDER,
         row_layers: Literal["fold", "gather"] = "fold",
         leaves: int | None = None,
+        kv_cache_dtype: Literal["auto", "fp8"] = "auto",
         experts: Literal["auto", "lanes", "columns"] = "auto",
         transport: Literal["auto", "gather", "peer", "mpi"] = "auto",
         logprobs_mode: LogprobsMode = RAW_LOGPROBS,

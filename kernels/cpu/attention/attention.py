@@ -24,6 +24,7 @@ from torch.nn.functional import pad
 
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.cpu.pointwise.soft_cap import soft_cap
+from tpdet.kernels.exact.fp8_rows import decode_rows, rows_of
 from tpdet.kernels.inputs.paged_batch import PagedBatch, PagedSequence
 from tpdet.kernels.order import K_GROUP, MASKED, PAGE_TOKENS, TILE_TOKENS
 
@@ -42,6 +43,24 @@ class _Block:
     groups: int
 
 
+@dataclass(frozen=True)
+class _StoredPages:
+    """Pages of keys and values, which stand for numbers of `dtype` in heads of `head`."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    dtype: torch.dtype
+    head: int
+
+    def read(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [B, Hkv, 256, D] fp32 of pages [B]."""
+        keys, values = self.keys[pages], self.values[pages]
+        if keys.dtype == torch.uint8:
+            keys = decode_rows(*rows_of(keys, self.head), self.dtype)
+            values = decode_rows(*rows_of(values, self.head), self.dtype)
+        return keys.float(), values.float()
+
+
 def paged_attention(
     q: torch.Tensor,
     k_pages: torch.Tensor,
@@ -53,6 +72,7 @@ def paged_attention(
 ) -> torch.Tensor:
     """Attention of q [M, Hq, D] over pages [P, Hkv, 256, D] -> [M, Hq, D], q's dtype.
 
+    Pages of uint8 [P, Hkv, 256 * (D + 1)] hold keys and values in fp8 (`exact/fp8_rows.py`).
     Query head h reads key head h // (Hq / Hkv). Keys and values of this step's rows are already
     stored. sinks: fp32 [Hq], or None. Rows that no sequence names come back as zeros.
     """
@@ -110,7 +130,8 @@ def _attend(
     sink = None
     if sinks is not None:
         sink = sinks.view(key_heads, per_key_head)[:, torch.arange(rows) % per_key_head]
-    result = _attend_splits(query, position, k_pages, v_pages, blocks, window, cap, sink)
+    read = _StoredPages(k_pages, v_pages, q.dtype, head)
+    result = _attend_splits(query, position, read, blocks, window, cap, sink)
     for i, block in enumerate(blocks):
         live = block.count * per_key_head
         first = block.sequence.first_row + block.first
@@ -123,14 +144,13 @@ def _attend(
 def _attend_splits(
     query: torch.Tensor,
     position: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
+    stored_pages: "_StoredPages",
     blocks: list[_Block],
     window: int | None,
     cap: float,
     sink: torch.Tensor | None,
 ) -> torch.Tensor:
-    """query [B, Hkv, R, D] fp32, position [B, R] (-1: pad) -> [B, Hkv, R, D], the pages' dtype.
+    """query [B, Hkv, R, D] fp32, position [B, R] (-1: pad) -> [B, Hkv, R, D], the model's dtype.
 
     sink: fp32 [Hkv, R], the state before any key; None for none.
     """
@@ -153,15 +173,16 @@ def _attend_splits(
         if window is not None:
             seen &= key > position[at][:, :, None] - window
         stored = (key < length[:, None])[:, None, :, None]
-        values = torch.where(stored, v_pages[pages].float(), 0.0)
-        state = _split_state(query[at], k_pages[pages].float(), values, seen, k_pages.dtype, cap)
+        keys, values = stored_pages.read(pages)
+        values = torch.where(stored, values, 0.0)
+        state = _split_state(query[at], keys, values, seen, stored_pages.dtype, cap)
         merged = _merge((largest[at], mass[at], total[at]), state)
         visible = seen.any(-1)[:, None, :]
         largest[at] = torch.where(visible, merged[0], largest[at])
         mass[at] = torch.where(visible, merged[1], mass[at])
         total[at] = torch.where(visible[..., None], merged[2], total[at])
     mass = torch.where(position[:, None, :] < 0, 1.0, mass)
-    return (total * (1.0 / mass)[..., None] + 0.0).to(k_pages.dtype)
+    return (total * (1.0 / mass)[..., None] + 0.0).to(stored_pages.dtype)
 
 
 _State = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -1,7 +1,8 @@
-"""Embedding rows and stored keys: copies of bits, no arithmetic."""
+"""Embedding rows and stored keys: copies of bits, or of keys and values in fp8."""
 
 import torch
 
+from tpdet.kernels.exact.fp8_rows import encode_pairs, rows_of
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import PAGE_TOKENS
 
@@ -23,7 +24,10 @@ def store_kv(
     v_pages: torch.Tensor,
     batch: PagedBatch,
 ) -> None:
-    """Write k and v [M, Hkv, D] to their pages [P, Hkv, 256, D] at each row's position."""
+    """Write k and v [M, Hkv, D] to their pages [P, Hkv, 256, D] at each row's position.
+
+    Pages of uint8 [P, Hkv, 256 * (D + 1)] hold them in fp8 (`exact/fp8_rows.py`).
+    """
     rows, pages, offsets = [], [], []
     for sequence in batch.sequences:
         for i in range(sequence.count):
@@ -32,5 +36,22 @@ def store_kv(
             pages.append(sequence.pages[position // PAGE_TOKENS])
             offsets.append(position % PAGE_TOKENS)
     row, page, offset = (torch.tensor(x, dtype=torch.int64) for x in (rows, pages, offsets))
-    k_pages[page, :, offset] = k[row]
-    v_pages[page, :, offset] = v[row]
+    write_rows(k[row], v[row], k_pages, v_pages, page, offset)
+
+
+def write_rows(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    page: torch.Tensor,
+    offset: torch.Tensor,
+) -> None:
+    """`store_kv` of k and v [M, Hkv, D] to places `offset` [M] of pages numbered `page` [M]."""
+    if k_pages.dtype != torch.uint8:
+        k_pages[page, :, offset] = k
+        v_pages[page, :, offset] = v
+        return
+    for pages, stored in zip((k_pages, v_pages), encode_pairs(k, v), strict=True):
+        for part, values in zip(rows_of(pages, k.shape[2]), stored, strict=True):
+            part[page, :, offset] = values

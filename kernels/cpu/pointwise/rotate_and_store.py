@@ -17,7 +17,7 @@ def rotate_and_store(
     pages: tuple[torch.Tensor, torch.Tensor],
     batch: PagedBatch,
 ) -> torch.Tensor:
-    """q [M, Hq, D] rotated; k rotated and v [M, Hkv, D] stored to pages [P, Hkv, 256, D].
+    """q [M, Hq, D] rotated; k rotated and v [M, Hkv, D] stored to pages, as `store_kv`.
 
     The tables [positions, D / 2] fp32 are read at each row's position.
     """

@@ -13,6 +13,7 @@ import torch
 from tpdet.kernels.cpu.attention import attention
 from tpdet.kernels.cpu.linear import convolution, delta_rule
 from tpdet.kernels.cpu.pointwise import rotate_and_store
+from tpdet.kernels.cpu.pointwise.embedding import write_rows
 from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedBatch, PagedSequence
 from tpdet.kernels.order import CHUNK_TOKENS, PAGE_TOKENS
 from tpdet.models import micro_batches
@@ -75,8 +76,7 @@ def listed(batch):
 
 def store_by_slots(k, v, k_pages, v_pages, batch):
     pages, places = batch.slots // PAGE_TOKENS, batch.slots % PAGE_TOKENS
-    k_pages[pages, :, places] = k
-    v_pages[pages, :, places] = v
+    write_rows(k, v, k_pages, v_pages, pages, places)
 
 
 def by_lists(plain):

@@ -28,7 +28,7 @@ class Contracts:
 def partition_of(config: EngineConfig, model: ModelConfig, world: World) -> Partition:
     """A rank's share of a model, as the settings cut it. Raises UsageError."""
     cut = config.fold_order, config.leaves, config.row_layers, config.experts
-    return make_partition(model, world, *cut)
+    return make_partition(model, world, *cut, config.kv_cache_dtype)
 
 
 def name_contracts(config: EngineConfig, partition: Partition, device: str) -> Contracts:
@@ -42,6 +42,7 @@ def name_contracts(config: EngineConfig, partition: Partition, device: str) -> C
         edges=partition.cut.edges,
         experts=partition.config.experts,
         linear=partition.config.linear is not None,
+        kv_cache_dtype=config.kv_cache_dtype,
     ).identifier
     return Contracts(strict, _approximate(strict, partition.world.size))
 

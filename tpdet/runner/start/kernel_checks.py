@@ -10,14 +10,16 @@ import torch
 from tpdet.checkpoint.packing import Packing
 from tpdet.comm.agreement import agree, collect_facts
 from tpdet.config import EngineConfig
-from tpdet.errors import DisagreementError, TpdetError
+from tpdet.errors import DisagreementError, TpdetError, UsageError
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.cpu.gemm.admission import check_bit_classes, check_linear_products
+from tpdet.kernels.cuda.hardware import gpu_of
 from tpdet.kernels.known.answers import known_answers
 from tpdet.kernels.known.expert_golden import EXPERT_GOLDEN_SHA256, expert_golden_digest
 from tpdet.kernels.known.golden import golden_digest
+from tpdet.kernels.known.kv_golden import kv_golden_digest
 from tpdet.kernels.known.linear_golden import linear_golden_digest
-from tpdet.kernels.order import GOLDEN_SHA256, LINEAR_GOLDEN_SHA256
+from tpdet.kernels.order import GOLDEN_SHA256, KV_GOLDEN_SHA256, LINEAR_GOLDEN_SHA256
 from tpdet.launch.ranks.pinned import threads_per_rank
 from tpdet.layers.partition import Partition
 from tpdet.models.fingerprint import architecture
@@ -35,9 +37,13 @@ _log = logging.getLogger("tpdet.engine")
 def check_kernels(partition: Partition, device: str) -> None:
     """Golden vectors and, on the CPU, bit classes. Raises DisagreementError or TpdetError.
 
-    Raises UsageError for row layers that cannot be cut as asked.
+    Raises UsageError for row layers that cannot be cut as asked, and for fp8 pages on a GPU that
+    has no kernel for them.
     """
     model = partition.config
+    fp8 = partition.kv_cache_dtype == "fp8"
+    if fp8 and device == "cuda" and not gpu_of(torch.device(device)).wgmma:
+        raise UsageError("kv_cache_dtype fp8 needs Hopper on a GPU: leave kv_cache_dtype out")
     if device == "cpu":
         threads.configure(threads_per_rank(partition.world.local_size))
     goldens = {"": (golden_digest(), GOLDEN_SHA256)}
@@ -45,6 +51,8 @@ def check_kernels(partition: Partition, device: str) -> None:
         goldens[" of experts"] = expert_golden_digest(torch.device("cpu")), EXPERT_GOLDEN_SHA256
     if model.linear is not None:
         goldens[" of linear layers"] = linear_golden_digest(), LINEAR_GOLDEN_SHA256
+    if fp8:
+        goldens[" of fp8 keys and values"] = kv_golden_digest(), KV_GOLDEN_SHA256
     for name, (digest, golden) in goldens.items():
         if digest != golden:
             raise DisagreementError(
@@ -101,7 +109,7 @@ def compare_answers(
     """
     dtype = getattr(torch, partition.config.dtype)
     ahead.compile(lambda: rehearse_checks(partition, device, limits), "checks")
-    answers = known_answers(device, dtype, forms_of(partition.config))
+    answers = known_answers(device, dtype, forms_of(partition))
     named = architecture(device.type, answers)
     facts = {f"known answer {name}": digest for name, digest in answers.items()}
     agree(partition.world, facts | {"architecture": named})

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpdet.cache.kv import KeyValuePages, allocate_pages
+from tpdet.cache.kv import KeyValuePages, allocate_pages, stored_dtype
 from tpdet.cache.state_table import StateRoom
 from tpdet.cache.states import allocate_states
 from tpdet.checkpoint.model_config import ModelConfig
@@ -92,7 +92,8 @@ def allocate_cache(
     """
     model, key_heads = partition.config, len(partition.key_heads)
     dtype, layers = getattr(torch, model.dtype), model.attention_layers
-    pages = allocate_pages(layers, count, key_heads, model.head_dim, dtype, device)
+    stored = stored_dtype(partition.kv_cache_dtype, model.dtype)
+    pages = allocate_pages(layers, count, key_heads, model.head_dim, stored, device)
     shape = state_shape(partition)
     if shape is None or model.linear is None or room is None:
         return pages

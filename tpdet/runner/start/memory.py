@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from tpdet.cache.kv import page_bytes
+from tpdet.cache.kv import page_bytes, stored_dtype
 from tpdet.cache.routes import route_bytes
 from tpdet.cache.state_table import StateRoom
 from tpdet.checkpoint.model_config.quantisation import Quantisation
@@ -290,7 +290,8 @@ def pages_that_fit(
 def _page_bytes(partition: Partition) -> int:
     """Bytes of a page of this rank's keys and values, of all layers."""
     model, keys = partition.config, len(partition.key_heads)
-    return page_bytes(model.attention_layers, keys, model.head_dim, getattr(torch, model.dtype))
+    stored = stored_dtype(partition.kv_cache_dtype, model.dtype)
+    return page_bytes(model.attention_layers, keys, model.head_dim, stored)
 
 
 def _available_memory() -> int:

@@ -76,9 +76,7 @@ def _logits(
     """This rank's logits [2, V'] of the prompt's last token and of one that follows it."""
     first = pages.attention[0].keys
     count = first.shape[0] if first.device.type == "cuda" else min(_PAGES, first.shape[0])
-    for layer in pages.attention:
-        layer.keys[:count].fill_(value)
-        layer.values[:count].fill_(value)
+    pages.fill(count, value)
     if pages.states is not None:
         pages.states.fill(value)
         pages.states.clear(0)

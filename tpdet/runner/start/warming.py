@@ -12,7 +12,6 @@ import torch
 
 from tpdet.cache.kv import KeyValuePages
 from tpdet.cache.state_table import StateRoom
-from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.config import EngineConfig
 from tpdet.control.plan import MAX_STEP_DRAFTS
 from tpdet.kernels.inputs.product import HEAD_ROWS
@@ -42,7 +41,7 @@ def rehearse_checks(
     from tpdet.kernels.cuda.gemm import admission
 
     dtype = getattr(torch, partition.config.dtype)
-    known_answers(device, dtype, forms_of(partition.config))
+    known_answers(device, dtype, forms_of(partition))
     if limits is not None:
         failing_tiles(expert_products(partition), expert_layer(partition), device, dtype)
         admission.rehearse(rank_products(partition), device, limits, dtype)
@@ -60,10 +59,11 @@ def try_linear_forms(partition: Partition, device: torch.device) -> tuple[list[s
     return admit_forms(heads, device)
 
 
-def forms_of(model: ModelConfig) -> Forms:
+def forms_of(partition: Partition) -> Forms:
     """The forms of kernels that a model takes."""
-    caps = model.attention_cap, model.logit_cap
-    return Forms(model.activation, model.norm, *caps, model.sinks, model.linear is not None)
+    model = partition.config
+    caps, fp8 = (model.attention_cap, model.logit_cap), partition.kv_cache_dtype == "fp8"
+    return Forms(model.activation, model.norm, *caps, model.sinks, model.linear is not None, fp8)
 
 
 def rehearse_steps(

@@ -104,6 +104,7 @@ def _check_model(settings: Settings, ranks: int) -> tuple[ModelConfig, str]:
         edges=cut.edges,
         experts=model.experts,
         linear=model.linear is not None,
+        kv_cache_dtype=engine.kv_cache_dtype,
     )
     return model, contract.identifier
 

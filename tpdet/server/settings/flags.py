@@ -27,7 +27,8 @@ GROUPS = {
         "max_num_batched_tokens", "fixed_batch", "drafts", "draft_model", "max_queue",
     ),
     "arithmetic (what may change bits)": (
-        "fold_order", "row_layers", "leaves", "logprobs_mode", "approximate", "on_slowdown",
+        "fold_order", "row_layers", "leaves", "kv_cache_dtype", "logprobs_mode", "approximate",
+        "on_slowdown",
         "max_slowdown", "seed", "seed_policy",
     ),
     "ranks and kernels": (
