@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from tests.gpu.attention.bits import attention_checks
 from tests.gpu.attention.decode import decode_checks
+from tests.gpu.attention.fp8_pages import fp8_checks
 from tests.gpu.attention.prefill import prefill_checks
 from tests.gpu.attention.streamed import streamed_checks
 from tests.gpu.engine.bits import engine_checks, make_models
@@ -36,6 +37,7 @@ SUITES = {
     "prefill": lambda _: prefill_checks(),
     "decode": lambda _: decode_checks(),
     "streamed": lambda _: streamed_checks(),
+    "fp8_pages": lambda _: fp8_checks(),
     "gemm": lambda _: [*column_bits.column_checks(), *leaf_checks(), *norm_checks()],
     "packed": lambda _: [*packed_checks(), *packed_expert_checks()],
     "attention": lambda _: attention_checks(),

@@ -33,6 +33,7 @@ from tpdet.kernels.cuda.attention.split import (
     sees,
 )
 from tpdet.kernels.cuda.launch.dependent import await_earlier
+from tpdet.kernels.cuda.pointwise.fp8_rows import load_exponents, numbers_of, page_size
 
 
 class SplitStates(NamedTuple):
@@ -79,6 +80,8 @@ def _walk_split(
     HEAD: tl.constexpr = SHAPE.HEAD
     LANES: tl.constexpr = SHAPE.LANES
     WINDOW: tl.constexpr = SHAPE.WINDOW
+    FP8: tl.constexpr = k_page.dtype.element_ty == tl.uint8
+    dtype: tl.constexpr = query.dtype
     lane = tl.arange(0, LANES)
     inside = tl.arange(0, TILE)
     first_key = split * PAGE
@@ -100,15 +103,21 @@ def _walk_split(
         if FORM.SWAPPED:
             row_at = offset[:, None] * HEAD + lane[None, :]
             mask = stored[:, None] & (lane < HEAD)[None, :]
-            k = tl.load(k_page + row_at, mask=mask, other=0.0)
-            v = tl.load(v_page + row_at, mask=mask, other=0.0)
+            k = tl.load(k_page + row_at, mask=mask, other=0)
+            v = tl.load(v_page + row_at, mask=mask, other=0)
+            if FP8:
+                k = numbers_of(k, load_exponents(k_page, offset, stored, HEAD)[:, None], dtype)
+                v = numbers_of(v, load_exponents(v_page, offset, stored, HEAD)[:, None], dtype)
             seen = sees(key[:, None], position[None, :], window, WINDOW)
             m, w, o = add_tile_swapped(query, k, tl.trans(v), seen, m, w, o, scale, CAP)
         else:
             k_at = k_page + offset[None, :] * HEAD + lane[:, None]
             v_at = v_page + offset[:, None] * HEAD + lane[None, :]
-            k = tl.load(k_at, mask=stored[None, :] & (lane < HEAD)[:, None], other=0.0)
-            v = tl.load(v_at, mask=stored[:, None] & (lane < HEAD)[None, :], other=0.0)
+            k = tl.load(k_at, mask=stored[None, :] & (lane < HEAD)[:, None], other=0)
+            v = tl.load(v_at, mask=stored[:, None] & (lane < HEAD)[None, :], other=0)
+            if FP8:
+                k = numbers_of(k, load_exponents(k_page, offset, stored, HEAD)[None, :], dtype)
+                v = numbers_of(v, load_exponents(v_page, offset, stored, HEAD)[:, None], dtype)
             seen = sees(key[None, :], position[:, None], window, WINDOW)
             m, w, o = add_tile(query, k, v, seen, m, w, o, scale, True, CAP)
     if FORM.SWAPPED:
@@ -184,7 +193,8 @@ def attend_splits(
         q_at = operands.q + to[:, None] * operands.q_stride + column[:, None] + lane[None, :]
         query = tl.load(q_at, mask=mask, other=0.0)
         # 4. the state of the split
-        page = (number.to(tl.int64) * KEY_HEADS + head) * (PAGE * HEAD)
+        size: tl.constexpr = page_size(operands.k_pages.dtype.element_ty, HEAD)
+        page = (number.to(tl.int64) * KEY_HEADS + head) * size
         m, w, o = _walk_split(
             query,
             operands.k_pages + page,

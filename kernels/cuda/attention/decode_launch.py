@@ -7,7 +7,7 @@ import torch
 from tpdet.kernels.cuda.attention.decode import DecodeForm, SplitStates, attend_splits
 from tpdet.kernels.cuda.attention.merge_splits import merge_splits
 from tpdet.kernels.cuda.attention.operands import AttentionCall, page_tiles
-from tpdet.kernels.cuda.attention.streamed import BOX, PROGRAMS, StreamedForm, attend_streamed
+from tpdet.kernels.cuda.attention.streamed import BOX, StreamedForm, attend_streamed
 from tpdet.kernels.cuda.attention.variants import (
     STREAMED_HEADS,
     WARP_SPECIALISED_TYPES,
@@ -88,11 +88,14 @@ def _launch_streamed(
     _check_streamed(call, batch.short_rows, variant)
     operands, shape, _, _ = call
     device, sequences = operands.q.device, batch.rows.shape[0]
-    programs = PROGRAMS.value * multiprocessors(device)
+    fp8 = operands.k_pages.dtype == torch.uint8
+    form = streamed_form(variant, sequences, fp8)
+    programs = form.PROGRAMS * multiprocessors(device)
     attend_streamed[(min(programs, batch.splits.shape[0] * shape.KEY_HEADS),)](
         operands,
         *page_tiles(call, TILE_TOKENS),
         *page_tiles(call, BOX.value),
+        _page_words(call),
         states,
         arrival_counters(sequences * shape.KEY_HEADS, device),
         batch.rows,
@@ -101,11 +104,19 @@ def _launch_streamed(
         sequences,
         batch.short_rows,
         shape,
-        streamed_form(variant, sequences),
+        form,
         num_warps=variant.warps,
         enable_fp_fusion=False,
         **dependent_launch(device),
     )
+
+
+def _page_words(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pages of keys and values, as int32 where they are in fp8."""
+    k_pages, v_pages = call.operands.k_pages, call.operands.v_pages
+    if k_pages.dtype != torch.uint8:
+        return k_pages, v_pages
+    return k_pages.view(torch.int32), v_pages.view(torch.int32)
 
 
 def _check_streamed(call: AttentionCall, short_rows: int, variant: AttentionVariant) -> None:
@@ -156,10 +167,14 @@ def decode_form(variant: AttentionVariant, row_count: int, lanes: int) -> Decode
 
 
 @cache
-def streamed_form(variant: AttentionVariant, sequences: int) -> StreamedForm:
-    """What a variant compiles the streamed kernel for, with so many sequences in the batch."""
+def streamed_form(variant: AttentionVariant, sequences: int, fp8: bool = False) -> StreamedForm:
+    """What a variant compiles the streamed kernel for, with so many sequences in the batch.
+
+    fp8: pages, of which three programs have room where there is one stage of numbers.
+    """
     listed = max(_LEAST_LISTED, next_power_of_2(sequences))
-    return StreamedForm(variant.rows, variant.stages, listed)
+    programs = 3 if fp8 and variant.stages == 1 else 2
+    return StreamedForm(variant.rows, variant.stages, listed, programs)
 
 
 def arrival_counters(count: int, device: torch.device) -> torch.Tensor:

@@ -12,14 +12,14 @@ from tpdet.kernels.cuda.launch.warp_pipeline import tile_layout
 from tpdet.kernels.cuda.pointwise.soft_cap import SoftCap
 
 _SWIZZLE_BYTES = 128  # a line of a tile in shared memory
-_VALUE_BITS = 16
 
 
 class AttentionOperands(NamedTuple):
     """What the kernels read and write at run time, beside the batch.
 
     q, out: [M, Hq, D], rows of q `q_stride` values apart; k_pages, v_pages: [P, Hkv, 256, D]; all
-    bf16, fp16 or fp32. sinks: fp32 [Hq], any tensor without SINKS. scale: of scores.
+    bf16, fp16 or fp32, but pages in fp8: uint8 [P, Hkv, 256 * (D + 1)]. sinks: fp32 [Hq], any
+    tensor without SINKS. scale: of scores.
     """
 
     q: torch.Tensor
@@ -73,8 +73,9 @@ def attention_call(
 
 
 def page_tiles(call: AttentionCall, keys: int) -> list[TensorDescriptor]:
-    """K and V of 2-byte values by `keys`, [keys, D], as warps copy them (Hopper)."""
-    head, layout = call.shape.HEAD, tile_layout(_SWIZZLE_BYTES, _VALUE_BITS)
+    """K and V of 1 or 2 bytes a value by `keys`, [keys, D], as warps copy them (Hopper)."""
+    head, size = call.shape.HEAD, call.operands.k_pages.element_size()
+    layout = tile_layout(min(_SWIZZLE_BYTES, size * head), 8 * size)
     return [
         TensorDescriptor.from_tensor(pages.view(-1, head), [keys, head], layout)
         for pages in (call.operands.k_pages, call.operands.v_pages)

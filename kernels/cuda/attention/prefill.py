@@ -27,6 +27,7 @@ from tpdet.kernels.cuda.attention.split import (
     sees,
     sees_split,
 )
+from tpdet.kernels.cuda.pointwise.fp8_rows import load_exponents, numbers_of, page_size
 
 
 class PrefillForm(NamedTuple):
@@ -70,6 +71,8 @@ def _walk_tiles(
     LANES: tl.constexpr = SHAPE.LANES
     WINDOW: tl.constexpr = SHAPE.WINDOW
     ROWS: tl.constexpr = FORM.ROWS
+    FP8: tl.constexpr = operands.k_pages.dtype.element_ty == tl.uint8
+    SIZE: tl.constexpr = page_size(operands.k_pages.dtype.element_ty, HEAD)
     largest, mass, total = state
     lane = tl.arange(0, LANES)
     inside = tl.arange(0, TILE)
@@ -78,7 +81,7 @@ def _walk_tiles(
         # 1. where the tile lies
         split = tile // TILES
         number = tl.load(table + split)
-        page = (number.to(tl.int64) * SHAPE.KEY_HEADS + head) * (PAGE * HEAD)
+        page = (number.to(tl.int64) * SHAPE.KEY_HEADS + head) * SIZE
         offset = (tile - split * TILES) * TILE + inside
         key = tile * TILE + inside
         k_at = operands.k_pages + page + offset[None, :] * HEAD + lane[:, None]
@@ -86,8 +89,8 @@ def _walk_tiles(
         # 2. load K and V
         if MASK:
             stored = key < length
-            k = tl.load(k_at, mask=stored[None, :] & (lane < HEAD)[:, None], other=0.0)
-            v = tl.load(v_at, mask=stored[:, None] & (lane < HEAD)[None, :], other=0.0)
+            k = tl.load(k_at, mask=stored[None, :] & (lane < HEAD)[:, None], other=0)
+            v = tl.load(v_at, mask=stored[:, None] & (lane < HEAD)[None, :], other=0)
             seen = sees(key[None, :], position[:, None], window, WINDOW)
         else:
             if FORM.DESCRIPTORS:
@@ -98,9 +101,15 @@ def _walk_tiles(
                 k = tl.load(k_at)
                 v = tl.load(v_at)
             else:
-                k = tl.load(k_at, mask=(lane < HEAD)[:, None], other=0.0)
-                v = tl.load(v_at, mask=(lane < HEAD)[None, :], other=0.0)
+                k = tl.load(k_at, mask=(lane < HEAD)[:, None], other=0)
+                v = tl.load(v_at, mask=(lane < HEAD)[None, :], other=0)
+            stored = tl.full((TILE,), True, tl.int1)
             seen = False
+        if FP8:
+            k_exponent = load_exponents(operands.k_pages + page, offset, stored, HEAD)
+            v_exponent = load_exponents(operands.v_pages + page, offset, stored, HEAD)
+            k = numbers_of(k, k_exponent[None, :], query.dtype)
+            v = numbers_of(v, v_exponent[:, None], query.dtype)
         # 3. a finished split merges before the next begins
         if (tile > first_tile) & (tile - split * TILES == 0):
             visible = tl.full((ROWS,), True, tl.int1)

@@ -82,8 +82,10 @@ def _launch_blocks(call: AttentionCall, batch: PagedBatch, variant: AttentionVar
 
 def _check_warp_specialised(call: AttentionCall) -> None:
     q, more = call.operands.q, call.cap is not None or call.shape.SINKS
+    more = more or call.operands.k_pages.dtype != q.dtype
     if q.shape[2] != WARP_SPECIALISED_HEAD or q.dtype not in WARP_SPECIALISED_TYPES or more:
         raise ValueError(
             f"warp-specialised attention of {q.dtype} heads of {q.shape[2]}: it has heads of "
-            f"{WARP_SPECIALISED_HEAD}, one of {WARP_SPECIALISED_TYPES}, without soft-cap and sinks"
+            f"{WARP_SPECIALISED_HEAD}, one of {WARP_SPECIALISED_TYPES}, pages of that, without "
+            "soft-cap and sinks"
         )

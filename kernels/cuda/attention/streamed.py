@@ -4,11 +4,14 @@
     R       rows of an item (ROWS): a token and a query head of the group each
     D       lanes of a head (HEAD)
     k_tiles, v_tiles    the pages [P * Hkv * 256, D] in blocks of [64, D]; k_boxes, v_boxes: [16, D]
+                        in fp8 a page has 256 / D more rows, its exponents
+    words    the pages of K and of V, as int32 where they are in fp8
     rows [S, 3], tables [S, widest], arrivals [S * Hkv]: int32; states: the workspace, `SplitStates`
 
 `tile_line.py` deals out the splits. Those of an item that one program has merge in registers, one
 after another. Else their states go through the workspace, as in `decode.py`, and the program that
-completes the item merges all of them, in ascending order. Two programs share a multiprocessor.
+completes the item merges all of them, in ascending order. Two programs share a
+multiprocessor, or three.
 """
 
 from typing import Any, NamedTuple
@@ -18,11 +21,18 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from tpdet.kernels.cuda.attention.fp8_tiles import (
+    CONVERT_WARPS,
+    allocate_factors,
+    convert,
+    page_rows,
+)
 from tpdet.kernels.cuda.attention.split import PAGE, TILE, TILES, UNSEEN, sees_split
 from tpdet.kernels.cuda.attention.streamed_split import (
     StreamedRows,
     StreamedTiles,
     merge_swapped,
+    number_layout,
     streamed_split,
     swapped_layout,
 )
@@ -39,20 +49,38 @@ from tpdet.kernels.cuda.launch.warp_pipeline import (
 )
 
 BOX = gl.constexpr(16)  # keys that are copied together at a sequence's end
-PROGRAMS = gl.constexpr(2)  # of a multiprocessor
 _BOXES = gl.constexpr(TILE // BOX)
 _OUTSIDE = gl.constexpr(1 << 30)  # a row that no pages have: zeros are copied
-_REGISTERS = gl.constexpr(128)  # of a thread: so two programs have room
-_PRODUCER_REGISTERS = gl.constexpr(40)
+_CODE_STAGES = gl.constexpr(2)
 _AHEAD = gl.constexpr(4)  # splits whose states are loaded ahead of their merge
 
 
 class StreamedForm(NamedTuple):
-    """What `attend_streamed` is compiled for: rows of an item, 8 or 16; LISTED: see `tile_line`."""
+    """What `attend_streamed` is compiled for: rows of an item, 8 or 16; LISTED: see `tile_line`.
+
+    PROGRAMS: of a multiprocessor, of which each then has so many registers a thread.
+    """
 
     ROWS: int
     STAGES: int
     LISTED: int
+    PROGRAMS: int = 2
+
+
+@gluon.constexpr_function
+def registers_of(programs, fp8):
+    """Registers of a thread at the launch, of those that convert, and of the one that copies."""
+    if not fp8:
+        return 128, 0, 40
+    return (80, 48, 40) if programs == 2 else (56, 40, 24)
+
+
+class StreamedPages(NamedTuple):
+    """Pages of sequences, and the pages of K and of V in fp8 as int32."""
+
+    tables: Any
+    widest: Any
+    words: Any
 
 
 class PageTiles(NamedTuple):
@@ -62,6 +90,21 @@ class PageTiles(NamedTuple):
     v: Any
     k_boxes: Any
     v_boxes: Any
+
+
+@gluon.jit
+def _allocate_tiles(
+    dtype: gl.constexpr, STAGES: gl.constexpr, HEAD: gl.constexpr, LAYOUT: gl.constexpr
+):
+    """Stages, and barriers by which K and V of each are waited for and released apart."""
+    k = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD], LAYOUT)
+    v = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD], LAYOUT)
+    k_full = allocate_barriers(STAGES)
+    v_full = allocate_barriers(STAGES)
+    k_free = allocate_barriers(STAGES)
+    v_free = allocate_barriers(STAGES)
+    init_barriers((k_full, v_full), (k_free, v_free), 1)
+    return StreamedTiles(k, v, k_full, v_full, k_free, v_free)
 
 
 @gluon.jit
@@ -88,7 +131,7 @@ def _produce(tiles, pipeline, line, tables, widest, SHAPE: gl.constexpr):
             head = unit // splits
             split = unit - head * splits
             number = gl.load(tables + sequence * widest + split)
-            first = (number * KEY_HEADS + head) * PAGE
+            first = (number * KEY_HEADS + head) * page_rows(tiles.k.dtype, SHAPE.HEAD)
             keys = gl.minimum(start + count - split * PAGE, PAGE)
             for tile in range(0, gl.cdiv(keys, TILE)):
                 slot = slot_of(pipeline.k_free, step)
@@ -243,6 +286,7 @@ def attend_streamed(
     v_tiles,
     k_boxes,
     v_boxes,
+    words,
     states,
     arrivals,
     rows,
@@ -259,36 +303,50 @@ def attend_streamed(
     There is no window, no cap and no sink.
     """
     await_earlier(DEPENDENT)
-    limit_registers(_REGISTERS)
+    FP8: gl.constexpr = k_tiles.dtype == gl.uint8
+    SHARES: gl.constexpr = registers_of(FORM.PROGRAMS, FP8)
+    LAUNCHED: gl.constexpr = SHARES[0]
+    CONVERTING: gl.constexpr = SHARES[1]
+    COPYING: gl.constexpr = SHARES[2]
+    limit_registers(LAUNCHED)
     HEAD: gl.constexpr = SHAPE.HEAD
-    ROWS: gl.constexpr = FORM.ROWS
-    STAGES: gl.constexpr = FORM.STAGES
-    LAYOUT: gl.constexpr = k_tiles.layout
-    dtype: gl.constexpr = k_tiles.dtype
+    LAYOUT: gl.constexpr = number_layout()
+    dtype: gl.constexpr = operands.q.dtype.element_ty
     # 1. shared memory: the stages, the rows of an item, the weights of two tiles
-    k = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD], LAYOUT)
-    v = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD], LAYOUT)
-    query = gl.allocate_shared_memory(dtype, [ROWS, HEAD], LAYOUT)
-    weights = gl.allocate_shared_memory(dtype, [2, ROWS, TILE], LAYOUT)
-    # 2. barriers: K and V of a stage are waited for and released apart
-    k_full = allocate_barriers(STAGES)
-    v_full = allocate_barriers(STAGES)
-    k_free = allocate_barriers(STAGES)
-    v_free = allocate_barriers(STAGES)
-    init_barriers((k_full, v_full), (k_free, v_free), 1)
-    # 3. the warps that add up, and the one that copies
+    pipeline = _allocate_tiles(dtype, FORM.STAGES, HEAD, LAYOUT)
+    query = gl.allocate_shared_memory(dtype, [FORM.ROWS, HEAD], LAYOUT)
+    weights = gl.allocate_shared_memory(dtype, [2, FORM.ROWS, TILE], LAYOUT)
+    # 2. the warps that add up, and the one that copies
     line = tile_line(rows, sequences, short_rows, SHAPE.KEY_HEADS, FORM.LISTED)
-    pipeline = StreamedTiles(k, v, k_full, v_full, k_free, v_free)
     tiles = PageTiles(k_tiles, v_tiles, k_boxes, v_boxes)
     row_count = short_rows * SHAPE.GROUP
-    gl.warp_specialize(
-        [
-            (
-                _consume,
-                (pipeline, query, weights, operands, states, arrivals, line, row_count, SHAPE),
-            ),
-            (_produce, (tiles, pipeline, line, tables, widest, SHAPE)),
-        ],
-        [1],
-        [_PRODUCER_REGISTERS],
-    )
+    if FP8:
+        # 3. between them those that make numbers of what is copied
+        CODES: gl.constexpr = k_tiles.layout
+        codes = _allocate_tiles(k_tiles.dtype, _CODE_STAGES, HEAD, CODES)
+        pages = StreamedPages(tables, widest, words)
+        factors = allocate_factors()
+        gl.warp_specialize(
+            [
+                (
+                    _consume,
+                    (pipeline, query, weights, operands, states, arrivals, line, row_count, SHAPE),
+                ),
+                (convert, (codes, pipeline, factors, pages, line, SHAPE)),
+                (_produce, (tiles, codes, line, tables, widest, SHAPE)),
+            ],
+            [CONVERT_WARPS, 1],
+            [CONVERTING, COPYING],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (
+                    _consume,
+                    (pipeline, query, weights, operands, states, arrivals, line, row_count, SHAPE),
+                ),
+                (_produce, (tiles, pipeline, line, tables, widest, SHAPE)),
+            ],
+            [1],
+            [COPYING],
+        )

@@ -57,6 +57,12 @@ class StreamedRows(NamedTuple):
 
 
 @gluon.constexpr_function
+def number_layout():
+    """The layout of 2-byte values in shared memory: swizzled lines of 128 bytes."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+
+@gluon.constexpr_function
 def swapped_layout(rows):
     """The layout of a product [keys or lanes, rows] in registers."""
     return gl.NVMMADistributedLayout(

@@ -8,11 +8,13 @@ from tpdet.kernels.cuda.hardware import Gpu
 
 WARP_SPECIALISED_HEAD = 128
 WARP_SPECIALISED_TYPES = (torch.bfloat16, torch.float16)
+WIDE_ROWS = 64  # of a program: fewer have no wide matrix instruction
 _WARP_SPECIALISED_ROWS, _CONSUMER_WARPS = 128, 4
 _LEAST_STAGES = 3  # the scores of a tile begin while the stages of two others are in use
 STREAMED_HEADS, STREAMED_ROWS = (64, 128), (8, 16)
-_STREAMED_STAGES = 3
-_STREAMED_SPLITS = 2048  # of all key heads: so many that parts of any lengths are about equal
+_STREAMED_STAGES, _FP8_STAGES = 3, 2
+_STREAMED_SPLITS = 2048  # of all key heads: seven a program, as lengths may differ
+_FP8_SPLITS = 128  # likewise, where the other form has more to compute
 _FUSED_SPLITS = 16  # a sequence, on average: with more splits the merge is spread wider
 _LONE_SPLITS = 8  # a step: programs of fewer rows fill more multiprocessors
 _FEW_SPLITS = 32  # a step: most multiprocessors idle, and only loads ahead hide the wait
@@ -57,11 +59,13 @@ class AttentionVariant:
 
 
 def prefill_variant(
-    dtype: torch.dtype, head: int, gpu: Gpu, plain: bool = True
+    dtype: torch.dtype, head: int, gpu: Gpu, plain: bool = True, fp8: bool = False
 ) -> AttentionVariant:
-    """The choice for sequences with many rows; plain: without a soft-cap and sinks."""
+    """The choice for sequences with many rows; plain: without a soft-cap and sinks; fp8: pages."""
     if dtype == torch.float32:
         return AttentionVariant(16, 4, 1)
+    if fp8:
+        return AttentionVariant(64, 4 if head <= 128 else 8, 2)
     known = head == WARP_SPECIALISED_HEAD and dtype in WARP_SPECIALISED_TYPES and plain
     if gpu.wgmma and known:
         return AttentionVariant(128, 4, 5, True, warp_specialised=True)
@@ -78,20 +82,26 @@ def decode_variant(
     sequences: int = 1,
     key_heads: int = 8,
     streams: bool = False,
+    fp8: bool = False,
 ) -> AttentionVariant:
     """The choice for sequences with few: `rows` is the most rows times query heads of a group.
 
     `splits` of `sequences` together, pad splits of a captured graph included; `key_heads` of this
-    rank, by which a split has programs; streams: whether `streamed.py` has a kernel (`streams_of`).
+    rank, by which a split has programs; streams: whether `streamed.py` has a kernel (`streams_of`);
+    fp8: pages.
     """
     fused = splits <= _FUSED_SPLITS * sequences
-    if streams and fused and _streams_well(rows, splits, sequences, key_heads):
+    enough = _FP8_SPLITS if fp8 else _STREAMED_SPLITS
+    if streams and fused and _streams_well(rows, splits, sequences, key_heads, enough):
         least = next(n for n in STREAMED_ROWS if rows <= n)
-        return AttentionVariant(least, 4, _STREAMED_STAGES, swapped=True, streamed=True)
+        stages = _FP8_STAGES if fp8 else _STREAMED_STAGES
+        return AttentionVariant(least, 4, stages, swapped=True, streamed=True)
     if dtype == torch.float32:
         return AttentionVariant(16, 4, 1, fused=fused)
     if head > 128 and rows > 16:  # a fused merge of so much spills
         return AttentionVariant(16, 4, 1, swapped=True)
+    if fp8:
+        return AttentionVariant(16 if rows <= 16 else 32, 4, 1, fused=fused, swapped=True)
     if splits <= _LONE_SPLITS or rows <= 16:
         stages = _decode_stages(head, splits, sequences, key_heads)
         return AttentionVariant(16, 4, stages, fused=fused, swapped=True)
@@ -103,12 +113,12 @@ def streams_of(dtype: torch.dtype, head: int, gpu: Gpu, plain: bool = True) -> b
     return gpu.wgmma and plain and head in STREAMED_HEADS and dtype in WARP_SPECIALISED_TYPES
 
 
-def _streams_well(rows: int, splits: int, sequences: int, key_heads: int) -> bool:
-    """Whether the programs that stay win: with seven splits or more each, as lengths may differ."""
+def _streams_well(rows: int, splits: int, sequences: int, key_heads: int, least: int) -> bool:
+    """Whether the programs that stay win, with `least` splits of all key heads or more."""
     few, many = STREAMED_ROWS
     single = splits == sequences
-    least = splits if single else splits // 2  # a captured graph has room for up to twice as many
-    return (rows <= few or (rows <= many and not single)) and least * key_heads >= _STREAMED_SPLITS
+    real = splits if single else splits // 2  # a captured graph has room for up to twice as many
+    return (rows <= few or (rows <= many and not single)) and real * key_heads >= least
 
 
 def _decode_stages(head: int, splits: int, sequences: int, key_heads: int) -> int:

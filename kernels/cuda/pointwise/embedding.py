@@ -1,8 +1,9 @@
-"""Embedding rows and stored keys on a GPU: copies of values, no arithmetic.
+"""Embedding rows and stored keys on a GPU: copies of values, or of keys and values in fp8.
 
 Shapes: M rows, V ids of the vocabulary, H values of a row, Hkv key heads of D values.
 
-    ids, slots [M] int64    table [V, H]    k, v [M, Hkv, D]    k_pages, v_pages [P, Hkv, 256, D]
+    ids, slots [M] int64    table [V, H]    k, v [M, Hkv, D]
+    k_pages, v_pages [P, Hkv, 256, D], or in fp8 uint8 [P, Hkv, 256 * (D + 1)]
 """
 
 import torch
@@ -11,6 +12,16 @@ import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
+from tpdet.kernels.cuda.pointwise.fp8_rows import (
+    PAGE,
+    codes_of,
+    exponent_byte,
+    exponent_of,
+    key_bits,
+    largest_bits,
+    least_exponent,
+    value_exponent_byte,
+)
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import PAGE_TOKENS
 
@@ -99,6 +110,44 @@ def _store_rows(
     tl.store(v_pages + to, value, mask=inside)
 
 
+@triton.jit
+def _store_fp8_rows(
+    k,
+    v,
+    k_pages,
+    v_pages,
+    slots,
+    k_stride,
+    v_stride,
+    KEY_HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    LANES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Grid: slots [M] x key heads."""
+    await_earlier(DEPENDENT)
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    slot = tl.load(slots + row)
+    lane = tl.arange(0, LANES)
+    inside = lane < HEAD
+    to_row = row.to(tl.int64)
+    key = tl.load(k + to_row * k_stride + head * HEAD + lane, mask=inside, other=0.0)
+    value = tl.load(v + to_row * v_stride + head * HEAD + lane, mask=inside, other=0.0)
+    LEAST: tl.constexpr = least_exponent(k.dtype.element_ty)
+    page = ((slot // PAGE) * KEY_HEADS + head) * (PAGE * (HEAD + 1))
+    code_at = page + (slot % PAGE) * HEAD + lane
+    byte_at = page + PAGE * HEAD + slot % PAGE
+    of_value = tl.max(largest_bits(value.to(tl.float32), inside), 0)
+    of_key = key_bits(tl.max(largest_bits(key.to(tl.float32), inside), 0), of_value)
+    exponent = exponent_of(of_key, LEAST)
+    tl.store(k_pages + code_at, codes_of(key.to(tl.float32), of_key, exponent), mask=inside)
+    tl.store(k_pages + byte_at, exponent_byte(of_key, exponent))
+    exponent = exponent_of(of_value, LEAST)
+    tl.store(v_pages + code_at, codes_of(value.to(tl.float32), of_value, exponent), mask=inside)
+    tl.store(v_pages + byte_at, value_exponent_byte(of_value, exponent, LEAST))
+
+
 def store_kv(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -106,7 +155,7 @@ def store_kv(
     v_pages: torch.Tensor,
     batch: PagedBatch,
 ) -> None:
-    """Write k and v [M, Hkv, D] to their pages [P, Hkv, 256, D] at each row's position.
+    """Write k and v [M, Hkv, D] to their pages at each row's position, in fp8 if these are uint8.
 
     Rows of k and v may lie apart (a part of a wider product); their heads may not. Raises
     ValueError for another layout.
@@ -114,12 +163,29 @@ def store_kv(
     rows = batch.slots.shape[0]
     if not rows:
         return
-    key_heads, head = k_pages.shape[1], k_pages.shape[3]
+    key_heads, head = k.shape[1:]
     for x in (k, v):
         if x.stride(2) != 1 or x.stride(1) != head:
             raise ValueError(f"strides {x.stride()}: the heads of a row must be contiguous")
     if not (k_pages.is_contiguous() and v_pages.is_contiguous()):
         raise ValueError("the pages must be contiguous")
+    if k_pages.dtype == torch.uint8:
+        _store_fp8_rows[(rows, key_heads)](
+            k,
+            v,
+            k_pages,
+            v_pages,
+            batch.slots,
+            k.stride(0),
+            v.stride(0),
+            KEY_HEADS=key_heads,
+            HEAD=head,
+            LANES=next_power_of_2(head),
+            num_warps=1,
+            enable_fp_fusion=False,
+            **dependent_launch(k.device),
+        )
+        return
     block = min(1024, next_power_of_2(key_heads * head))
     _store_rows[(rows, cdiv(key_heads * head, block))](
         k,

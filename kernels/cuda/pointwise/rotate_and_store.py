@@ -5,7 +5,8 @@ The arithmetic is `rotary.rotated_halves`, which `rotate_heads` uses too; the pa
 
 Shapes: M rows, Hq query heads, Hkv key heads, D values of a head, P pages of 256 tokens.
 
-    q, out [M, Hq, D]    k, v [M, Hkv, D]    k_pages, v_pages [P, Hkv, 256, D]
+    q, out [M, Hq, D]    k, v [M, Hkv, D]
+    k_pages, v_pages [P, Hkv, 256, D], or in fp8 uint8 [P, Hkv, 256 * (D + 1)]
     positions, slots [M] int64    cos, sin [positions, D / 2] fp32    query_norm, key_norm [D]
 """
 
@@ -19,6 +20,16 @@ import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
+from tpdet.kernels.cuda.pointwise.fp8_rows import (
+    codes_of,
+    exponent_byte,
+    exponent_of,
+    key_bits,
+    largest_bits,
+    least_exponent,
+    page_size,
+    value_exponent_byte,
+)
 from tpdet.kernels.cuda.pointwise.norm import eps_bits
 from tpdet.kernels.cuda.pointwise.rotary import rotated_halves
 from tpdet.kernels.inputs.paged_batch import PagedBatch
@@ -93,6 +104,9 @@ def rotate_and_store_heads(
     query_norm, key_norm = norms
     k_pages, v_pages = pages
     q_stride, k_stride, v_stride = strides
+    FP8: tl.constexpr = k_pages.dtype.element_ty == tl.uint8
+    SIZE: tl.constexpr = page_size(k_pages.dtype.element_ty, HEAD)
+    LEAST: tl.constexpr = least_exponent(k.dtype.element_ty)
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     lane = tl.arange(0, LANES)
@@ -121,10 +135,26 @@ def rotate_and_store_heads(
             first, second = rotated_halves(
                 x, key_norm, c, s, lane, mask, HALF, FORM.NORM, FORM.EPS_BITS
             )
-            page = (slot // _PAGE) * (KEY_HEADS * _PAGE * HEAD) + (slot % _PAGE) * HEAD
-            to = k_pages + page + head[:, None] * (_PAGE * HEAD) + lane[None, :]
-            tl.store(to, first.to(k_pages.dtype.element_ty), mask=mask)
-            tl.store(to + HALF, second.to(k_pages.dtype.element_ty), mask=mask)
+            page = k_pages + (slot // _PAGE) * (KEY_HEADS * SIZE) + head * SIZE
+            key_at = page[:, None] + (slot % _PAGE) * HEAD + lane[None, :]
+            if FP8:
+                first = first.to(k.dtype.element_ty).to(tl.float32)
+                second = second.to(k.dtype.element_ty).to(tl.float32)
+                larger = tl.maximum(largest_bits(first, mask), largest_bits(second, mask))
+                own = v + row * v_stride + head[:, None] * HEAD + lane[None, :]
+                low = tl.load(own, mask=mask, other=0.0).to(tl.float32)
+                high = tl.load(own + HALF, mask=mask, other=0.0).to(tl.float32)
+                of_value = tl.maximum(largest_bits(low, mask), largest_bits(high, mask))
+                largest = key_bits(tl.max(larger, 1), tl.max(of_value, 1))
+                exponent = exponent_of(largest, LEAST)
+                tl.store(key_at, codes_of(first, largest[:, None], exponent[:, None]), mask=mask)
+                codes = codes_of(second, largest[:, None], exponent[:, None])
+                tl.store(key_at + HALF, codes, mask=mask)
+                byte_at = page + _PAGE * HEAD + slot % _PAGE
+                tl.store(byte_at, exponent_byte(largest, exponent), mask=head < KEY_HEADS)
+            else:
+                tl.store(key_at, first.to(k_pages.dtype.element_ty), mask=mask)
+                tl.store(key_at + HALF, second.to(k_pages.dtype.element_ty), mask=mask)
     # 4. Store values in their page.
     else:
         slot = tl.load(slots + row)
@@ -132,10 +162,19 @@ def rotate_and_store_heads(
         head = (part - QUERY_PARTS - KEY_PARTS) * BLOCK + tl.arange(0, BLOCK)
         present = (head < KEY_HEADS)[:, None] & (whole < HEAD)[None, :]
         value = tl.load(v + row * v_stride + head[:, None] * HEAD + whole[None, :], mask=present)
-        page = (slot // _PAGE) * (KEY_HEADS * _PAGE * HEAD) + (slot % _PAGE) * HEAD
-        tl.store(
-            v_pages + page + head[:, None] * (_PAGE * HEAD) + whole[None, :], value, mask=present
-        )
+        page = v_pages + (slot // _PAGE) * (KEY_HEADS * SIZE) + head * SIZE
+        row_at = page[:, None] + (slot % _PAGE) * HEAD + whole[None, :]
+        if FP8:
+            value = value.to(tl.float32)
+            largest = tl.max(largest_bits(value, present), 1)
+            exponent = exponent_of(largest, LEAST)
+            row_codes = codes_of(value, largest[:, None], exponent[:, None])
+            tl.store(row_at, row_codes, mask=present)
+            byte_at = page + _PAGE * HEAD + slot % _PAGE
+            byte = value_exponent_byte(largest, exponent, LEAST)
+            tl.store(byte_at, byte, mask=head < KEY_HEADS)
+        else:
+            tl.store(row_at, value, mask=present)
 
 
 def rotate_and_store(
@@ -148,7 +187,7 @@ def rotate_and_store(
     pages: tuple[torch.Tensor, torch.Tensor],
     batch: PagedBatch,
 ) -> torch.Tensor:
-    """q [M, Hq, D] rotated; k rotated and v [M, Hkv, D] stored to pages [P, Hkv, 256, D].
+    """q [M, Hq, D] rotated; k rotated and v [M, Hkv, D] stored to pages, in fp8 if these are uint8.
 
     Tables [positions, D / 2] fp32; norms [D] or None, both alike. Rows of q, k and v may lie apart
     (parts of a wider product). Raises ValueError for another layout.

@@ -31,7 +31,7 @@ def same(left, right, what):
     """Raise unless two tensors have the same bytes; names the first difference."""
     if left.shape != right.shape or left.dtype != right.dtype:
         raise AssertionError(f"{what}: {left.shape} {left.dtype}, {right.shape} {right.dtype}")
-    kind = {2: torch.int16, 4: torch.int32}[left.element_size()]
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[left.element_size()]
     wrong = left.contiguous().view(kind) != right.contiguous().view(kind)
     if wrong.any():
         at = tuple(wrong.nonzero()[0].tolist())

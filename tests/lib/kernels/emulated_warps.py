@@ -21,7 +21,7 @@ from triton.runtime import interpreter
 from tpdet.kernels import order
 
 WAIT_SECONDS = 20
-_UNWRITTEN = 0x5A5A5A5A  # integers in shared memory
+_UNWRITTEN = 0x5A5A5A5A  # integers in shared memory; of bytes the last one
 
 
 def grouped_product(a, b, total):
@@ -39,6 +39,13 @@ def fused(a, b, c):
     a, b, c = (numpy.asarray(x, numpy.float32) + whole for x in (a, b, c))
     rounded_once = getattr(interpreter._interpreter, "fma_fp32", None)
     return torch.from_numpy(rounded_once(a, b, c) if rounded_once else a * b + c)
+
+
+def numbers_of_codes(codes, factors, dtype):
+    """What `fp8_tiles` makes of codes and pairs of powers of two: exact in fp32, then `dtype`."""
+    scale = 2.0**-120 if dtype == torch.bfloat16 else 2.0**-8
+    numbers = codes.view(torch.float8_e4m3fn).float() * scale
+    return (numbers * (factors & 0xFFFF).to(torch.int16).view(dtype).float()).to(dtype)
 
 
 class Pointer:
@@ -241,10 +248,13 @@ def language(machine, program, programs):
     def allocate(dtype, shape, layout, value=None):
         if dtype == torch.int64:
             return Barriers(shape[0])
-        unwritten = torch.nan if dtype.is_floating_point else _UNWRITTEN
+        unwritten = _UNWRITTEN & 0xFF if dtype == torch.uint8 else _UNWRITTEN
+        unwritten = torch.nan if dtype.is_floating_point else unwritten
         return Shared(torch.full(shape, unwritten, dtype=dtype) if value is None else value)
 
-    def assembly(code, _, arguments, dtype, **__):
+    def assembly(code, _, arguments, dtype, *__, **___):
+        if code.startswith("{\n.reg .b32 a, t;\nprmt.b32 a, $2, 0, 0x1404;"):
+            return numbers_of_codes(*arguments, dtype)
         if not code.startswith("cvt.rn.bf16x2.f32"):
             raise AssertionError(f"no emulation of {code}")
         return arguments[0].to(dtype)
@@ -253,6 +263,7 @@ def language(machine, program, programs):
     return SimpleNamespace(
         constexpr=None,
         bfloat16=torch.bfloat16,
+        uint8=torch.uint8,
         float32=torch.float32,
         int32=torch.int32,
         int64=torch.int64,
@@ -317,7 +328,7 @@ def run_program(kernel, shared_arithmetic, program, arguments, programs=1, other
         "limit_registers": lambda registers: None,
         "copy_tile": machine.copy,
         "send_tile": machine.send,
-        "reinterpreted": lambda x, _, shape, __: Shared(x.tensor.view(shape)),
+        "reinterpreted": lambda x, dtype, shape, _: Shared(x.tensor.view(dtype).view(shape)),
         "tma": SimpleNamespace(store_wait=machine.store_wait),
         "fence_async_shared": lambda: None,
         "mma_v2": grouped_product,

@@ -24,10 +24,11 @@ NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 SPILL_ALLOWANCE = {"fp32": 4096, "bf16": 160, "fp16": 160}
 
 
-def operand_types(dtype):
-    """Triton's types of `AttentionOperands`; sinks are read as fp32."""
+def operand_types(dtype, fp8=False):
+    """Triton's types of `AttentionOperands`, or over pages in fp8; sinks are read as fp32."""
     values = f"*{NAMES[dtype]}"
-    return AttentionOperands(values, values, values, values, "*fp32", "i32", "fp32")
+    pages = "*u8" if fp8 else values
+    return AttentionOperands(values, pages, pages, values, "*fp32", "i32", "fp32")
 
 
 def compiled(dtype, head, group, window, variant, cap=None, sinks=False):

@@ -22,7 +22,7 @@ from tests.lib.some_slow import some_slow
 from tpdet.kernels.cuda.attention.attention import attend
 from tpdet.kernels.cuda.attention.decode import SplitStates
 from tpdet.kernels.cuda.attention.operands import AttentionShape
-from tpdet.kernels.cuda.attention.streamed import BOX, PROGRAMS, StreamedForm, attend_streamed
+from tpdet.kernels.cuda.attention.streamed import BOX, StreamedForm, attend_streamed
 from tpdet.kernels.cuda.attention.variants import AttentionVariant, decode_variant, streams_of
 from tpdet.kernels.cuda.hardware import B200, H100
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
@@ -31,18 +31,23 @@ SPILLED = 8  # bytes
 RESERVED = 1024  # bytes of shared memory that the driver takes for each program
 
 
-def compiled(dtype, head, group, rows):
+def compiled(dtype, head, group, rows, fp8=False, programs=2):
     from triton.experimental.gluon.language import NVMMASharedLayout
 
-    layout = repr(NVMMASharedLayout(128, 16, 2))
-    tiles, boxes = (f"tensordesc<{NAMES[dtype]}[{n},{head}],{layout}>" for n in (64, BOX.value))
-    types = {"operands": operand_types(dtype), "states": SplitStates("*fp32", "*fp32", "*fp32")}
+    layout = NVMMASharedLayout(min(128, head), 8, 2) if fp8 else NVMMASharedLayout(128, 16, 2)
+    name = "u8" if fp8 else NAMES[dtype]
+    tiles, boxes = (f"tensordesc<{name}[{n},{head}],{layout!r}>" for n in (64, BOX.value))
+    types = {"operands": operand_types(dtype, fp8), "states": SplitStates(*3 * ["*fp32"])}
+    types["words"] = 2 * ("*i32" if fp8 else f"*{name}",)
     types |= {"k_tiles": tiles, "v_tiles": tiles, "k_boxes": boxes, "v_boxes": boxes}
     types |= dict.fromkeys(("arrivals", "rows", "tables"), "*i32")
     types |= dict.fromkeys(("widest", "sequences", "short_rows"), "i32")
     shape = AttentionShape(8, group, head, head, False, False)
-    constants = {"SHAPE": shape, "FORM": StreamedForm(rows, 3, 512)}
-    aligned = ("operands", "states", "arrivals", "rows", "tables")
+    constants = {
+        "SHAPE": shape,
+        "FORM": StreamedForm(rows, 4 - programs if fp8 else 3, 512, programs),
+    }
+    aligned = ("operands", "states", "arrivals", "rows", "tables", "words")
     return hopper_kernel(attend_streamed, types, constants, aligned, {"num_warps": 4})
 
 
@@ -90,8 +95,8 @@ def test_a_warp_copies_ahead_and_walks_what_the_others_walk(dtype, head, group, 
     (limit,), (threads,) = (
         re.findall(rf"\.{name} (\d+)", done.ptx) for name in ("maxnreg", "reqntid")
     )
-    assert PROGRAMS.value * int(limit) * int(threads) <= 1 << 16
-    assert PROGRAMS.value * (done.shared + RESERVED) <= H100.shared_bytes + RESERVED
+    assert 2 * int(limit) * int(threads) <= 1 << 16
+    assert 2 * (done.shared + RESERVED) <= H100.shared_bytes + RESERVED
     copying = done.ttgir[done.ttgir.index("partition0") :]
     assert walks_all(copying)
     dropped = re.sub(r"(%\w+ = arith\.subi) %\w+, %\w+", r"\1 %none, %none", copying)

@@ -6,13 +6,15 @@ Its warps run in `emulated_warps.py`, beside `decode.py` in Triton's interpreter
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.kernels.emulated_warps import Pointer, run_program
 from tests.lib.kernels.paged_inputs import sequence_of
+from tests.lib.some_slow import some_slow
+from tpdet.kernels.cuda.attention import fp8_tiles, streamed, streamed_split, tile_line
 from tpdet.kernels.cuda.attention import split as attention_split
-from tpdet.kernels.cuda.attention import streamed, streamed_split, tile_line
 from tpdet.kernels.cuda.attention.attention import attend
 from tpdet.kernels.cuda.attention.decode import SplitStates
 from tpdet.kernels.cuda.attention.operands import attention_call
@@ -20,6 +22,7 @@ from tpdet.kernels.cuda.attention.streamed import StreamedForm, attend_streamed
 from tpdet.kernels.cuda.attention.variants import AttentionVariant
 from tpdet.kernels.cuda.launch import warp_pipeline
 from tpdet.kernels.cuda.pointwise import embedding
+from tpdet.kernels.exact.fp8_rows import decode_rows, encode_rows
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import TILE_TOKENS
 
@@ -50,9 +53,9 @@ def streamed_attention(q, pages, batch, programs, rows, step=1):
     """Every program of `attend_streamed`, in turn or the last first, emulated."""
     out = torch.full_like(q, torch.nan)
     call = attention_call(q, *pages, out, None, 0.0, None)
-    tile = SimpleNamespace(nbytes=TILE_TOKENS * HEAD * q.element_size())
+    tile = SimpleNamespace(nbytes=TILE_TOKENS * HEAD * pages[0].element_size())
     k_tiles, v_tiles = (
-        SimpleNamespace(tensor=x.view(-1, HEAD), layout=None, block_type=tile, dtype=q.dtype)
+        SimpleNamespace(tensor=x.view(-1, HEAD), layout=None, block_type=tile, dtype=x.dtype)
         for x in pages
     )
     count = batch.splits.shape[0] * call.shape.KEY_HEADS * batch.short_rows * call.shape.GROUP
@@ -64,6 +67,7 @@ def streamed_attention(q, pages, batch, programs, rows, step=1):
         "v_tiles": v_tiles,
         "k_boxes": k_tiles,
         "v_boxes": v_tiles,
+        "words": tuple(Pointer(x.view(torch.int32)) for x in pages),
         "states": SplitStates(*map(Pointer, states)),
         "arrivals": Pointer(arrivals),
         "rows": Pointer(batch.rows),
@@ -72,10 +76,10 @@ def streamed_attention(q, pages, batch, programs, rows, step=1):
         "sequences": batch.rows.shape[0],
         "short_rows": batch.short_rows,
         "SHAPE": call.shape,
-        "FORM": StreamedForm(rows, 3, 32),
+        "FORM": StreamedForm(rows, 2 if pages[0].dtype == torch.uint8 else 3, 32),
         "DEPENDENT": False,
     }
-    others = (streamed_split, tile_line, warp_pipeline)
+    others = (streamed_split, tile_line, warp_pipeline, fp8_tiles)
     for program in range(programs)[::step]:
         run_program(attend_streamed, (attention_split,), program, arguments, programs, others)
     if arrivals.any():
@@ -96,3 +100,20 @@ def test_it_has_the_bits_of_the_first_form(monkeypatch):
         assert_same_bits(got, wanted, f"{programs} programs, {rows} rows, step {step}")
     if same_bits(streamed_attention(q, moved, batch, 5, 8), wanted):
         raise AssertionError("the order of the keys reached no bit: this test shows nothing")
+
+
+@pytest.mark.parametrize("dtype", some_slow([torch.bfloat16], [torch.bfloat16, torch.float16]))
+def test_it_reads_the_numbers_of_fp8_pages(monkeypatch, dtype):
+    """NaN in every code and exponent behind the keys; a flipped exponent is found."""
+    for module in (streamed, streamed_split):
+        monkeypatch.setattr(module, "swapped_layout", lambda rows: None)
+    q, numbers, batch, _ = batch_of()
+    q = q.to(dtype)
+    codes, exponents = zip(*(encode_rows(x.to(dtype) * 9.0) for x in numbers), strict=True)
+    pages = [torch.cat([c.flatten(2), e], 2) for c, e in zip(codes, exponents, strict=True)]
+    read = [decode_rows(c, e, dtype) for c, e in zip(codes, exponents, strict=True)]
+    wanted = streamed_attention(q, read, batch, 5, 8)
+    got = streamed_attention(q, pages, batch, 9, 16, -1)
+    assert_same_bits(got, wanted, f"{dtype}")
+    pages[1][0, 0, -256] ^= 1  # of the only key of a sequence
+    assert not same_bits(streamed_attention(q, pages, batch, 1, 8), wanted)
