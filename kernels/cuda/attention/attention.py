@@ -98,8 +98,8 @@ def _check(
         raise ValueError(f"q has strides {q.stride()}: the heads of a row must be contiguous")
     for pages in (k_pages, v_pages):
         fp8 = pages.dtype == torch.uint8
-        held = fp8_page_bytes(head) if fp8 else PAGE_TOKENS
-        if not pages.is_contiguous() or pages.shape[2] != held:
+        length = fp8_page_bytes(head) if fp8 else PAGE_TOKENS
+        if not pages.is_contiguous() or pages.shape[2] != length:
             raise ValueError(f"pages {tuple(pages.shape)} {pages.stride()} must be contiguous")
         if not fp8 and pages.dtype != q.dtype:
             raise ValueError(f"q is {q.dtype} but the pages are {pages.dtype}")

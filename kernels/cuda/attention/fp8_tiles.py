@@ -87,10 +87,10 @@ def _keep_factors(factors, pages, number, head, dtype: gl.constexpr, SHAPE: gl.c
     # 1. a word of exponents for each thread: of K, then of V
     thread = gl.arange(0, _WORDS, layout=gl.SliceLayout(1, BYTES))
     page = (number.to(gl.int64) * SHAPE.KEY_HEADS + head) * (PAGE * (SHAPE.HEAD + 1) // 4)
-    at = page + (PAGE * SHAPE.HEAD // 4 + thread % (_WORDS // 2))
+    word_at = page + (PAGE * SHAPE.HEAD // 4 + thread % (_WORDS // 2))
     of_keys = thread < _WORDS // 2
-    word = gl.load(pages.words[0] + at, mask=of_keys, other=0)
-    word = word | gl.load(pages.words[1] + at, mask=thread >= _WORDS // 2, other=0)
+    word = gl.load(pages.words[0] + word_at, mask=of_keys, other=0)
+    word = word | gl.load(pages.words[1] + word_at, mask=thread >= _WORDS // 2, other=0)
     # 2. its four factors
     byte = gl.arange(0, 4, layout=gl.SliceLayout(0, BYTES))
     stored = (word[:, None] >> (8 * byte)[None, :]) & 255

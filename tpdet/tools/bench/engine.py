@@ -82,6 +82,8 @@ def engine_row(engine: Engine, **fields: Any) -> BenchRow:
     mode = str(config.fold_order if config.row_layers == "fold" else config.row_layers)
     if engine.approximate:
         mode = APPROXIMATE
+    if config.kv_cache_dtype != "auto":
+        mode += f", KV cache {config.kv_cache_dtype}"
     if config.drafters:
         mode += f", drafts {config.drafts}"
     if config.draft_model is not None:

@@ -40,7 +40,7 @@ def latency_command(options: argparse.Namespace) -> int:
         )
         tps, config, rates = ready(options, engine)
         if rates is not None:
-            _print_floors(spec, tps, config, rates)
+            _print_floors(spec, tps, config, rates, engine.kv_cache_dtype)
         rows, largest = run_worlds(tps, spec, engine)
     return finish("latency", largest.machine, rows, options.output, as_json=options.json)
 
@@ -51,12 +51,17 @@ def measure(spec: LatencySpec) -> BenchResult | None:
 
 
 def _print_floors(
-    cases: LatencySpec, tps: Sequence[int], config: ModelConfig, rates: Rates
+    cases: LatencySpec,
+    tps: Sequence[int],
+    config: ModelConfig,
+    rates: Rates,
+    kv_cache_dtype: str,
 ) -> None:
     batches = "/".join(map(str, cases.batches))
     for tp in tps:
         for context in cases.contexts:
-            works = (decode_work(config, batch, context) for batch in cases.batches)
+            how = context, kv_cache_dtype
+            works = (decode_work(config, batch, *how) for batch in cases.batches)
             figures = " / ".join(f"{work.over(tp).seconds(rates) * 1e3:.2f}" for work in works)
             print(f"floor, TP {tp}, context {context}, batch {batches}: {figures} ms a step")
         for length in cases.prefill_tokens:
@@ -121,7 +126,7 @@ def _decode(engine: Engine, batch: int, context: int, tokens: int) -> BenchRow:
     while engine.has_work:
         if len(engine.step()) == batch:
             ends.append(time.perf_counter())
-    work = decode_work(engine.model_config, batch, context)
+    work = decode_work(engine.model_config, batch, context, engine.config.kv_cache_dtype)
     seconds = statistics.median(_between(ends))
     case = {"case": "decode", "batch": batch, "context": context}
     return row_beside_floor(engine, work, seconds, 1e3 * seconds, "ms", **case)

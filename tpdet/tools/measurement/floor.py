@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
+from tpdet.cache.kv import page_bytes, stored_dtype
 from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.checkpoint.model_config.expert_load import touched_experts
 from tpdet.checkpoint.model_config.model import LinearAttention
 from tpdet.kernels.cuda.hardware import RATES, Rates
-from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FoldPlan
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER, PAGE_TOKENS, FoldPlan
 from tpdet.layers.products import LayerProduct
 from tpdet.models.products import layer_products
 from tpdet.tools.worlds.shapes import cut_for
@@ -104,14 +105,17 @@ def weight_bytes(config: ModelConfig, rows: int = 1) -> float:
     return count * float(getattr(torch, config.dtype).itemsize)
 
 
-def decode_work(config: ModelConfig, batch: int, context: int) -> CaseWork:
+def decode_work(
+    config: ModelConfig, batch: int, context: int, kv_cache_dtype: str = "auto"
+) -> CaseWork:
     """A step in which `batch` sequences of `context` tokens gain one each.
 
     Of linear layers a sequence's boundary states are read, and nothing else of their states.
+    kv_cache_dtype: of pages, as the setting.
     """
-    size, linear = getattr(torch, config.dtype).itemsize, config.linear
-    of_token = 2 * config.attention_layers * config.num_kv_heads * config.head_dim * size
-    cached = batch * context * of_token
+    linear, stored = config.linear, stored_dtype(kv_cache_dtype, config.dtype)
+    sizes = config.attention_layers, config.num_kv_heads, config.head_dim
+    cached = batch * context * page_bytes(*sizes, stored) / PAGE_TOKENS
     multiplied = multiplied_weights(config) + config.vocab_size * config.hidden_size
     mixed = attention_flops(config, context)
     if linear is not None:

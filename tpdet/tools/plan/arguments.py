@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tpdet.arguments.flags import add_command, count, figure, flag, later, switch
 from tpdet.checkpoint.model_config.known_shapes import SHAPES
-from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS, KV_CACHE_DTYPES
 from tpdet.tools.plan.hardware import HARDWARE
 
 PACKED = ("fp8-block", "int4-g128", "mxfp4")
@@ -30,6 +30,8 @@ _FLAGS = (
     flag("--fold-order", f"default {DEFAULT_FOLD_ORDER}", choices=FOLD_ORDERS),
     flag("--packed", "the weights of layers stay packed as `tpdet quantise` writes them: their "
          "memory; times are those of bfloat16", choices=PACKED),
+    flag("--kv-cache-dtype", "how pages hold keys and values (default auto); times are those of "
+         "bfloat16", choices=KV_CACHE_DTYPES),
     figure("--gpu-memory-utilization", "default 0.9", dest="utilization"),
     figure("--max-step-ms", "what a reader may wait for a token (default 50)", dest="most_ms"),
     figure("--network-gbps", "gigabits a second of each GPU's adapter (default 360)", dest="gbps"),

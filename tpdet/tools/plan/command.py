@@ -21,7 +21,7 @@ from tpdet.tools.worlds.shapes import find_model
 
 _OF_FLAGS = (
     "nodes", "gpus", "tp", "context", "batch", "budget", "leaves", "fold_order", "utilization",
-    "most_ms", "packed",
+    "most_ms", "packed", "kv_cache_dtype",
 )  # fmt: skip
 """Fields of a `PlanRequest` that flags set."""
 _NO_ROOM = 71  # the exit code when memory is short
@@ -108,6 +108,7 @@ def configured(request: PlanRequest, settings: Settings) -> PlanRequest:
         tp=world.tp,
         leaves=engine.leaves,
         fold_order=engine.fold_order,
+        kv_cache_dtype=engine.kv_cache_dtype,
         budget=engine.max_num_batched_tokens or MOST_TOKENS,
         utilization=engine.gpu_memory_utilization,
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpdet.cache.kv import page_bytes
+from tpdet.cache.kv import page_bytes, stored_dtype
 from tpdet.checkpoint.model_config.quantisation import Quantisation
 from tpdet.comm.exchange.peer_carrier import gather_bytes
 from tpdet.comm.exchange.slot_layout import SlotLayout
@@ -101,15 +101,17 @@ def rank_memory(
     utilization: float,
     packed: str | None = None,
     batch: int = 1,
+    kv_cache_dtype: str = "auto",
 ) -> Memory:
     """The memory of a rank. positions: the longest sequence; utilization: the share to use.
 
     packed: the format of `tpdet quantise` in which weights of layers stay. batch: sequences that
-    run.
+    run; kv_cache_dtype: of pages, as the setting.
     """
     config = world.config
     dtype: torch.dtype = getattr(torch, config.dtype)
     keys, shape = len(world.partition.key_heads), state_shape(world.partition)
+    stored = stored_dtype(kv_cache_dtype, config.dtype)
     return Memory(
         usable=int(utilization * world.hardware.memory),
         weights=weight_bytes(world.partition, None if packed is None else PACKED_FORMS[packed]),
@@ -117,7 +119,7 @@ def rank_memory(
         slots=_slot_bytes(world, dtype),
         workspaces=_workspace_bytes(world),
         reserved=world.hardware.reserved,
-        page=page_bytes(config.attention_layers, keys, config.head_dim, dtype),
+        page=page_bytes(config.attention_layers, keys, config.head_dim, stored),
         scratch=0 if packed is None else scratch_bytes(world.partition),
         batch=batch,
         slot=0 if shape is None else shape.slot_bytes(dtype),

@@ -26,7 +26,8 @@ class PlanRequest:
 
     leaves: as --leaves; tp: None for the recommended size; most_ms: the longest time between two
     tokens; nodes: hosts, of `gpus` GPUs each; draft: the draft model, on rank 0 of each world;
-    packed: the format of `tpdet quantise` in which weights of layers stay.
+    packed: the format of `tpdet quantise` in which weights of layers stay; kv_cache_dtype: as the
+    setting.
     """
 
     model: str
@@ -45,6 +46,7 @@ class PlanRequest:
     network: Network = field(default_factory=Network)
     draft: DraftRequest | None = None
     packed: str | None = None
+    kv_cache_dtype: str = "auto"
 
     @property
     def hardware(self) -> Hardware:
@@ -98,7 +100,7 @@ def plan_size(request: PlanRequest, tp: int) -> Plan:
     """The plan of one size. Raises UsageError where it does not fit the model or the nodes."""
     hardware, world = request.hardware, plan_world(request, tp)
     worlds = request.nodes * hardware.gpus // tp
-    kept = request.utilization, request.packed, request.batch
+    kept = request.utilization, request.packed, request.batch, request.kv_cache_dtype
     memory = rank_memory(world, request.context, *kept)
     draft = None
     if request.draft is not None:
@@ -109,7 +111,8 @@ def plan_size(request: PlanRequest, tp: int) -> Plan:
     decode = decode_parts(world, request.batch, request.context)
     prefill = prefill_parts(world, request.context)
     seconds = step_seconds(decode)
-    work = decode_work(request.config, request.batch, request.context).over(tp)
+    sequence = request.batch, request.context, request.kv_cache_dtype
+    work = decode_work(request.config, *sequence).over(tp)
     return Plan(
         model=request.model,
         gpu=request.gpu,
@@ -134,7 +137,7 @@ def plan_size(request: PlanRequest, tp: int) -> Plan:
         prefill_limit=limit_of(prefill),
         notes=(
             *_notes(world),
-            *_packed_notes(request),
+            *_stored_notes(request),
             *_expert_notes(world, request.batch),
             *_state_notes(world, memory),
             *_draft_notes(request, draft, sequences),
@@ -251,11 +254,14 @@ def _notes(world: PlanWorld) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _packed_notes(request: PlanRequest) -> tuple[str, ...]:
-    """What is planned of packed weights."""
-    if request.packed is None:
-        return ()
-    return (f"weights stay packed as {request.packed}: times are those of bfloat16",)
+def _stored_notes(request: PlanRequest) -> tuple[str, ...]:
+    """What is planned of packed weights and of pages in fp8."""
+    notes = []
+    if request.packed is not None:
+        notes.append(f"weights stay packed as {request.packed}: times are those of bfloat16")
+    if request.kv_cache_dtype == "fp8":
+        notes.append("keys and values are in fp8: times are those of bfloat16")
+    return tuple(notes)
 
 
 def _expert_notes(world: PlanWorld, batch: int) -> tuple[str, ...]:

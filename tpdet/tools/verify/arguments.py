@@ -5,7 +5,7 @@ import argparse
 from tpdet.arguments.command_line import check_counts, html_file, results_file
 from tpdet.arguments.flags import Flag, add_command, add_flags, choice, file, flag, switch
 from tpdet.errors import UsageError
-from tpdet.kernels.order import DEFAULT_FOLD_ORDER
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER, KV_CACHE_DTYPES
 from tpdet.tools.verify.relations import parse_relations, relations_help
 from tpdet.tools.worlds.ways import (
     TRANSPORTS,
@@ -50,7 +50,8 @@ SHORT = WHOLE | {
 }
 """The values of flags that are not given: of a tiny model they take two minutes at most."""
 SHORT_FAMILIES = ("qwen3",)
-_AS_GIVEN = ("tokens", "seed", "control", "load_format", "device", "leaves", "draft_model", "task")
+_AS_GIVEN = ("tokens", "seed", "control", "load_format", "device", "leaves", "draft_model", "task",
+             "kv_cache_dtype")  # fmt: skip
 """Flags that are fields of a `VerifySpec`."""
 
 
@@ -69,6 +70,7 @@ _FLAGS = (
     choice("--device", "where the model runs", "auto", "cpu", "cuda"),
     choice("--task", "what the model answers: of one that pools, pooled prompts are compared",
            "auto", "generate", "embed", "classify", "score", "reward"),
+    choice("--kv-cache-dtype", "how pages hold keys and values", *KV_CACHE_DTYPES),
     flag("--worlds-per-gpu",
          "worlds that may share a GPU, while it holds a copy of the model for each: more is "
          "faster, because a world that starts or compiles leaves its GPU idle",

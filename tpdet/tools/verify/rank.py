@@ -216,6 +216,7 @@ def _config(spec: VerifySpec, dtype: str, load: _Load, graphs: bool) -> EngineCo
         "leaves": spec.leaves,
         "drafts": "off",  # those of a circumstance are its own
         "task": spec.task,
+        "kv_cache_dtype": spec.kv_cache_dtype,
     }
     return EngineConfig.from_values(**settings | mode_settings(load.mode) | load.settings)
 

@@ -13,7 +13,7 @@ class VerifySpec(msgspec.Struct, frozen=True, kw_only=True):
     `relations` are names of `tools/verify/relations.py`. A world whose `part` is "steps" runs those
     of steps, a world of "fresh" or "cache" those with other processes. `way`: how it is started.
     `draft_model`: the directory of one, for the relation of draft models. `task`: what the model
-    answers, as of an engine.
+    answers, as of an engine. `kv_cache_dtype`: of its pages, likewise.
     """
 
     model: str
@@ -35,6 +35,7 @@ class VerifySpec(msgspec.Struct, frozen=True, kw_only=True):
     way: LaunchWay = USUAL
     draft_model: str | None = None
     task: Task = "auto"
+    kv_cache_dtype: str = "auto"
 
     @property
     def modes(self) -> tuple[str, ...]:
