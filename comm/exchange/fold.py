@@ -49,7 +49,7 @@ class Done:
 
 
 class RankExchange(Protocol):
-    """What every way of exchanging row layers' results has: a carrier."""
+    """What every way of exchanging row layers' results has: a carrier, and a stream of rows."""
 
     @property
     def carrier(self) -> Carrier:
@@ -59,6 +59,16 @@ class RankExchange(Protocol):
     @property
     def overlap_programs(self) -> int:
         """Multiprocessors that a begun exchange takes from other work; 0: it overlaps nothing."""
+        ...
+
+    def stream_rows(
+        self, hidden_MH: torch.Tensor, numbers_R: torch.Tensor, parts: tuple[int, ...]
+    ) -> torch.Tensor:
+        """Rows of the residual stream by their numbers int64 [R] -> fp32 [R, H] on every rank.
+
+        hidden_MH: as exchanges left it to this rank; parts: the rows of each micro-batch that was
+        exchanged, in order. Collective: the numbers are every rank's.
+        """
         ...
 
 
@@ -82,10 +92,20 @@ class Exchange(RankExchange, Protocol):
         ...
 
 
-class InLine:
-    """An exchange that overlaps nothing: it stands in line with the products."""
+class WholeStream:
+    """An exchange in line with the products, after which every rank has the whole stream."""
 
     overlap_programs = 0
+
+    def stream_rows(
+        self, hidden_MH: torch.Tensor, numbers_R: torch.Tensor, parts: tuple[int, ...]
+    ) -> torch.Tensor:
+        """A copy of these rows."""
+        return hidden_MH.index_select(0, numbers_R)
+
+
+class InLine(WholeStream):
+    """An exchange of sums that overlaps nothing."""
 
     def begin(
         self: Exchange, sums: PartialSums, finish: Finish, plan: FoldPlan | None = None

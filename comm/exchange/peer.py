@@ -24,6 +24,7 @@ from tpdet.comm.exchange.slot_layout import (
     DIRECT_ROWS,
     PIECE_ROWS,
     SPREAD_ROWS,
+    STREAM_ROWS,
     SlotLayout,
     by_ranks,
 )
@@ -92,6 +93,7 @@ class PeerExchange:
         self._shared = shared
         self._one = self.carrier.peers(shared.addresses)
         self._two = self.carrier.peers(shared.addresses)
+        self._stream = self.carrier.peers(shared.addresses)
         self._overlap_stream: torch.cuda.Stream | None = None
         memory.settle()
 
@@ -103,6 +105,21 @@ class PeerExchange:
         y of a step of many rows stays as it is until the exchange after the next is launched.
         """
         return self._launch(sums, finish, plan, self._two)
+
+    def stream_rows(
+        self, hidden_MH: torch.Tensor, numbers_R: torch.Tensor, parts: tuple[int, ...]
+    ) -> torch.Tensor:
+        """The rows' owners push them, in one kernel for `STREAM_ROWS` of them."""
+        from tpdet.kernels.cuda.exchange.owned_rows import run_push_owned_rows
+
+        pieces = tuple((rows, len(self.layout.pieces(rows)[0])) for rows in parts)
+        hidden_MH = hidden_MH.contiguous()
+        whole = hidden_MH.new_empty(len(numbers_R), hidden_MH.shape[1])
+        for first in range(0, len(numbers_R), STREAM_ROWS):
+            some = slice(first, first + STREAM_ROWS)
+            of = pieces, self._stream, self.layout.stream
+            run_push_owned_rows(hidden_MH, numbers_R[some], whole[some], *of)
+        return whole
 
     @property
     def overlap_programs(self) -> int:

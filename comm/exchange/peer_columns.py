@@ -12,7 +12,7 @@ and streams see `peer_carrier`.
 import torch
 
 from tpdet.comm.exchange.columns import ColumnExchange
-from tpdet.comm.exchange.fold import GatherExchange
+from tpdet.comm.exchange.fold import GatherExchange, WholeStream
 from tpdet.comm.exchange.peer_carrier import PeerCarrier
 from tpdet.comm.exchange.peer_memory import PeerMemory, memory_for
 from tpdet.comm.exchange.slot_layout import aligned
@@ -27,10 +27,11 @@ BUFFER_BYTES = 1 << 28
 """Cap of a buffer; a piece is halved until its widest rows fit."""
 
 
-class PeerColumns:
-    """An exchange of columns whose ranks write into each other's memory; all on one host."""
+class PeerColumns(WholeStream):
+    """An exchange of columns whose ranks write into each other's memory; all on one host.
 
-    overlap_programs = 0  # the inputs' exchange stands between two products of the same rows
+    The inputs' exchange stands between two products of the same rows: it overlaps nothing.
+    """
 
     def __init__(
         self,

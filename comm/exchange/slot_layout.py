@@ -5,6 +5,7 @@ One allocation a rank holds the slots, everything doubled for exchanges that alt
     one-shot roots   [2, ranks, slots, one-shot rows, hidden] fp32
     two-shot roots   [2, ranks, slots, share of a piece, hidden] fp32
     two-shot y       [2, rows of a piece, hidden] in the model's dtype
+    stream rows      [2, stream rows, hidden] fp32, and a word of each rank behind them
     direct flags     [ranks, flags] of 4 bytes
     direct y         [2, rows of a piece, hidden] in the model's dtype, in steps of many rows
 
@@ -13,7 +14,7 @@ The slots of the all-gather are the carrier's (`peer_carrier.py`).
 
 import torch
 
-from tpdet.kernels.cuda.exchange.arguments import Flags, Slots
+from tpdet.kernels.cuda.exchange.arguments import Buffers, Flags, Slots
 
 ONE_SHOT_ROWS = {2: 96, 4: 24, 8: 16}
 """By ranks: the most rows of 4,096 values that take the one-shot (8: not measured)."""
@@ -27,6 +28,9 @@ SPREAD_ROWS = 128
 
 DIRECT_ROWS = 1024
 """The fewest rows that are pushed, once finished, to where they are read."""
+
+STREAM_ROWS = 64
+"""Rows of the stream that are pushed to every rank at once."""
 
 FLAGS = 256
 """Flags that a rank raises on each peer: at least as many as programs."""
@@ -63,13 +67,16 @@ class SlotLayout:
         self.roots_start = aligned(one_shot)
         self.y_start = aligned(self.roots_start + self._root_bytes(ranks, slots, piece, hidden))
         y_bytes = 2 * piece * hidden * dtype.itemsize
-        self.flag_start = aligned(self.y_start + y_bytes)
+        self.stream_start = aligned(self.y_start + y_bytes)
+        room = aligned(4 * (STREAM_ROWS * hidden + ranks))
+        self.flag_start = aligned(self.stream_start + 2 * room)
         self.direct_start = aligned(self.flag_start + 4 * ranks * FLAGS)
         self.bytes = self.direct_start + (y_bytes if rows >= direct_rows else 0)
         self.direct_rows = direct_rows
         self.one_shot = Slots(self.one_shot_start // 4, self.one_shot_rows, slots)
         self.roots = Slots(self.roots_start // 4, self.share_rows, slots)
         self.finished = Slots(self.y_start // dtype.itemsize, self.piece_rows)
+        self.stream = Buffers(self.stream_start, room)
         self.flags = Flags(self.flag_start // 4, FLAGS)
 
     @staticmethod

@@ -62,7 +62,7 @@ class Steps:
         self.memory.clear()
         ids, batches = packed_batches(self.shape, self.packed, 2)
         if but_last:
-            unfinished = self.model.begin(ids, self.pages, *batches, alike)
+            (unfinished,) = self.model.begin(ids, self.pages, *batches, alike=alike)
             rows = unfinished.hidden_MH, *unfinished.projected
         else:
             rows = (self.model.hidden(ids, self.pages, *batches, alike=alike),)

@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from tests.lib.comm.owned_stream import OwnedStream
 from tests.lib.engine_harness import ask, run
 from tests.lib.kernels.recorded_graphs import recorded_graphs
+from tests.lib.some_slow import some_slow
 from tpdet.checkpoint.model_config import load_model_config
+from tpdet.comm.exchange import open as opened
+from tpdet.comm.exchange.fold import WholeStream
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.errors import ResourceError
@@ -22,6 +26,7 @@ from tpdet.runner.graphs.step_graphs import StepGraphs, wanted_rows
 from tpdet.runner.start import memory
 from tpdet.runner.start.contracts import partition_of
 
+LAST_LAYERS = (False, None), (True, None), (True, 64)
 SETTINGS = {"max_num_seqs": 5, "max_model_len": 700, "kv_pages": 14}
 
 
@@ -45,6 +50,16 @@ def model(tiny_model):
 @pytest.fixture(scope="module")
 def expected(model):
     return run(model, requests(), max_num_batched_tokens=400, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def deep(tiny_model):
+    return tiny_model("qwen3", heads=8, hidden=128, intermediate=128, layers=2)
+
+
+@pytest.fixture(scope="module")
+def deep_expected(deep):
+    return run(deep, requests(), max_num_batched_tokens=400, **SETTINGS)
 
 
 def same(found, expected):
@@ -81,29 +96,64 @@ def test_replayed_steps_have_the_bits_of_launched_ones(model, expected, tp, cut_
     assert len(replays) >= tp * (found.steps - 1), "hardly a step was launched"
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-def test_the_last_layer_is_finished_for_wanted_rows_alone(model, expected, monkeypatch, graphs):
-    """Only rows with logits, and the pads of a decode step, go through all of the last layer."""
-    begin, finish, begun, finished = Decoder.begin, Decoder.finish, [], []
+class FinishedRows:
+    """Counts the rows that each step of rank 0 begins and finishes."""
 
-    def beginning(self, ids, *given):
-        begun.append(len(ids))
-        return begin(self, ids, *given)
+    def __init__(self, monkeypatch):
+        begin, finish, self.begun, self.finished = Decoder.begin, Decoder.finish, [], []
 
-    def finishing(self, rows, *given):
-        finished.append(len(rows.hidden_MH))
-        return finish(self, rows, *given)
+        def beginning(model, ids, *given, **more):
+            if model.exchange.carrier.world.rank == 0:
+                self.begun.append(len(ids))
+            return begin(model, ids, *given, **more)
 
-    with recorded_graphs() if graphs else nullcontext():
+        def finishing(model, parts, *given):
+            if model.exchange.carrier.world.rank == 0:
+                self.finished.append(sum(len(rows.hidden_MH) for rows in parts))
+            return finish(model, parts, *given)
+
         monkeypatch.setattr(Decoder, "begin", beginning)
         monkeypatch.setattr(Decoder, "finish", finishing)
-        found = run(model, requests(), max_num_batched_tokens=100, **SETTINGS)
-    assert same(found, expected)
-    steps = list(zip(begun, finished, strict=True))
-    chunks = [few for rows, few in steps if rows > 60 and few < rows]
-    assert 0 in chunks and max(chunks) <= 60
-    scored = [few for rows, few in steps if few > SETTINGS["max_num_seqs"]]
-    assert scored, "a scored prompt wants more rows than decode steps have"
+
+    def check(self):
+        """Only rows with logits, and the pads of a decode step, go through all of the layer."""
+        steps = list(zip(self.begun, self.finished, strict=True))
+        chunks = [few for rows, few in steps if rows > 60 and few < rows]
+        assert 0 in chunks and max(chunks) <= 60
+        scored = [few for rows, few in steps if few > SETTINGS["max_num_seqs"]]
+        assert scored, "a scored prompt wants more rows than decode steps have"
+
+
+@pytest.mark.parametrize(
+    ("tp", "graphs", "cut_from"),
+    some_slow(
+        [(1, False, None), (1, True, None), (2, True, 64)],
+        [(tp, graphs, cut) for tp in (1, 2, 4, 8) for graphs, cut in LAST_LAYERS],
+    ),
+)
+def test_the_last_layer_is_finished_for_wanted_rows_alone(
+    deep, deep_expected, monkeypatch, tp, graphs, cut_from
+):
+    """Of several ranks each has a part of the stream, in one micro-batch or in two."""
+    if tp > 1:
+        monkeypatch.setattr(opened, "GatherExchange", OwnedStream)
+    with recorded_graphs(cut_from) if graphs else nullcontext():
+        rows = FinishedRows(monkeypatch)
+        found = run(deep, requests(), tp, max_num_batched_tokens=100, **SETTINGS)
+    assert same(found, deep_expected)
+    rows.check()
+
+
+def test_rows_of_the_stream_come_from_their_owners(deep, deep_expected, monkeypatch):
+    """Negative control: rows that this rank does not own, as it has them, reach a bit."""
+    monkeypatch.setattr(opened, "GatherExchange", OwnedStream)
+    monkeypatch.setattr(OwnedStream, "stream_rows", WholeStream.stream_rows)
+    with recorded_graphs(64):
+        try:
+            found = run(deep, requests(), 2, max_num_batched_tokens=100, **SETTINGS)
+        except AssertionError:
+            return
+    assert not same(found, deep_expected)
 
 
 def test_a_step_without_a_bucket_is_launched(model, expected):

@@ -3,6 +3,8 @@
 Shape suffixes: M rows of the step, H hidden, V vocabulary.
 """
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from functools import partial
 from typing import NamedTuple
@@ -26,15 +28,21 @@ from tpdet.models.layer import DecoderLayer
 
 
 class Unfinished(NamedTuple):
-    """What `Decoder.finish` needs of rows: the fp32 stream, and what the last layer projected."""
+    """What `Decoder.finish` needs of rows: the fp32 stream, and what the last layer projected.
+
+    Of the stream each of several ranks has the rows that it owns.
+    """
 
     hidden_MH: torch.Tensor
     projected: Projected
 
-    def of(self, wanted_R: torch.Tensor) -> "Unfinished":
-        """Some of the rows, by their numbers int64 [R]."""
-        projected = tuple(part.index_select(0, wanted_R) for part in self.projected)
-        return Unfinished(self.hidden_MH.index_select(0, wanted_R), projected)
+    @classmethod
+    def joined(cls, parts: Sequence["Unfinished"]) -> "Unfinished":
+        """The rows of one batch, or of several that follow each other."""
+        if len(parts) == 1:
+            return parts[0]
+        hidden, projected = zip(*parts, strict=True)
+        return cls(torch.cat(hidden), tuple(map(torch.cat, zip(*projected, strict=True))))
 
 
 class Decoder:
@@ -98,70 +106,99 @@ class Decoder:
         The rows of several batches follow each other; the exchanges of one overlap the products of
         the others. alike: of these pages, where a graph is captured of a single batch.
         """
-        overlapped = len(batches) > 1
-        ids = ids_M.split([batch.row_count for batch in batches])
-        parts = [
-            self._embedded(part_M, batch, overlapped)
-            for part_M, batch in zip(ids, batches, strict=True)
-        ]
-        with ops.leaving_multiprocessors(self._multiprocessors if overlapped else 0, ids_M.device):
-            if alike is not None:
-                (only,) = parts
-                alike.launch(only, partial(_run_layer, only))
-            for call in self._calls(pages) if alike is None else ():
-                call.layer.forward(parts, call.following, call.rotary, call.pages)
-        for rows in parts:
-            rows.settle()
-        return torch.cat([rows.x_MH for rows in parts]) if overlapped else parts[0].x_MH
+        parts = self._parts(ids_M, batches)
+        with self._overlapping(parts):
+            self._run(parts, self._calls(pages), alike)
+        return _settled(parts)
 
     def begin(
         self,
         ids_M: torch.Tensor,
         pages: KeyValuePages,
-        batch: PagedBatch,
+        *batches: PagedBatch,
         alike: AlikeLayers | None = None,
-    ) -> Unfinished:
-        """`hidden` up to the last layer's attention: all keys and values are stored.
+    ) -> list[Unfinished]:
+        """`hidden` up to the last layer's attention, of each batch: all keys and values are stored.
 
-        What is left of that layer is wanted of the rows whose logits are, so `finish` takes some of
-        them; only where `finishes_some`. alike: of all layers but the last.
+        What is left of that layer is wanted of the rows whose logits are, so `finish` takes `some`
+        of them; only where `finishes_some`. alike: of all layers but the last.
         """
         *calls, last = self._calls(pages)
-        rows = self._embedded(ids_M, batch)
-        run = partial(_run_layer, rows)
-        if alike is not None:
-            alike.launch(rows, run)
-        for call in calls if alike is None else ():
-            run(call)
-        projected = last.layer.project(rows, last.rotary, last.pages)
-        return Unfinished(rows.hidden_MH, projected)
+        parts = self._parts(ids_M, batches)
+        with self._overlapping(parts):
+            self._run(parts, calls, alike)
+            projected = []
+            for rows in parts:
+                rows.settle()
+                projected.append(last.layer.project(rows, last.rotary, last.pages))
+        hidden = (rows.hidden_MH for rows in parts)
+        return list(map(Unfinished, hidden, projected))
+
+    def some(
+        self, unfinished: Unfinished, wanted_R: torch.Tensor, parts: tuple[int, ...]
+    ) -> Unfinished:
+        """Some rows of a step, by their numbers int64 [R], with the stream on every rank.
+
+        parts: the rows of each batch of `begin`. Collective.
+        """
+        projected = tuple(part.index_select(0, wanted_R) for part in unfinished.projected)
+        hidden_RH = self.exchange.stream_rows(unfinished.hidden_MH, wanted_R, parts)
+        return Unfinished(hidden_RH, projected)
 
     def finish(
-        self, unfinished: Unfinished, pages: KeyValuePages, batch: PagedBatch
+        self, unfinished: Sequence[Unfinished], pages: KeyValuePages, *batches: PagedBatch
     ) -> torch.Tensor:
-        """The rest of the last layer -> [R, H], normed; batch: of these rows, which it attends."""
-        hidden_RH, projected = unfinished
-        if not len(hidden_RH):
-            return hidden_RH.to(self._norm.norm.dtype)
-        rows = MicroBatch(batch, hidden_RH, hidden_RH[:0], False)  # attention reads no x
-        layer = self.layers[-1]
-        layer.attend(projected, rows, pages.layers[layer.index])
-        rows.settle()
-        layer.feed(rows, self._norm.norm)
-        rows.settle()
-        return rows.x_MH
+        """The rest of the last layer -> [R, H], normed.
+
+        batches: of `some` rows, which attend; or those of `begin`, with all that it gave.
+        """
+        if not any(len(hidden_RH) for hidden_RH, _ in unfinished):
+            return unfinished[0].hidden_MH.to(self._norm.norm.dtype)
+        overlapped, layer = len(batches) > 1, self.layers[-1]
+        parts = [
+            MicroBatch(batch, hidden_RH, hidden_RH[:0], overlapped)  # attention reads no x
+            for batch, (hidden_RH, _) in zip(batches, unfinished, strict=True)
+        ]
+        with self._overlapping(parts):
+            for rows, (_, projected) in zip(parts, unfinished, strict=True):
+                layer.attend(projected, rows, pages.layers[layer.index])
+            for rows in parts:
+                rows.settle()
+                layer.feed(rows, self._norm.norm)
+        return _settled(parts)
 
     @property
     def finishes_some(self) -> bool:
         """Whether `begin` and `finish` do what `hidden` does, for the rows that are wanted.
 
-        Of several ranks each has a part of the stream's rows; kept routes are those of all rows.
+        Kept routes are those of all rows.
         """
-        return self._alone and not self._keeps_routes and not self.overlaps_exchanges
+        return not self._keeps_routes
 
-    def _embedded(
-        self, ids_M: torch.Tensor, batch: PagedBatch, overlapped: bool = False
-    ) -> MicroBatch:
+    def _parts(self, ids_M: torch.Tensor, batches: Sequence[PagedBatch]) -> list[MicroBatch]:
+        ids = ids_M.split([batch.row_count for batch in batches])
+        overlapped = len(batches) > 1
+        return [
+            self._embedded(part_M, batch, overlapped)
+            for part_M, batch in zip(ids, batches, strict=True)
+        ]
+
+    def _overlapping(self, parts: Sequence[MicroBatch]) -> AbstractContextManager[None]:
+        """While inside, products leave room for the exchanges of other parts, if there are any."""
+        left = self._multiprocessors if len(parts) > 1 else 0
+        return ops.leaving_multiprocessors(left, parts[0].hidden_MH.device)
+
+    def _run(
+        self, parts: Sequence[MicroBatch], calls: Sequence[LayerCall], alike: AlikeLayers | None
+    ) -> None:
+        if alike is not None:
+            (only,) = parts
+            alike.launch(only, partial(_run_layer, only))
+            return
+        for call in calls:
+            call.layer.forward(parts, call.following, call.rotary, call.pages)
+
+    def _embedded(self, ids_M: torch.Tensor, batch: PagedBatch, overlapped: bool) -> MicroBatch:
         """A batch's rows as the first layer reads them."""
         hidden_MH = self.embedding.embed(ids_M)
         if self._embedding_scale != 1.0:
@@ -211,8 +248,8 @@ class Decoder:
         return other
 
     def keep_routes(self, routes: torch.Tensor | None) -> None:
-        """[layers with experts, slots, k]: where rows' experts are kept from now on, if at all."""
-        self._keeps_routes = routes is not None
+        """[layers with experts, slots, k]: where rows' experts are kept; None: by another rank."""
+        self._keeps_routes = True
         with_experts = [layer for layer in self.layers if self._kinds[layer.index][1]]
         for number, layer in enumerate(with_experts):
             layer.keep_routes(None if routes is None else routes[number])
@@ -249,6 +286,13 @@ class Decoder:
     def whole_logits(self, local_MV: torch.Tensor) -> torch.Tensor:
         """Every rank's local logits -> [M, V], equal on every rank."""
         return self._head.whole_logits(local_MV)
+
+
+def _settled(parts: Sequence[MicroBatch]) -> torch.Tensor:
+    """The normed rows of all parts, [M, H], once their exchanges have ended."""
+    for rows in parts:
+        rows.settle()
+    return torch.cat([rows.x_MH for rows in parts]) if len(parts) > 1 else parts[0].x_MH
 
 
 def _run_layer(rows: MicroBatch, call: LayerCall) -> None:

@@ -121,6 +121,7 @@ def _step(
     ids = torch.arange(rows, device=device) % 7
     batches = micro_batches(sequences, device, model.overlaps_exchanges)
     hidden_MH = model.hidden(ids, pages, *batches)
+    model.exchange.stream_rows(hidden_MH[:1].float(), ids[:1] * 0, (1,))  # as in `Decoder.finish`
     logits = model.whole_logits(model.local_logits(hidden_MH[-logit_rows:]))
     if not model.gives_logits:
         return

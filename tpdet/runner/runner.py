@@ -21,6 +21,7 @@ from tpdet.kernels.inputs.paged_batch import make_batch
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.launch.life.garbage import no_garbage
 from tpdet.layers.arithmetic import make_arithmetic
+from tpdet.models.decoder import Unfinished
 from tpdet.models.fingerprint import system_fingerprint
 from tpdet.models.micro_batches import micro_batches
 from tpdet.runner.graphs.decode_chain import DecodeChain
@@ -139,9 +140,10 @@ class Runner:
         self.pages = None  # a GPU holds the old pages or the new ones, not both
         # One more, where pad rows write.
         self.pages = self.loaded.allocate_pages(pages + 1, self.state_room)
-        if self._config.enable_return_routed_experts and self._world.rank == 0:
-            self.routes = Routes(self.model_config, pages + 1, self.device)
-            self.model.keep_routes(self.routes.layers)
+        if self._config.enable_return_routed_experts:
+            if self._world.rank == 0:
+                self.routes = Routes(self.model_config, pages + 1, self.device)
+            self.model.keep_routes(None if self.routes is None else self.routes.layers)
         self.capture_graphs()
 
     def capture_graphs(self) -> None:
@@ -299,13 +301,14 @@ class Runner:
         if self.device.type == "cuda":
             both = both.pin_memory().to(self.device, non_blocking=True)
         batches = micro_batches(step.sequences, self.device, self.model.overlaps_exchanges)
+        parts = tuple(batch.row_count for batch in batches)
         ids_M, wanted_R = both.split([len(step.token_ids), len(step.wanted)])
         ids_M = ops.resolve_sampled(ids_M, self.sampled)
         if len(step.wanted) == len(step.token_ids) or not self.model.finishes_some:
             return self.model.hidden(ids_M, self.pages, *batches)[wanted_R]
-        (batch,) = batches
-        unfinished = self.model.begin(ids_M, self.pages, batch).of(wanted_R)
-        return self.model.finish(unfinished, self.pages, make_batch(step.ends, self.device))
+        begun = Unfinished.joined(self.model.begin(ids_M, self.pages, *batches))
+        some = self.model.some(begun, wanted_R, parts)
+        return self.model.finish([some], self.pages, make_batch(step.ends, self.device))
 
 
 def _compare_tables(

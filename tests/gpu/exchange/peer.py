@@ -176,6 +176,26 @@ def check_rows(world):
     return wrong.finish()
 
 
+def check_stream_rows(world):
+    """Rows of the stream, of every cut into micro-batches and pieces, after their exchanges."""
+    case = Case(world, "tree", 4096, torch.bfloat16, 8192, piece_rows=3000)
+    wrong = Differences()
+    for seed, parts in enumerate(((4096, 4096), (1500,), (3,), (2048, 777), (200,), (8192,))):
+        whole, mine = [], []
+        for part, rows in enumerate(parts):
+            sums, residual = case.inputs(rows, seed + part, True)
+            finish = Finish(residual, Norm(case.weight, EPS))
+            whole.append(case.gather.fold_and_norm(sums, finish)[0])
+            mine.append(case.exchange.fold_and_norm(sums, finish)[0])
+        rows, whole, mine = sum(parts), torch.cat(whole), torch.cat(mine)
+        for count in (0, 1, 2, 65, 256):
+            numbers = torch.arange(count, device="cuda") * 997 % rows
+            found = case.exchange.stream_rows(mine, numbers, parts)
+            wrong.keep(same, found, whole[numbers], f"{count} rows of {parts}")
+    wrong.keep(case.check_armed)
+    return wrong.finish()
+
+
 def check_gather(world):
     """Small payloads of any bits, back to back in both buffers."""
     case, wrong = Case(world, "pairs", 1024, torch.bfloat16, 64), Differences()
@@ -227,6 +247,7 @@ def main():
             good.append(attempt(world, what, check_sizes, *sizes, **options))
     good.append(attempt(world, "graphs and eager in turn", check_graphs))
     good.append(attempt(world, "embedding rows", check_rows))
+    good.append(attempt(world, "rows of the stream", check_stream_rows))
     good.append(attempt(world, "all-gather", check_gather))
     if "--no-times" not in sys.argv:
         good.append(attempt(world, "times", print_times))

@@ -15,6 +15,7 @@ from tpdet.kernels import order
 from tpdet.kernels.cuda.exchange import direct as peer_direct
 from tpdet.kernels.cuda.exchange import gather as peer_gather
 from tpdet.kernels.cuda.exchange import one_shot as peer_fold
+from tpdet.kernels.cuda.exchange import owned_rows as peer_owned
 from tpdet.kernels.cuda.exchange import spread as peer_spread
 from tpdet.kernels.cuda.exchange import two_shot as peer_two_shot
 from tpdet.kernels.cuda.exchange.arguments import (
@@ -113,6 +114,15 @@ def test_exchange_kernels_compile(name, ranks, rank, n, dtype, factor, behind):
     spilled.insert(0, check(ptx, log, f"direct {name}"))
     assert "atom.global.sys.release" in ptx or "atom.release.sys.global" in ptx, "flags"
     assert n > 4096 or max(spilled[:4]) <= 16, "spills at the width of most models"
+
+
+def test_rows_of_the_stream_are_pushed_by_their_owners():
+    types = {"links": LINKS, "h": "*i32", "numbers": "*i64", "whole": "*i32"}
+    types |= dict.fromkeys(("rows", "first", "m", "early", "late"), "i32")
+    values = {"WORLD": KernelWorld(1, 4, True), "BUFFERS": Buffers(4096, 1 << 20)}
+    values |= {"N": 4096, "BLOCK": 2048, "PHASES": ALL_PHASES}
+    ptx, log = aligned_compile(peer_owned.push_owned_rows, types, values, 8)
+    check(ptx, log, "owned rows")
 
 
 def test_words_are_gathered_and_rows_read_by_address():

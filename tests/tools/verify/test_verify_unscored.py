@@ -3,7 +3,7 @@
 import pytest
 
 from tests.tools.verify.test_verify_drafts import verified
-from tpdet.models.decoder import Decoder, Unfinished
+from tpdet.models.decoder import Decoder
 
 RELATIONS = "alone", "unscored"
 
@@ -17,9 +17,11 @@ def test_answers_to_prompts_that_are_not_scored_are_those_of_scored_ones(tiny_mo
 
 @pytest.mark.parametrize("fault", ["another row", "rows that never were"])
 def test_a_last_layer_of_other_rows_is_found(tiny_model, tmp_path, monkeypatch, fault):
-    plain, finish = Unfinished.of, Decoder.finish
+    some, finish = Decoder.some, Decoder.finish
     if fault == "another row":
-        monkeypatch.setattr(Unfinished, "of", lambda self, wanted: plain(self, wanted * 0))
+        monkeypatch.setattr(
+            Decoder, "some", lambda self, rows, wanted, parts: some(self, rows, wanted * 0, parts)
+        )
     else:
         monkeypatch.setattr(
             Decoder, "finish", lambda self, rows, *of: finish(self, rows, *of).zero_()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -16,6 +16,8 @@ from tpdet.models.decoder import Decoder
 from tpdet.runner.graphs.draft_moves import DraftMoves, rehearse_moves
 from tpdet.runner.graphs.graph_room import Graph, GraphRoom
 from tpdet.runner.graphs.packed_step import StepShape, StepSpans, pack_step, packed_batches
+
+Results: TypeAlias = tuple[Sequence[torch.Tensor], ...]
 
 
 class GraphSource(NamedTuple):
@@ -66,9 +68,12 @@ class CapturedSteps:
         ids_M: torch.Tensor,
         batches: Sequence[PagedBatch],
         alike: AlikeLayers | None,
-    ) -> tuple[torch.Tensor, ...]:
-        """Run the model over the rows; what a graph keeps of them, each [M, ...]: their logits."""
-        return (model.local_logits(model.hidden(ids_M, self._pages, *batches, alike=alike)),)
+    ) -> Results:
+        """Run the model over the rows; what a graph keeps of them: their logits.
+
+        Each result is [M, ...], in parts that follow each other.
+        """
+        return ([model.local_logits(model.hidden(ids_M, self._pages, *batches, alike=alike))],)
 
     def _rehearse(self, shape: StepShape, packed: torch.Tensor) -> None:
         """Launch by the first model what a graph of this shape holds, so that all is loaded."""
@@ -127,9 +132,13 @@ class CapturedSteps:
         results = self._results(model, ids, batches, self._alike if few else None)
         if not self._kept:
             self._kept = self._room_for(results)
-        for kept, result in zip(self._kept, results, strict=True):
-            kept[: len(ids)].copy_(result)
+        for kept, parts in zip(self._kept, results, strict=True):
+            rows = kept[: len(ids)].split([len(part) for part in parts])
+            for to, part in zip(rows, parts, strict=True):
+                to.copy_(part)
 
-    def _room_for(self, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def _room_for(self, results: Results) -> tuple[torch.Tensor, ...]:
         """Where all graphs keep theirs; results: of the first, which is the largest."""
-        return tuple(torch.empty_like(each) for each in results)
+        return tuple(
+            parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:]) for parts in results
+        )

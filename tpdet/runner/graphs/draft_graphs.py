@@ -17,7 +17,7 @@ from tpdet.control.plan import PlanRows
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.runner.graphs.captured_steps import CapturedSteps, GraphSource
+from tpdet.runner.graphs.captured_steps import CapturedSteps, GraphSource, Results
 from tpdet.runner.graphs.decode_graphs import split_buckets
 from tpdet.runner.graphs.draft_moves import DraftMoves
 from tpdet.runner.graphs.graph_room import Graph
@@ -92,8 +92,8 @@ class DraftGraphs(CapturedSteps):
         graph = self._graphs[shape] = self._capture(self._room, shape)
         return graph
 
-    def _room_for(self, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return tuple(each.new_empty(HEAD_ROWS, *each.shape[1:]) for each in results)
+    def _room_for(self, results: Results) -> tuple[torch.Tensor, ...]:
+        return tuple(parts[0].new_empty(HEAD_ROWS, *parts[0].shape[1:]) for parts in results)
 
 
 def draft_shape(rows: PlanRows, total: int, width: int) -> StepShape:

@@ -4,7 +4,7 @@ Launching such a step kernel by kernel takes a slow host longer than the GPU tak
 replayed from a graph captured at start for a bucket of rows and of attention splits, up to which
 it is padded (`packed_step`): embedding and layers, as two micro-batches where exchanges overlap.
 The output head and the sampling follow one by one: which rows have logits varies. So does the last
-layer's part behind its keys and values, where one rank is alone: it is launched for those rows.
+layer's part behind its keys and values: it is launched for those rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedBatch
 from tpdet.models.alike_layers import AlikeLayers
 from tpdet.models.decoder import Decoder, Unfinished
 from tpdet.models.micro_batches import first_micro_batch
-from tpdet.runner.graphs.captured_steps import CapturedSteps, GraphSource
+from tpdet.runner.graphs.captured_steps import CapturedSteps, GraphSource, Results
 from tpdet.runner.graphs.decode_graphs import decode_splits
 from tpdet.runner.graphs.graph_room import PackedBuffer
 from tpdet.runner.graphs.packed_step import BatchShape, StepShape, StepSpans, packed_batches
@@ -91,16 +91,20 @@ class StepGraphs(CapturedSteps):
         if end not in self._batches:
             self._batches[end] = packed_batches(end, self._buffer.packed, self._scratch)
         numbers_R, (batch,) = self._batches[end]
-        hidden_MH, *projected = self._kept
-        some = Unfinished(hidden_MH, tuple(projected)).of(numbers_R[: end.rows if count else 0])
-        return self._model.finish(some, self._pages, batch)[:count]
+        some = self._some(self._model, shape, numbers_R[: end.rows if count else 0])
+        return self._model.finish([some], self._pages, batch)[:count]
+
+    def _some(self, model: Decoder, shape: StepShape, numbers_R: torch.Tensor) -> Unfinished:
+        """Rows of a packed step by their numbers."""
+        hidden_MH, *projected = (part[: shape.rows] for part in self._kept)
+        return model.some(Unfinished(hidden_MH, tuple(projected)), numbers_R, _parts(shape))
 
     def _finish_all(self, model: Decoder, shape: StepShape, packed: torch.Tensor) -> torch.Tensor:
         """The rest of the last layer for all rows of a packed step: [M, H], normed."""
-        _, (batch,) = packed_batches(shape, packed, self._scratch)
-        hidden_MH, *projected = (part[: shape.rows] for part in self._kept)
-        rows = Unfinished(hidden_MH, tuple(projected))
-        return model.finish(rows, self._pages, batch)
+        _, batches = packed_batches(shape, packed, self._scratch)
+        cut = (part[: shape.rows].split(_parts(shape)) for part in self._kept)
+        rows = [Unfinished(hidden, tuple(rest)) for hidden, *rest in zip(*cut, strict=True)]
+        return model.finish(rows, self._pages, *batches)
 
     def _results(
         self,
@@ -108,17 +112,18 @@ class StepGraphs(CapturedSteps):
         ids_M: torch.Tensor,
         batches: Sequence[PagedBatch],
         alike: AlikeLayers | None,
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> Results:
         if not self._finishes:
-            return (model.hidden(ids_M, self._pages, *batches, alike=alike),)
-        (batch,) = batches
-        unfinished = model.begin(ids_M, self._pages, batch, alike)
-        return unfinished.hidden_MH, *unfinished.projected
+            return ([model.hidden(ids_M, self._pages, *batches, alike=alike)],)
+        parts = model.begin(ids_M, self._pages, *batches, alike=alike)
+        projected = zip(*(part.projected for part in parts), strict=True)
+        return [part.hidden_MH for part in parts], *projected
 
     def _rehearse(self, shape: StepShape, packed: torch.Tensor) -> None:
         super()._rehearse(shape, packed)
         if self._finishes:
             self._finish_all(self._first, shape, packed)
+            self._some(self._first, shape, packed.new_zeros(1, dtype=torch.int64))
 
     @cached_property
     def _alike(self) -> AlikeLayers | None:
@@ -129,6 +134,11 @@ class StepGraphs(CapturedSteps):
         if self._sampled.device.type == "cuda":
             rows = rows.pin_memory().to(self._sampled.device, non_blocking=True)
         return rows
+
+
+def _parts(shape: StepShape) -> tuple[int, ...]:
+    """The rows of each micro-batch."""
+    return tuple(batch.rows for batch in shape.batches)
 
 
 def wanted_rows(rows: PlanRows, spans: StepSpans) -> StepSpans:
