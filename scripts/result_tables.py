@@ -26,11 +26,8 @@ from tpdet.tools.measurement.results_file import newest_rows  # noqa: E402
 from tpdet.tools.plan.constants import load_constants  # noqa: E402
 
 SUMMARISED = ("gemm", "attention", "allreduce", "sampler")
-NOT_SHOWN = (
-    "kernels.h200.json",
-    "bits.h100.json",
-    "bits.h200.json",
-)  # many rows: docs/results.md links to them
+NOT_SHOWN = ("kernels.h200.json", "bits.h100.json", "bits.h200.json")
+"""Files of many rows, which docs/results.md links to."""
 FOLDS = "latency.h200.json"
 SIZES = ("latency.h200.json", "throughput.h200.json")
 PEER = "peer.h200.json"
