@@ -32,8 +32,9 @@ FLAGS = """
     --config --device --disable-log-stats --disable-uvicorn-access-log --draft-model --drafts
     --drain-timeout --dtype --enable-prefix-caching --enable-return-routed-experts --enforce-eager
     --experts --fixed-batch --fold-order --gpu-memory-utilization --help --host --http-processes
-    --kernel-cache --kv-pages --leaves --load-format --logprobs-mode --max-model-len
-    --max-num-batched-tokens --max-num-seqs --max-queue --max-slowdown --model --no-admin-insecure
+    --kernel-cache --kv-cache-dtype --kv-pages --leaves --load-format --logprobs-mode
+    --max-model-len --max-num-batched-tokens --max-num-seqs --max-queue --max-slowdown --model
+    --no-admin-insecure
     --no-allow-faults --no-approximate --no-compile-ahead --no-disable-log-stats
     --no-disable-uvicorn-access-log
     --no-enable-prefix-caching --no-enable-return-routed-experts --no-enforce-eager

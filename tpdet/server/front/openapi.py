@@ -89,10 +89,10 @@ def describe(app: FastAPI, guarded: bool) -> dict[str, Any]:
 
 def _describe_operation(path: str, method: str, operation: dict[str, Any]) -> None:
     asks = path in _BODIES and method == "post"
-    errors = _ANY_ERRORS + (_BODY_ERRORS if asks else ())
+    errors = _ANY_ERRORS + (_BODY_ERRORS if asks else ("400",) if path == "/info" else ())
     answers = {code: answer for code, answer in operation["responses"].items() if code != "422"}
     error = "MessagesError" if is_of_messages(path) else "Error"
-    error = "TeiError" if path in TEI_PATHS or (path == "/" and asks) else error
+    error = "TeiError" if path in TEI_PATHS else error
     content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=error)}}}
     answers |= {code: {"description": "refused", "content": content} for code in errors}
     operation["responses"] = dict(sorted(answers.items()))
