@@ -45,8 +45,8 @@ POOLED_PATHS: dict[str, PooledRoute] = {
     "/similarity": "similarity",
     "/": "inputs",
 }
-TEI_PATHS = ("/", "/embed", "/predict", "/similarity", "/info")
-"""Those whose errors have text-embeddings-inference's form; of /rerank a body says whose it is."""
+TEI_PATHS = ("/embed", "/predict", "/similarity", "/info")
+"""Those of text-embeddings-inference alone; of / and /rerank a body says whose it is."""
 TEXT_PATHS: dict[str, TextRoute] = {
     "/v1/messages/count_tokens": "count_tokens",
     "/tokenize": "tokenize",

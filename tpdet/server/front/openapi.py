@@ -91,9 +91,7 @@ def _describe_operation(path: str, method: str, operation: dict[str, Any]) -> No
     asks = path in _BODIES and method == "post"
     errors = _ANY_ERRORS + (_BODY_ERRORS if asks else ("400",) if path == "/info" else ())
     answers = {code: answer for code, answer in operation["responses"].items() if code != "422"}
-    error = "MessagesError" if is_of_messages(path) else "Error"
-    error = "TeiError" if path in TEI_PATHS else error
-    content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=error)}}}
+    content = {"application/json": {"schema": _error_schema(path, asks)}}
     answers |= {code: {"description": "refused", "content": content} for code in errors}
     operation["responses"] = dict(sorted(answers.items()))
     known = OPERATIONS | CONTROL_OPERATIONS | BATCH_OPERATIONS | (CALL_OPERATIONS if asks else {})
@@ -116,6 +114,15 @@ def _describe_operation(path: str, method: str, operation: dict[str, Any]) -> No
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names
         ]
+
+
+def _error_schema(path: str, asks: bool) -> dict[str, Any]:
+    """The forms of a path's errors: two where a body says whose it is."""
+    reference = lambda name: {"$ref": _REFERENCE.format(model=name)}
+    if path in ("/", "/rerank") and asks:
+        return {"anyOf": [reference("Error"), reference("TeiError")]}
+    other = "TeiError" if path in TEI_PATHS else "Error"
+    return reference("MessagesError" if is_of_messages(path) else other)
 
 
 def _describe_batches(path: str, method: str, operation: dict[str, Any]) -> None:
