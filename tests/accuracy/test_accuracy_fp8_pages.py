@@ -19,7 +19,7 @@ DEARER = 1.015
 
 
 def log_probabilities(llm, ids):
-    """Of each prompt's tokens but the first, which has none."""
+    """They are those of each prompt's tokens but the first, which has none."""
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     outputs = llm.generate([{"prompt_token_ids": each} for each in ids], params, use_tqdm=False)
     return [

@@ -134,7 +134,7 @@ class FinishedRows:
 def test_the_last_layer_is_finished_for_wanted_rows_alone(
     deep, deep_expected, monkeypatch, tp, graphs, cut_from
 ):
-    """Of several ranks each has a part of the stream, in one micro-batch or in two."""
+    """Each of several ranks has a part of the stream, in one micro-batch or in two."""
     if tp > 1:
         monkeypatch.setattr(opened, "GatherExchange", OwnedStream)
     with recorded_graphs(cut_from) if graphs else nullcontext():

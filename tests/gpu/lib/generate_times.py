@@ -4,12 +4,33 @@ import hashlib
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from tpdet import LLM, SamplingParams
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.tools.bench.load import prompt
 
 INPUT, TOKENS = 128, 65
+
+
+def started(
+    model: str, batches: Sequence[int], context: int, **settings: Any
+) -> tuple[LLM, dict[str, object]]:
+    """An engine of random weights with drafts off, and the seconds that its start took, as a row.
+
+    settings: further keywords of `LLM`.
+    """
+    begin = time.perf_counter()
+    llm = LLM(
+        model=model,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        max_num_seqs=max(batches),
+        max_model_len=context,
+        drafts="off",
+        **settings,
+    )
+    return llm, {"start s": round(time.perf_counter() - begin, 1)}
 
 
 def generate_times(

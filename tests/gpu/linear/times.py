@@ -27,7 +27,7 @@ PREFILL = (1, 8192), (4, 2048), (16, 512), (1, 1024)
 DECODE, POSITION = (1, 16, 64, 256), 40
 """Sequences of a step with one row each, and its place in its chunk."""
 STATES = 256
-"""Of decode rows: more than the GPU's cache holds."""
+"""Decode rows have so many: more than the GPU's cache holds."""
 KERNELS = "advance", "chunk", "convolve", "decode", "keep_in", "norm_and", "pass", "row_factors"
 
 

@@ -12,13 +12,11 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
 
 from tests.gpu.lib import generate_times as times
-from tpdet import LLM
 from tpdet.checkpoint.model_config.known_shapes import write_shape
 
 BATCHES = (1, 16, 64, 256)
@@ -29,17 +27,7 @@ LONG = 600 - times.TOKENS // 2
 
 def one_dtype(model: str, kv_cache_dtype: str, turns: int) -> dict[str, object]:
     """Start, and measure so many times."""
-    begin = time.perf_counter()
-    llm = LLM(
-        model=model,
-        load_format="dummy",
-        kv_cache_dtype=kv_cache_dtype,
-        skip_tokenizer_init=True,
-        max_num_seqs=max(BATCHES),
-        max_model_len=8192,
-        drafts="off",
-    )
-    row: dict[str, object] = {"start s": round(time.perf_counter() - begin, 1)}
+    llm, row = times.started(model, BATCHES, 8192, kv_cache_dtype=kv_cache_dtype)
     row["KV pages"] = llm.engine.runner.num_pages
     row |= times.generate_times(llm, (256,), (), turns, prompt_tokens=LONG)
     row["ms at 256 x 600"] = row.pop("ms at 256")

@@ -14,14 +14,12 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
 
-from tests.gpu.lib.generate_times import generate_times
+from tests.gpu.lib.generate_times import generate_times, started
 from tests.lib.models.quantised_config import quantisation_config
-from tpdet import LLM
 from tpdet.checkpoint.model_config.known_shapes import write_shape
 from tpdet.tools.measurement.results_file import append_run
 from tpdet.tools.worlds.machine import machine
@@ -42,17 +40,7 @@ def quantised_shape(folder: Path, shape: str, format_name: str) -> Path:
 
 def one_way(model: str, weights: str, turns: int) -> dict[str, object]:
     """Start, and measure so many times."""
-    begin = time.perf_counter()
-    llm = LLM(
-        model=model,
-        load_format="dummy",
-        weights=weights,
-        skip_tokenizer_init=True,
-        max_num_seqs=max(BATCHES),
-        max_model_len=4096,
-        drafts="off",
-    )
-    row: dict[str, object] = {"start s": round(time.perf_counter() - begin, 1)}
+    llm, row = started(model, BATCHES, 4096, weights=weights)
     row |= generate_times(llm, BATCHES, PROMPTS, turns)
     row["KV pages"] = llm.engine.runner.num_pages
     llm.close()

@@ -90,7 +90,7 @@ class Host:
 
 @pytest.mark.parametrize("ranks", some_slow([4], [2, 4, 8]))
 def test_every_rank_gets_the_rows_of_their_owners(ranks, monkeypatch):
-    """Of one micro-batch and of two, in pieces and shares that end anywhere, and few rows."""
+    """Steps have one micro-batch or two, in pieces and shares that end anywhere, and few rows."""
     monkeypatch.setattr(peer, "STREAM_ROWS", 5)
     host, turns = Host(ranks), 0
     for seed, (parts, count) in enumerate((((3,), 3), ((128, 93), 12), ((256, 7), 1), ((299,), 5))):

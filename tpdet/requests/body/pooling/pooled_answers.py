@@ -15,7 +15,7 @@ from tpdet.kernels.order import fraction_bits
 from tpdet.requests.routes import PooledRoute
 
 PooledForm = PooledRoute | Literal["ranks"]
-"""Of a body and its answer: a route's, or what TEI's /rerank takes and gives."""
+"""A body and its answer have the form of a route, or that of TEI's /rerank."""
 TEI_FORMS = ("embed", "predict", "similarity", "ranks")
 
 
