@@ -39,7 +39,10 @@ def main(arguments: list[str]) -> int:
         skip_tokenizer_init=embed is None,  # its pooling wants a tokenizer
         **settings,
     )
-    vocabulary = llm.llm_engine.model_config.get_vocab_size()
+    config = llm.llm_engine.vllm_config
+    vocabulary = config.model_config.get_vocab_size()
+    if config.model_config.is_hybrid:
+        settings["mamba_ssm_cache_dtype"] = str(config.cache_config.mamba_ssm_cache_dtype)
     sizes = Sizes(vocabulary=min(Sizes.vocabulary, vocabulary))
     contexts = tuple(load.pop("contexts", ()))
     sizes = replace(sizes, **load, contexts=contexts)
