@@ -29,6 +29,7 @@ CONTEXT = 32768
 FLAGS = (
     "--device", "cpu", "--tool-call-parser", "auto", "--reasoning-parser", "auto",
     "--served-model-name", "demo", "--seed-policy", "request", "--kv-pages", "400",
+    "--step-timeout", "120",  # steps of 8,192 tokens, beside whatever else the machine does
 )  # fmt: skip
 COLD = "--no-enable-prefix-caching"
 CROWD = 16

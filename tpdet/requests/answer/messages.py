@@ -156,7 +156,7 @@ class MessageWriter:
             case CallArguments(_, text):
                 yield self._piece({"type": "input_json_delta", "partial_json": text})
             case CallEnded():
-                yield from self._close(ended=True)
+                yield from self._close()
 
     def _begin(self, block: Json) -> Iterator[Json]:
         """Open a block behind the others."""
@@ -170,20 +170,15 @@ class MessageWriter:
         self._pieces.append(delta[_PIECES[delta["type"]]])
         return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
 
-    def _close(self, ended: bool = False) -> Iterator[Json]:
-        """End the open block, if there is one; reasoning is signed.
-
-        ended: a call is whole. Of one that was cut the message has the arguments that are.
-        """
+    def _close(self) -> Iterator[Json]:
+        """End the open block, if there is one; reasoning is signed, a call that was cut closed."""
         if not self._open:
             return
         block, index = self._blocks[-1], len(self._blocks) - 1
         text, kind = "".join(self._pieces), self._open
         self._pieces, self._open = [], ""
         if kind == "tool_use":
-            whole = ended or not text
-            said = text if whole else json_text.written(json_text.begun_value(text))
-            block["input"] = Written(said or "{}")
+            block["input"] = Written(json_text.closed_object(text))
         else:
             block[kind] = text
         if kind == "thinking":

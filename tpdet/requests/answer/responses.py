@@ -283,11 +283,12 @@ def _scores(kind: str) -> Json:
 def _input_of(arguments: str, ended: bool) -> str:
     """The text that a custom tool gets; a grammar makes its arguments an object of this one.
 
-    ended: the call is whole; else the text so far.
+    ended: the call is whole; else the text so far. Half of a surrogate pair is U+FFFD.
     """
     try:
-        value = json.loads(arguments) if ended else json_text.begun_value(arguments, strings=True)
-        said = value.get(INPUT)
-    except (ValueError, AttributeError):
+        said = json.loads(json_text.closed_object(arguments, strings=True)).get(INPUT)
+    except (ValueError, AttributeError, RecursionError):
         said = None
-    return said if isinstance(said, str) else arguments if ended else ""
+    if not isinstance(said, str):
+        return arguments if ended else ""
+    return said.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

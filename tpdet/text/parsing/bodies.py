@@ -159,7 +159,7 @@ def begun_call(name: str, text: str) -> FunctionCall | None:
 def _begun_object(text: str) -> str:
     """The beginning of an object. Raises ValueError where it is none."""
     text = text.rstrip("\ufffd")  # a character that was cut
-    if text and not isinstance(json_text.begun_value(text), dict):
+    if text and not json_text.begins_object(text):
         raise ValueError("arguments are an object")
     return text
 

@@ -10,6 +10,15 @@ _IN_STRING = re.compile(r'["\\]')
 _OUTSIDE = re.compile(r'["{}\[\]]')
 _SPACE = re.compile(r"[ \t\n\r]*")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_TOKEN = re.compile(
+    r"""[ \t\n\r]*+("(?:[^"\\]++|\\.)*+"|[][{},:]|[-+.eE0-9]++|true|false|null)""", re.DOTALL
+)
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+# A string that was cut, without an escape that was, and without the first half of a pair that was.
+_CUT_STRING = re.compile(
+    r"""[ \t\n\r]*+"(?:[^"\\]++|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}"""
+    r"""|\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\?\Z|\\u[0-9a-fA-F]{0,3}\Z))*+"""
+)
 
 
 class JsonScanner:
@@ -211,14 +220,43 @@ def begun_members(text: str) -> tuple[dict[str, str], str, str]:
     return pairs, "", ""
 
 
-def begun_value(text: str, strings: bool = False) -> Any:
-    """What is whole of a value that was cut; strings: and a string that is not.
-
-    Raises ValueError where this is no beginning of JSON.
-    """
+def begins_object(text: str) -> bool:
+    """Whether a text is the beginning of a JSON object, in which surrogates may be alone."""
     text = _SURROGATE.sub(r"\\ufffd", text)
-    partial: Any = "trailing-strings" if strings else True
-    return from_json(text, allow_inf_nan=False, allow_partial=partial)
+    try:
+        return isinstance(from_json(text, allow_inf_nan=False, allow_partial=True), dict)
+    except ValueError:
+        return False
+
+
+def closed_object(text: str, strings: bool = False) -> str:
+    """What has come of an object that was cut, as it was written, and what closes it.
+
+    These are its whole values, and a number as far as it is one: what clients make of the pieces of
+    a stream. strings: and a string as far as it came. A whole object stays as it is; where none has
+    begun it is empty. The text is a beginning of JSON.
+    """
+    closing: list[str] = []
+    position = end = 0
+    is_key = False
+    while (match := _TOKEN.match(text, position)) is not None:
+        token, position = match[1], match.end()
+        if token in ",:":
+            is_key = token == "," and closing[-1:] == ["}"]
+            continue
+        if token in "[{":
+            closing.append("}" if token == "{" else "]")
+        elif token in "]}":
+            del closing[-1:]
+        elif is_key or (token[0] in "-+.eE0123456789" and not _NUMBER.fullmatch(token)):
+            continue
+        is_key, end = token == "{", position
+        if not closing:
+            break
+    kept = text[:end]
+    if strings and closing and not is_key and (cut := _CUT_STRING.match(text, position)):
+        kept = text[: cut.end()] + '"'
+    return (kept + "".join(reversed(closing))) or "{}"
 
 
 def _decoded(text: str, position: int) -> tuple[Any, int]:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tpdet.text.parsing.json_text import closed_object
 from tpdet.tools.tape.tape_file import Json, json_object
 
 _PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
@@ -11,7 +12,10 @@ _ENDING = ("stop_reason", "stop_sequence", "stop_details", "container")
 
 
 def message_of(events: Iterable[Json]) -> Json:
-    """The message that the events of a stream add up to, as clients add them."""
+    """The message that the events of a stream add up to, as clients add them.
+
+    A call that was cut has the arguments that have come, as in the whole answer.
+    """
     message: Json = {}
     blocks: dict[Any, Json] = {}
     arguments: dict[Any, str] = {}
@@ -33,7 +37,7 @@ def message_of(events: Iterable[Json]) -> Json:
                 usage = {**(message.get("usage") or {}), **(others.pop("usage", None) or {})}
                 message |= {**ending, **others, "usage": usage}
     for index, text in arguments.items():
-        blocks.setdefault(index, {})["input"] = json_object(text.encode()) or {}
+        blocks.setdefault(index, {})["input"] = json_object(closed_object(text)) or {}
     return message | {"content": [*blocks.values()]}
 
 

@@ -246,8 +246,8 @@ def bytes_of(content: str | Binary) -> bytes:
     return content.base64 if isinstance(content, Binary) else content.encode()
 
 
-def json_object(data: bytes) -> Json | None:
-    """The JSON object that bytes are; None for anything else."""
+def json_object(data: bytes | str) -> Json | None:
+    """The JSON object that this is; None for anything else."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
