@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
 
 
 def generate_rows(llm: Any, sampling: Any, sizes: Sizes) -> list[dict[str, Any]]:
-    """The figures of `LLM.generate`, as plain data."""
+    """The figures of `LLM.generate`, as plain data; each is printed as soon as it is known."""
 
     def generate(prompts: list[list[int]], tokens: int) -> float:
         params = sampling(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
@@ -71,7 +71,11 @@ def generate_rows(llm: Any, sampling: Any, sizes: Sizes) -> list[dict[str, Any]]
             raise RuntimeError(f"an answer does not have {tokens} tokens")
         return seconds
 
-    return [figure.plain() for figure in time_generate(generate, sizes)]
+    rows = []
+    for figure in time_generate(generate, sizes):
+        rows.append(figure.plain())
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
 
 
 def embed_row(llm: Any, count: int, length: int, sizes: Sizes) -> dict[str, Any]:

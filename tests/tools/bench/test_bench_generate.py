@@ -45,7 +45,7 @@ class Clockwork:
 
 def test_a_step_is_the_difference_of_two_calls():
     clock = Clockwork()
-    found = time_generate(clock, SMALL)
+    found = list(time_generate(clock, SMALL))
     assert [(each.case, each.batch, each.context, each.unit) for each in found] == [
         ("LLM decode", 1, 6, "ms"),
         ("LLM decode", 4, 6, "ms"),
@@ -74,7 +74,7 @@ def test_no_prompt_is_sent_twice_and_the_load_follows_from_its_seed():
     for seed in (0, 0, 1):
         clock = Clockwork()
         sizes = Sizes(batches=(1, 4), mixed_requests=5, repeats=1, seed=seed)
-        time_generate(clock, sizes)
+        list(time_generate(clock, sizes))
         loads.append(clock.calls)
         sent = [tuple(ids) for prompts, _ in clock.calls for ids in prompts]
         assert len(sent) == len(set(sent)) > 30

@@ -75,21 +75,20 @@ class GenerateFigure:
         return asdict(self)
 
 
-def time_generate(generate: Generate, sizes: Sizes) -> list[GenerateFigure]:
-    """Every figure, each after a warm-up; no prompt is sent twice."""
+def time_generate(generate: Generate, sizes: Sizes) -> Iterator[GenerateFigure]:
+    """Every figure as soon as it is known, each after a warm-up; no prompt is sent twice."""
     load = _Calls(generate, sizes)
-    figures = []
     for batch in sizes.batches:
-        figures.append(load.decode("LLM decode", batch, sizes.prompt))
+        yield load.decode("LLM decode", batch, sizes.prompt)
     count = sizes.prefill_prompts
-    figures.append(load.prefill("LLM prefill", count, sizes.prefill_tokens, -(-count // 2)))
-    figures.append(load.mixed())
+    yield load.prefill("LLM prefill", count, sizes.prefill_tokens, -(-count // 2))
+    yield load.mixed()
     for context in sizes.contexts:
-        figures.append(load.prefill(f"LLM prefill of {context:,}", 1, context, 1))
+        yield load.prefill(f"LLM prefill of {context:,}", 1, context, 1)
     if sizes.contexts:
         longest = max(sizes.contexts)
-        figures += [load.decode(f"LLM decode at {longest:,}", batch, longest) for batch in (1, 8)]
-    return figures
+        for batch in (1, 8):
+            yield load.decode(f"LLM decode at {longest:,}", batch, longest)
 
 
 def time_embed(embed: Embed, count: int, length: int, sizes: Sizes) -> GenerateFigure:
