@@ -243,12 +243,26 @@ def test_a_conversation_goes_on_with_what_was_answered(server):
         ({"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 10**6}}]},
          "prompt", "over the model's context"),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters":
-          {"type": "object", "description": "x" * 300_000}}}]}, None, ""),
+          {"type": "object", "description": "x" * 300_000}}}]}, "prompt", "the model's context"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused_by_name(server, fields, param, message):
     error = refused(chat(server, **fields), 400, param)
     assert message in error["message"], error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strict", [True, False])
+def test_megabytes_of_schema_are_refused(server, strict):
+    text = {"type": "string", "description": "some words"}
+    many = {"type": "object", "properties": {f"p{i:06}": text for i in range(150_000)}}
+    for schema, status, param, message in (
+        (many, 400, "prompt", "over the model's context"),
+        ({"type": "object", "description": "x" * 11_000_000}, 413, None, "over 10485760 bytes"),
+    ):
+        tool = {"name": "f", "strict": strict, "parameters": schema}
+        found = chat(server, tools=[{"type": "function", "function": tool}])
+        assert message in refused(found, status, param)["message"]
 
 
 def test_a_grammar_of_calls_holds_behind_the_reasoning(server):
