@@ -152,8 +152,10 @@ def test_the_script_for_vllm_writes_what_is_read(tmp_path, monkeypatch, capsys):
     class FakeLLM:
         def __init__(self, **settings):
             self.settings = settings
-            config = SimpleNamespace(get_vocab_size=lambda: 500)
-            self.llm_engine = SimpleNamespace(model_config=config)
+            model = SimpleNamespace(get_vocab_size=lambda: 500, is_hybrid=True)
+            cache = SimpleNamespace(mamba_ssm_cache_dtype="float32")
+            config = SimpleNamespace(model_config=model, cache_config=cache)
+            self.llm_engine = SimpleNamespace(vllm_config=config)
 
         def generate(self, prompts, params, use_tqdm):
             assert all(max(prompt["prompt_token_ids"]) < 500 for prompt in prompts)
@@ -179,7 +181,8 @@ def test_the_script_for_vllm_writes_what_is_read(tmp_path, monkeypatch, capsys):
     assert module.main([*given, "repeats=1"]) == 0
     figures = json.loads(out.read_text())
     assert (figures["peer"], figures["tp"]) == ("vLLM 9", 2)
-    assert figures["settings"] == {"max_model_len": 8192} and len(figures["rows"]) == 6
+    settings = {"max_model_len": 8192, "mamba_ssm_cache_dtype": "float32"}
+    assert figures["settings"] == settings and len(figures["rows"]) == 6
     broken = 1
     with pytest.raises(RuntimeError, match="does not have 8 tokens"):
         module.main(given)
