@@ -33,6 +33,7 @@ from tpdet.errors import (
 )
 from tpdet.launch.life.faults import Fault
 from tpdet.launch.start.torchrun import rank_environment, torchrun_command
+from tpdet.llm.results import ResultWriter
 from tpdet.scheduler import policy
 from tpdet.speculative import draft_rows
 from tpdet.text.pooled_prompts import PooledPrompts
@@ -128,6 +129,33 @@ def test_more_prompts_than_the_queue_holds_are_all_answered(tiny_model):
     small = LLM(str(tiny_model("qwen3", kv_heads=2)), kv_pages=8, max_queue=2, max_num_seqs=2)
     answers = small.generate([[i] for i in range(9)], SamplingParams(temperature=0, max_tokens=2))
     assert [a.prompt_token_ids for a in answers] == [(i,) for i in range(9)]
+
+
+def test_prompts_are_queued_and_answers_written_while_steps_run(tiny_model, monkeypatch):
+    """Before the first of two tokens a prompt, no more is queued than two steps of 16 take."""
+    sizes = {"kv_pages": 64, "max_num_batched_tokens": 16, "max_num_seqs": 4}
+    with LLM(str(tiny_model("qwen3", kv_heads=2)), **sizes) as llm:
+        said = []
+
+        def saying(what, call):
+            def said_first(*given, **named):
+                if what != "launch" or len(given[0].rows):
+                    said.append(what)
+                return call(*given, **named)
+
+            return said_first
+
+        prompts = [[1 + i] * 8 for i in range(12)]
+        params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+        alone = [llm.generate([prompt], params)[0].replay_digest for prompt in prompts]
+        monkeypatch.setattr(llm.engine, "submit", saying("submit", llm.engine.submit))
+        monkeypatch.setattr(llm.engine.runner, "launch", saying("launch", llm.engine.runner.launch))
+        monkeypatch.setattr(ResultWriter, "write", saying("write", ResultWriter.write))
+        llm.engine.run_ahead = True
+        found = llm.generate(prompts, params)
+        assert [one.replay_digest for one in found] == alone
+        assert said[:5] == [*["submit"] * 4, "launch"] and said.count("submit") == 12
+        assert said.index("write") < len(said) - said[::-1].index("launch") - 1
 
 
 @pytest.mark.parametrize(

@@ -122,22 +122,28 @@ class NamedCall(NamedTuple):
 
 def request_digest(requests: Sequence[Request], origin: DigestOrigin) -> str:
     """BLAKE3 (hex) over a call, known before its answer is: arguments as of `answer_digests`."""
+    return named_call(requests, origin).digest
+
+
+def named_call(requests: Sequence[Request], origin: DigestOrigin) -> NamedCall:
+    """A call and its request digest: arguments as of `answer_digests`."""
     *_, named = named_call_steps(requests, origin)
     assert named is not None
-    return named.digest
+    return named
 
 
 def answer_digests(
     requests: Sequence[Request],
     answers: Iterable[Iterable[Sequence[SampledToken]]],
     origin: DigestOrigin,
+    named: NamedCall | None = None,
 ) -> AnswerDigests:
-    """The digests of a call, and of it with its answer.
+    """The digests of a call, and of it with its answer; named: the call, if it was named before.
 
     requests: one a prompt, with the same parameters but for the seed; answers: each prompt's
     choices, each choice's tokens, in order. Raises UsageError for an unknown version.
     """
-    *_, digests = answer_digest_steps(requests, answers, origin)
+    *_, digests = answer_digest_steps(requests, answers, origin, named)
     assert digests is not None
     return digests
 

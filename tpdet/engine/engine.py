@@ -214,11 +214,12 @@ class Engine:
         if self.watch is not None:
             calibrate(self, self.watch)
 
-    def step(self) -> list[EngineOutput]:
+    def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[EngineOutput]:
         """Commit one step, and return what readers should hear, in order.
 
         What may follow it is launched first, and what must know its results before they are
-        returned: on a GPU the caller's work is never what the next step waits for.
+        returned: on a GPU the caller's work is never what the next step waits for. meanwhile: what
+        the caller does while the step runs; it asks nothing of the engine.
         """
         if not self.weights.usable:
             raise WeightUpdateError("the weights are incomplete: no step is made by them", 503)
@@ -227,6 +228,7 @@ class Engine:
             return []
         if self._runs_ahead:
             self._launch(self.scheduler.schedule_ahead())
+        meanwhile()
         outputs = self._commit(self._wait())
         if self._runs_ahead and not self._pending:
             self._launch(self.scheduler.schedule())

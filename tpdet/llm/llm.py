@@ -230,11 +230,11 @@ class LLM(PoolingCalls, OfflineModel):
             self.engine.worker_loop()
             return share_answers(self.engine, None)
         result: CallResult
-        call = LlmCall(self.engine, given)
+        call = LlmCall(self.engine, given, self._writer)
         try:
             with _progress(use_tqdm, len(given.requests)) as bar:
                 call.run(bar, interrupts)
-            result = call.outputs(self._writer, given.texts)
+            result = call.outputs()
         except BaseException as error:
             if call.inside_engine:
                 raise

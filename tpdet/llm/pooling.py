@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from tpdet.audit.pooled import PooledAssembler
 from tpdet.errors import RequestError, UsageError
 from tpdet.llm.call import ProgressBar
-from tpdet.llm.prompts import PromptReader, are_ids, listed, shown, token_ids_of
+from tpdet.llm.prompts import PromptReader, are_ids, listed, shown
 from tpdet.llm.ranks import CallRequests
 from tpdet.llm.results import PooledResult
 from tpdet.llm.vllm_keywords import refuse_what_asks
@@ -201,8 +201,8 @@ class PoolingPlans:
             if isinstance(text, str):
                 every.append(reader.text(text, prompt_name, truncate))
             else:
-                ids = token_ids_of(self._reader.prompt(text, f"prompts[{index}]").token_ids, "")
-                every.append(reader.ids(ids, truncate))
+                read = self._reader.prompt(text, f"prompts[{index}]")
+                every.append(reader.ids(read.token_ids, truncate))
         return every
 
 

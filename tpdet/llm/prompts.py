@@ -287,8 +287,8 @@ def token_ids_of(
     values: Sequence[Any], place: str, examples: str = _EXAMPLES, field: str = "prompts"
 ) -> tuple[int, ...]:
     """`values` as plain integers. Raises RequestError naming the first that is no integer."""
-    if type(values) is list and all(type(value) is int for value in values):
-        return tuple(values)
+    if type(values) in (list, tuple) and {*map(type, values)} == {int}:
+        return tuple(values)  # thousands, looked at together
     found = []
     for index, value in enumerate(values):
         try:

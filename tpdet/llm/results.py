@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count, repeat
 from typing import TYPE_CHECKING, Any
 
 from tpdet.audit.pooled import PooledAssembler, numbers_of, pooled_digest
-from tpdet.audit.replay import VERSION, DigestOrigin, answer_digests
+from tpdet.audit.replay import VERSION, DigestOrigin, NamedCall, answer_digests, named_call
 from tpdet.checkpoint.model_config.expert_load import route_shape
 from tpdet.control.row_messages import SampledToken
 from tpdet.errors import IntegrityError, NumericalError, RequestError, TpdetError
@@ -130,7 +131,7 @@ class RequestOutput:
     prompt_routed_experts: Any = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PooledResult:
     """The answer to one pooled prompt: `values` are fp32 little-endian."""
 
@@ -141,9 +142,9 @@ class PooledResult:
     system_fingerprint: str
     digest: str
 
-    @property
+    @cached_property
     def numbers(self) -> list[float]:
-        """The values as Python's numbers."""
+        """The values as Python's numbers; made once, where they are first asked for."""
         return numbers_of(self.values)
 
 
@@ -157,10 +158,22 @@ class ResultWriter:
         self._versions = engine.versions
         self._fingerprints: dict[tuple[bool, str], str] = {}  # by approximate or not, and weights
 
+    def named(self, request: Request, seed: int) -> NamedCall:
+        """The request named before its answer is there, as weights of now would answer it."""
+        return named_call([request], self._origin(seed, self._versions.digest))
+
     def write(
-        self, request_id: str, prompt: str | None, answer: RequestAnswer, seed: int
+        self,
+        request_id: str,
+        prompt: str | None,
+        answer: RequestAnswer,
+        seed: int,
+        named: NamedCall | None = None,
     ) -> RequestOutput:
-        """The result of the answer so far; `prompt` is the prompt's text, if any."""
+        """The result of the answer so far; `prompt` is the prompt's text, if any.
+
+        named: the request, where it was named before.
+        """
         request = answer.request
         ended = all(choice.finish_reason is not None for choice in answer.choices)
         aborted = any(choice.finish_reason == ABORTED for choice in answer.choices)
@@ -169,9 +182,7 @@ class ResultWriter:
         digests = None
         if ended and not aborted and not answer.approximate and len(weights) == 1:
             tokens = [[choice.logprobs for choice in answer.choices]]
-            names = self._runner.contracts.strict, weights[0]
-            origin = DigestOrigin(seed, *names, logprobs_mode=self._mode)
-            digests = answer_digests([request], tokens, origin)
+            digests = answer_digests([request], tokens, self._origin(seed, weights[0]), named)
         return RequestOutput(
             request_id=request_id,
             prompt=prompt,
@@ -202,6 +213,10 @@ class ResultWriter:
             system_fingerprint=self._runner.fingerprint(False, weights),
             digest=pooled_digest(request, output.values, *names),
         )
+
+    def _origin(self, seed: int, weights: str) -> DigestOrigin:
+        names = self._runner.contracts.strict, weights
+        return DigestOrigin(seed, *names, logprobs_mode=self._mode)
 
     def _routed(self, choice: ChoiceAnswer, request: Request, prompt: bool) -> Any:
         """int16 [.., layers, k]: of the prompt's tokens, or of the choice's own; or None."""
