@@ -50,22 +50,29 @@ def test_every_listener_of_this_process_is_seen_and_told_apart():
     assert is_loopback(Listener("tcp", "::ffff:127.0.0.1", 1))
 
 
-@pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.slow), 2])
+def check_what_listens(served):
+    """The HTTP process's port and, on loopback addresses, gloo's of each rank: no other."""
+    tree = whole_tree(served.process.pid)
+    assert not any("torch.distributed.run" in process.cmdline() for process in tree)
+    found = held(tree)
+    port = int(served.ready["url"].rsplit(":", 1)[1])
+    api = {(pid, one) for pid, one in found if one.port == port}
+    assert {pid for pid, _ in api} == {served.pid(0), served.http_pid()}  # bound and handed down
+    assert all(is_loopback(one) and one.protocol == "tcp" for _, one in found)
+    # With one rank there is nobody to talk to.
+    talking = {*map(served.pid, range(served.tp))} if served.tp > 1 else set()
+    assert {pid for pid, _ in found - api} == talking
+    store = served.run / "store"
+    assert store.stat().st_mode & 0o777 == 0o600 and served.run.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [1, 2])
 def test_a_supervised_server_opens_its_port_and_otherwise_loopback_only(tiny_model, tmp_path, tp):
+    """The server of two ranks in `server/end_to_end/test_faults.py` is looked at, too."""
     served = Served(tiny_model("qwen3", kv_heads=2), tmp_path, tp)
     try:
-        tree = whole_tree(served.process.pid)
-        assert not any("torch.distributed.run" in process.cmdline() for process in tree)
-        found = held(tree)
-        port = int(served.ready["url"].rsplit(":", 1)[1])
-        api = {(pid, one) for pid, one in found if one.port == port}
-        assert {pid for pid, _ in api} == {served.pid(0), served.http_pid()}
-        assert all(is_loopback(one) and one.protocol == "tcp" for _, one in found)
-        # gloo's, of each rank; with one rank there is nobody to talk to.
-        talking = {*map(served.pid, range(tp))} if tp > 1 else set()
-        assert {pid for pid, _ in found - api} == talking
-        store = served.run / "store"
-        assert store.stat().st_mode & 0o777 == 0o600 and served.run.stat().st_mode & 0o077 == 0
+        check_what_listens(served)
         assert served.end() == 0
     finally:
         served.kill()

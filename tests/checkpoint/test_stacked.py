@@ -6,7 +6,6 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.engine_harness import ask, run
@@ -21,6 +20,8 @@ BLOCK = "model.layers.1.mlp.experts"
 @pytest.fixture(scope="module")
 def stored(tiny_model, tmp_path_factory):
     """The folders of one model in MXFP4 and as transformers dequantises it, in bf16."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # 2 s of every process
+
     plain = tiny_model("gpt_oss", hidden=160, intermediate=96, dtype="bfloat16")
     tensors, draw = load_file(plain / "model.safetensors"), torch.Generator().manual_seed(8)
     packed, wide = dict(tensors), dict(tensors)

@@ -95,48 +95,26 @@ def test_limits_are_printed_as_json():
     assert json.loads(done.stdout)
 
 
-def test_env_prints_what_may_change_bits():
-    facts = json.loads(tpdet("env").stdout)
+def test_env_prints_what_may_change_bits(capsys):
+    assert main(["env"]) == 0
+    facts = json.loads(capsys.readouterr().out)
     assert facts["architecture"].startswith("cpu-")
     assert {"code", "blas", "cpu capability", "package torch"} <= facts.keys()
 
 
-def test_make_model_and_generate_answer_reproducibly(tmp_path):
-    model = tmp_path / "model"
-    made = tpdet(
-        "make-model",
-        model,
-        "--like",
-        "llama",
-        "--hidden",
-        128,
-        "--layers",
-        1,
-        "--heads",
-        2,
-        "--vocab",
-        1024,
-    )
-    assert made.returncode == 0, made.stderr
-    answers = [
-        tpdet(
-            "generate",
-            model,
-            "--prompt",
-            "The list",
-            "--max-tokens",
-            5,
-            "--json",
-            "--temperature",
-            0.9,
-            "--seed",
-            4,
-        )
-        for _ in range(2)
-    ]
-    assert answers[0].returncode == 0, answers[0].stderr
-    assert answers[0].stdout == answers[1].stdout
-    (output,) = [json.loads(line) for line in answers[0].stdout.splitlines()]
+def test_make_model_and_generate_answer_reproducibly(tmp_path, capsys):
+    """By this process and by another one."""
+    model = str(tmp_path / "model")
+    shape = ["--like", "llama", "--hidden", "128", "--layers", "1", "--heads", "2"]
+    assert main(["make-model", model, *shape, "--vocab", "1024"]) == 0
+    capsys.readouterr()
+    asked = ["generate", model, "--prompt", "The list", "--max-tokens", "5", "--json"]
+    asked += ["--temperature", "0.9", "--seed", "4"]
+    assert main(asked) == 0
+    text = capsys.readouterr().out
+    other = tpdet(*asked)
+    assert (other.returncode, other.stdout) == (0, text), other.stderr
+    (output,) = [json.loads(line) for line in text.splitlines()]
     assert output["seed"] == 4 and len(output["outputs"][0]["token_ids"]) <= 5
 
 
@@ -154,7 +132,9 @@ def test_generate_puts_a_message_into_the_chat_template(tiny_model, capsys, tmp_
     assert "chat template nope does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_bench_writes_its_rows(tiny_model, tmp_path):
+    """`bench throughput` does in `tools/bench/test_bench.py`."""
     output = tmp_path / "latency.json"
     done = tpdet(
         "bench",

@@ -12,11 +12,17 @@ from tpdet.launch.ranks.environment import TORCHRUN_NAMES
 SMALL = ("--device", "cpu", "--kv-pages", "32")
 
 
-def test_two_ranks_score_as_one_and_one_checks_what_two_answered(tpdet, tiny_model, tmp_path):
+@pytest.mark.slow
+def test_two_ranks_score_as_one(tpdet, tiny_model):
     model = tiny_model("qwen3", kv_heads=2)
     asked = ("score", model, "--prompt", "The for statement", "--json", *SMALL)
     code, by_two, _ = tpdet(*asked, "--tp", 2)
     assert (code, by_two) == tpdet(*asked)[:2] and code == 0
+
+
+def test_one_rank_checks_what_two_answered(tpdet, tiny_model, tmp_path):
+    """The commands share how ranks are started; what cannot be is refused by each, below."""
+    model = tiny_model("qwen3", kv_heads=2)
     answers = tmp_path / "answers"
     asked = ("--prompt", "A", "--max-tokens", 5, "-n", 2, "--json", *SMALL)
     code, output, _ = tpdet("generate", model, *asked, "--tensor-parallel-size", 2)

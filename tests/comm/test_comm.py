@@ -1,15 +1,13 @@
 """Worlds: bits arrive as sent, and a lost peer is an error, never a hang."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
 import pytest
 import torch
 
+from tests.lib import forked
 from tests.lib.bits import assert_same_bits
 from tests.lib.comm.cases import CASES, special_values
 from tests.lib.ports import free_port
@@ -32,23 +30,20 @@ def gloo(tmp_path_factory) -> list[dict | None]:
         "LOCAL_WORLD_SIZE": str(RANKS),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
-        "OMP_NUM_THREADS": "1",
     }
     files = [folder / f"{rank}.json" for rank in range(RANKS)]
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.lib.comm.rank", str(files[rank])],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        forked.forked(
+            "tests.lib.comm.rank",
+            files[rank],
+            environment=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(RANKS)
     ]
     try:
-        for rank in (0, 1):
-            assert ranks[rank].wait(timeout=240) == 0
+        assert forked.exit_codes(ranks[:2]) == [0, 0]
     finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+        forked.end(ranks)
     return [json.loads(file.read_text()) if file.exists() else None for file in files]
 
 

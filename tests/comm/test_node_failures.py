@@ -19,6 +19,7 @@ import pytest
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
+from tests.lib import forked
 from tests.lib.ports import free_port
 from tests.lib.server.harness import eventually
 from tpdet.comm.world.roll_call import ExitReason, RollCall, rank_list
@@ -58,20 +59,13 @@ def reports(folder, model, ranks, cases, drop=()):
             node, local = divmod(rank, ranks)
             place = {"RANK": str(rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(node)}
             place |= {NODE_VARIABLE: NAMES[node]}
-            command = [
-                sys.executable,
-                "-m",
-                "tests.comm.failing_node",
-                str(folder / f"{rank}.json"),
-            ]
+            file = folder / f"{rank}.json"
             started.append(
-                subprocess.Popen([*command, *cases], env={**os.environ, **shared, **place})
+                forked.forked("tests.comm.failing_node", file, *cases, environment=shared | place)
             )
-        assert [process.wait(timeout=240) for process in started] == [0] * (size - len(drop))
+        assert forked.exit_codes(started) == [0] * (size - len(drop))
     finally:
-        for process in started:
-            process.kill()
-            process.wait()
+        forked.end(started)
     return [
         json.loads((folder / f"{rank}.json").read_text())
         for rank in range(size)

@@ -1,14 +1,12 @@
 """Two levels: ranks on several nodes evaluate the very expression of one level, and its bits."""
 
 import json
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 
 import pytest
 import torch
 
+from tests.lib import forked
 from tests.lib.bits import assert_same_bits
 from tests.lib.comm.node_cases import folds_as_one_level, leaves_of, mine
 from tests.lib.ports import free_port
@@ -276,7 +274,7 @@ def start_gloo(folder, nodes: int, ranks: int, leaves: int, places=None) -> list
     places = places or [divmod(rank, ranks) for rank in range(size)]
     shared = {
         "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+        "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo",
         "GROUP_WORLD_SIZE": str(nodes),
     }  # fmt: skip
     files = [folder / f"{rank}.json" for rank in range(size)]
@@ -285,23 +283,18 @@ def start_gloo(folder, nodes: int, ranks: int, leaves: int, places=None) -> list
         for rank, file in enumerate(files):
             node, local = places[rank]
             place = {"RANK": str(rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(node)}
-            command = [
-                sys.executable,
-                "-m",
-                "tests.comm.node_rank",
-                str(file),
-                str(nodes),
-                str(leaves),
-            ]
             place[NODE_VARIABLE] = ("left", "right")[node] if nodes == 2 else f"node{node}"
-            with (folder / f"{rank}.log").open("wb") as log:
-                environment = {**os.environ, **shared, **place}
-                started.append(subprocess.Popen(command, env=environment, stderr=log))
-        assert [process.wait(timeout=240) for process in started] == [0] * size
+            started.append(
+                forked.forked(
+                    "tests.comm.node_rank",
+                    *(file, nodes, leaves),
+                    environment=shared | place,
+                    stderr=folder / f"{rank}.log",
+                )
+            )
+        assert forked.exit_codes(started) == [0] * size
     finally:
-        for process in started:
-            process.kill()
-            process.wait()
+        forked.end(started)
     return [json.loads(file.read_text()) for file in files]
 
 

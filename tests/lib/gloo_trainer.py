@@ -3,7 +3,6 @@
 It makes the group by torch's own functions.
 """
 
-import multiprocessing
 import os
 import signal
 from datetime import timedelta
@@ -11,6 +10,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+
+from tests.lib.forked import forking
 
 GROUP_NAME = "0"
 """What torch calls a process's first group; SGLang's wrapper lets a group have any name."""
@@ -44,15 +45,9 @@ def packed(tensors: list[torch.Tensor], size: int) -> list[torch.Tensor]:
 
 
 def start_trainer(path, port, world, names, packed=0, die_after=-1):
-    """A process of `run_trainer`, to which the arguments go.
-
-    It is a copy of a process that has imported torch and has no other thread; a copy of this one
-    would have the locks that its threads hold.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    """A process of `run_trainer`, to which the arguments go."""
     arguments = path, port, world, packed, die_after, names
-    process = context.Process(target=run_trainer, args=arguments, daemon=True)
+    process = forking().Process(target=run_trainer, args=arguments, daemon=True)
     process.start()
     return process
 

@@ -4,13 +4,13 @@ import asyncio
 import dataclasses
 import json
 import re
-import subprocess
 import threading
 import time
 
 import msgspec
 import pytest
 
+from tests.lib.forked import run_ranks
 from tests.llm.test_llm import GREEDY
 from tpdet import LLM, AsyncLLM, RequestOutputKind, SamplingParams
 from tpdet.engine.fault_points import FaultPoints
@@ -23,7 +23,6 @@ from tpdet.errors import (
     UsageError,
 )
 from tpdet.launch.life.faults import Fault
-from tpdet.launch.start.torchrun import rank_environment, torchrun_command
 
 pytestmark = pytest.mark.long
 
@@ -63,7 +62,7 @@ def named(output, request_id=""):
 
 @pytest.fixture(scope="module")
 def model(tiny_model):
-    return tiny_model("qwen3", kv_heads=2)
+    return tiny_model("qwen3", kv_heads=2, layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -442,9 +441,7 @@ with open(f"{sys.argv[2]}/{rank}.json", "w") as file:
 def test_rank_0_asks_the_others_follow_and_a_failure_is_everybodys(model, expected, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(TWO_RANKS)
-    command = torchrun_command(2, [str(script)], [str(model), str(tmp_path)], tmp_path / "logs")
-    done = subprocess.run(command, env=rank_environment(2), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_ranks(2, str(script), model, tmp_path)
     (answers, lost), (refused, own) = (
         json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)
     )

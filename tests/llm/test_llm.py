@@ -18,6 +18,7 @@ import msgspec
 import numpy
 import pytest
 
+from tests.lib.forked import run_ranks
 from tests.lib.models.pooled_models import sentence_folder
 from tests.lib.tree import ROOT
 from tpdet import LLM, AsyncLLM, SamplingParams
@@ -58,7 +59,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def llm(tiny_model):
-    return LLM(str(tiny_model("qwen3", kv_heads=2)), kv_pages=64)
+    return LLM(str(tiny_model("qwen3", kv_heads=2, layers=1)), kv_pages=64)
 
 
 def test_prompts_of_text_and_ids_are_answered_in_order(llm):
@@ -126,7 +127,9 @@ def test_a_seed_that_was_drawn_replays(llm):
 
 
 def test_more_prompts_than_the_queue_holds_are_all_answered(tiny_model):
-    small = LLM(str(tiny_model("qwen3", kv_heads=2)), kv_pages=8, max_queue=2, max_num_seqs=2)
+    small = LLM(
+        str(tiny_model("qwen3", kv_heads=2, layers=1)), kv_pages=8, max_queue=2, max_num_seqs=2
+    )
     answers = small.generate([[i] for i in range(9)], SamplingParams(temperature=0, max_tokens=2))
     assert [a.prompt_token_ids for a in answers] == [(i,) for i in range(9)]
 
@@ -182,7 +185,9 @@ def test_what_cannot_be_loaded_is_refused(tmp_path):
 
 
 def test_it_works_on_ids_alone(tiny_model, llm):
-    bare = LLM(str(tiny_model("qwen3", kv_heads=2)), kv_pages=64, skip_tokenizer_init=True)
+    bare = LLM(
+        str(tiny_model("qwen3", kv_heads=2, layers=1)), kv_pages=64, skip_tokenizer_init=True
+    )
     params = SamplingParams(temperature=0, max_tokens=4)
     answer, whole = (one.generate([[1, 2, 3]], params)[0].outputs[0] for one in (bare, llm))
     assert answer.token_ids == whole.token_ids and answer.text == ""
@@ -194,7 +199,7 @@ def test_it_works_on_ids_alone(tiny_model, llm):
 def test_every_rank_of_torchrun_gets_the_answers_of_one_process(tiny_model, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    model = str(tiny_model("qwen3", kv_heads=2))
+    model = str(tiny_model("qwen3", kv_heads=2, layers=1))
     for ranks in (1, 2):
         folder = tmp_path / str(ranks)
         folder.mkdir()
@@ -227,7 +232,7 @@ def test_settings_of_vllm_that_ask_for_nothing_are_accepted(tiny_model, caplog):
     import torch
 
     with LLM(
-        tiny_model("qwen3", kv_heads=2),
+        tiny_model("qwen3", kv_heads=2, layers=1),
         kv_pages=8,
         tensor_parallel_size=1,
         dtype=torch.float32,
@@ -257,13 +262,13 @@ def test_settings_of_vllm_that_ask_for_nothing_are_accepted(tiny_model, caplog):
     notes = {record.getMessage() for record in caplog.records if record.name == "tpdet.llm"}
     assert "block_size changes nothing: a page of KV cache holds 256 tokens" in notes
     assert not any("quantization" in note or "seqs" in note for note in notes)
-    with LLM(tiny_model("qwen3", kv_heads=2), kv_pages=8, seed=None) as other:
+    with LLM(tiny_model("qwen3", kv_heads=2, layers=1), kv_pages=8, seed=None) as other:
         assert other.config.seed == 0
 
 
 def test_a_prompt_gives_itself_its_seed_where_the_policy_is_so(tiny_model):
     params = SamplingParams(max_tokens=3)
-    with LLM(tiny_model("qwen3", kv_heads=2), kv_pages=8, seed_policy="request") as llm:
+    with LLM(tiny_model("qwen3", kv_heads=2, layers=1), kv_pages=8, seed_policy="request") as llm:
         first, second, clone = llm.generate([[3, 4], [5], [3, 4]], params, use_tqdm=False)
         (alone,) = llm.generate([[5]], SamplingParams(max_tokens=2, n=2), use_tqdm=False)
         (given,) = llm.generate([[5]], SamplingParams(max_tokens=3, seed=9), use_tqdm=False)
@@ -451,7 +456,7 @@ def test_outputs_have_the_shape_that_users_of_vllm_know(llm):
 
 
 def test_all_that_is_left_of_the_context_is_generated(tiny_model):
-    with LLM(tiny_model("qwen3", kv_heads=2), kv_pages=8, max_model_len=40) as llm:
+    with LLM(tiny_model("qwen3", kv_heads=2, layers=1), kv_pages=8, max_model_len=40) as llm:
         params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True, seed=1)
         long, short = llm.generate([[3] * 30, [3]], params)
         assert (len(long.outputs[0].token_ids), len(short.outputs[0].token_ids)) == (10, 39)
@@ -524,7 +529,7 @@ def test_what_is_no_conversation_is_said_to_be_none(llm, given, message):
 
 
 def test_after_the_end_every_call_says_so(tiny_model):
-    with LLM(tiny_model("qwen3", kv_heads=2), kv_pages=8) as llm:
+    with LLM(tiny_model("qwen3", kv_heads=2, layers=1), kv_pages=8) as llm:
         assert llm.generate([[1]], GREEDY)
     llm.close()
     for call in (lambda: llm.generate([[1]]), lambda: llm.chat(HELLO)):
@@ -572,7 +577,7 @@ def ask_and_fail(llm, act):
 @pytest.mark.parametrize("ahead", [False, True])
 def test_what_ends_a_call_between_steps_leaves_it_usable(tiny_model, ahead):
     """A progress bar that raises, Ctrl-C, NaN, and a call inside of a call."""
-    with LLM(tiny_model("qwen3", kv_heads=2), kv_pages=16) as llm:
+    with LLM(tiny_model("qwen3", kv_heads=2, layers=1), kv_pages=16) as llm:
         llm.engine.run_ahead = ahead
         before = llm.generate([[4, 5]], GREEDY)[0].replay_digest
 
@@ -604,7 +609,7 @@ def test_known_answers_are_verified_in_steps_ahead_of_results(tiny_model, monkey
     """Those that a step has no room for are in the next one, which is launched while it runs."""
     monkeypatch.setattr(draft_rows, "MAX_STEP_DRAFTS", 40)
     monkeypatch.setattr(policy, "ROWS_AHEAD", 16)
-    with LLM(tiny_model("qwen3", kv_heads=2), kv_pages=16) as llm:
+    with LLM(tiny_model("qwen3", kv_heads=2, layers=1), kv_pages=16) as llm:
         penalised = [{}, {"presence_penalty": 0.5}, {"repetition_penalty": 1.3}]
         params = [
             SamplingParams(seed=row, max_tokens=24, ignore_eos=True, **penalised[row % 3])
@@ -641,7 +646,7 @@ def test_known_answers_are_verified_in_steps_ahead_of_results(tiny_model, monkey
 
 def test_a_closed_one_holds_no_weights(tiny_model):
     """The next model gets their memory, though the name of this one still stands for it."""
-    model = tiny_model("qwen3", kv_heads=2)
+    model = tiny_model("qwen3", kv_heads=2, layers=1)
     llm = LLM(model, kv_pages=16, draft_model=str(model))
     llm.generate([[4, 5]], GREEDY)
     runners = llm.engine.runner, llm.engine.draft_model.runner
@@ -655,7 +660,7 @@ def test_a_closed_one_holds_no_weights(tiny_model):
 
 
 def test_what_breaks_off_inside_a_step_closes_it_and_says_why(tiny_model, monkeypatch):
-    llm = LLM(tiny_model("qwen3", kv_heads=2), kv_pages=16)
+    llm = LLM(tiny_model("qwen3", kv_heads=2, layers=1), kv_pages=16)
 
     def fail(*_):
         raise RuntimeError("out of luck")
@@ -723,10 +728,7 @@ with open(f"{sys.argv[2]}/{llm.rank}.json", "w") as file:
 def test_two_ranks_fail_together_and_go_on_together(tiny_model, tmp_path, llm):
     script = tmp_path / "script.py"
     script.write_text(TWO_RANKS)
-    arguments = [str(tiny_model("qwen3", kv_heads=2)), str(tmp_path)]
-    command = torchrun_command(2, [str(script)], arguments, tmp_path / "logs")
-    done = subprocess.run(command, env=rank_environment(2), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_ranks(2, str(script), tiny_model("qwen3", kv_heads=2, layers=1), tmp_path)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first[0] == second[0]
     assert "torchrun started 2: start the script with `torchrun --nproc-per-node 1" in first[0]
@@ -748,7 +750,7 @@ def test_two_ranks_fail_together_and_go_on_together(tiny_model, tmp_path, llm):
 
 def test_the_examples_of_the_page_run(tiny_model, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(PooledPrompts, "answering_tokens", lambda self: (17, 900))
-    model = tiny_model("qwen3", kv_heads=2)
+    model = tiny_model("qwen3", kv_heads=2, layers=1)
     embeds = sentence_folder(model, tmp_path / "embeds", prompts={"query": "find: "})
     page = (ROOT / "docs" / "offline.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

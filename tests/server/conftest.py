@@ -1,17 +1,15 @@
 import shutil
-import subprocess
-import sys
 
 import psutil
 import pytest
 
-from tests.lib.server.cluster import FLAGS, LONG, ask, wait_ready
+from tests.lib.server.cluster import LONG, QUESTION, ask_here
 from tests.lib.server.harness import Server, eventually
-from tpdet.launch.life.stop import stop
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory):
+    """A server of no flags, for all files that neither stop it nor count what it did before."""
     found = Server(tmp_path_factory.mktemp("s"))
     yield found
     assert found.stop() == 0, found.log.read_text()
@@ -52,25 +50,13 @@ def start_server(tmp_path):
 @pytest.fixture(scope="session")
 def cluster_model(tiny_model):
     """The model of the launchers' tests."""
-    return tiny_model("qwen3", kv_heads=2)
+    return tiny_model("qwen3", kv_heads=2, layers=1)
 
 
 @pytest.fixture(scope="session")
-def answers_alone(cluster_model, tmp_path_factory):
-    """What one rank without a launcher answers to the short and the long question."""
-    folder = tmp_path_factory.mktemp("alone")
-    command = [sys.executable, "-m", "tpdet.serve", "--model", str(cluster_model), *FLAGS]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([*command, "--run-dir", str(folder / "run")], stderr=log)
-    try:
-        alive = lambda: process.poll() is None
-        url = wait_ready(folder, "run/ready.json", alive, folder / "log")["url"]
-        found = ask(url), ask(url, LONG)
-        assert stop(folder / "run") == 0
-    finally:
-        process.kill()
-        process.wait()
-    return found
+def answers_alone(cluster_model):
+    """What one rank answers to the short and the long question."""
+    return tuple(ask_here(cluster_model, (QUESTION, LONG)))
 
 
 @pytest.fixture

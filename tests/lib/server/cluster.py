@@ -9,12 +9,15 @@ from pathlib import Path
 import psutil
 
 from tests.lib.server.harness import eventually
+from tpdet.llm import LLM
+from tpdet.requests.request import SamplingParams
 
 QUESTION = {
     "model": "tiny", "prompt": "The for statement", "max_tokens": 12, "temperature": 0.9,
     "seed": 3, "logprobs": 2, "return_token_ids": True,
 }  # fmt: skip
-LONG = QUESTION | {"max_tokens": 150, "ignore_eos": True}
+LONG = QUESTION | {"max_tokens": 100, "ignore_eos": True}
+_NOT_SAMPLED = {"model", "prompt", "return_token_ids"}
 FLAGS = ("--served-model-name", "tiny", "--port", "0", "--kv-pages", "16", "--device", "cpu")
 
 
@@ -28,7 +31,7 @@ def wait_ready(folder: Path, pattern: str, alive, log: Path, seconds: float = 90
 
 
 def ask(url: str, question=QUESTION):
-    """The answer's choices, fingerprint and replay digest: what has to be equal bit by bit."""
+    """The answer's text, ids, bits and end, its fingerprint and digest: equal bit by bit."""
     request = urllib.request.Request(
         url + "/v1/completions", json.dumps(question).encode(), {"content-type": "application/json"}
     )
@@ -37,7 +40,23 @@ def ask(url: str, question=QUESTION):
         request, None, 60
     ) as got:
         found = json.load(got)
-    return found["choices"], found["system_fingerprint"], found["tpdet"]["replay_digest"]
+    (choice,) = found["choices"]
+    answer = [choice[name] for name in ("text", "token_ids", "logprob_bits", "finish_reason")]
+    return answer, found["system_fingerprint"], found["tpdet"]["replay_digest"]
+
+
+def ask_here(model: Path, questions) -> list:
+    """What a server of one rank answers to each question, by an engine of this process."""
+    llm = LLM(str(model), kv_pages=16, device="cpu")
+    found = []
+    for question in questions:
+        fields = {name: question[name] for name in question if name not in _NOT_SAMPLED}
+        (output,) = llm.generate([question["prompt"]], SamplingParams(**fields))
+        (choice,) = output.outputs
+        answer = [choice.text, [*choice.token_ids], [*choice.logprob_bits], choice.finish_reason]
+        found.append((answer, llm.system_fingerprint, output.replay_digest))
+    llm.close()
+    return found
 
 
 def family(folder: Path) -> list[psutil.Process]:

@@ -1,7 +1,8 @@
 """Clients of agents, unmodified, by chat completions: a call of a tool each, and what follows it.
 
 An engine of fixed tokens calls while the last message is a user's, and speaks behind a result.
-LangChain, pydantic-ai, LiteLLM and openai-agents are those of `pip install .[agents]`.
+LangChain, pydantic-ai, LiteLLM and openai-agents are those of `pip install .[agents]`. The last
+three import for 22 s; what they ask is among the recorded requests of `test_recorded_agents.py`.
 """
 
 import asyncio
@@ -96,6 +97,7 @@ def test_langchain(address):
     assert bound.invoke(messages).content == FINE
 
 
+@pytest.mark.slow
 def test_pydantic_ai(address):
     pydantic_ai = pytest.importorskip("pydantic_ai")
     from pydantic_ai.models.openai import OpenAIChatModel
@@ -120,6 +122,7 @@ def test_pydantic_ai(address):
     assert asyncio.run(answers()) == (FINE, FINE) and asked == ["Köln"] * 2
 
 
+@pytest.mark.slow
 def test_litellm(server, monkeypatch):
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the internet
     litellm = pytest.importorskip("litellm")
@@ -139,6 +142,7 @@ def test_litellm(server, monkeypatch):
     assert litellm.completion(messages=messages, **fields).choices[0].message.content == FINE
 
 
+@pytest.mark.slow
 def test_openai_agents(address):
     agents = pytest.importorskip("agents")
     agents.set_tracing_disabled(True)

@@ -3,9 +3,9 @@
 import json
 import random
 
-import anthropic
 import pytest
 
+from tests.lib.later import anthropic
 from tests.lib.server.claude_code import HEADERS, request
 from tests.lib.server.harness import MODEL, Server
 from tests.lib.text.made_conversations import CHATML

@@ -10,10 +10,17 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 
 def main() -> None:
     """Every call of the client that needs no GPU."""
+    import trl
+
+    # Its package imports all trainers, which take twice as long as the client.
+    package = ModuleType("trl.generation")
+    package.__path__ = [str(Path(trl.__file__).with_name("generation"))]
+    sys.modules[package.__name__] = package
     from trl.generation import vllm_client
 
     client = vllm_client.VLLMClient(base_url=sys.argv[1], connection_timeout=30)

@@ -9,9 +9,9 @@ import json
 import subprocess
 import sys
 
-import anthropic
 import pytest
 
+from tests.lib.later import anthropic
 from tests.lib.models.parrot import Lesson, called, make_parrot
 from tests.lib.server.served import Served
 from tests.tools.tape.test_tape import with_changed

@@ -1,12 +1,11 @@
 """`tpdet serve` on a real model: one answer over HTTP at every TP size, alone and in a crowd.
 
-One server a size, each asked the same questions by the `openai` client; then it is drained, killed
-or stopped, and nothing may stay behind.
+One server a size, each asked the same questions by the `openai` client; then it is drained, or one
+of its ranks is stopped, and nothing may stay behind.
 """
 
 import asyncio
 import functools
-import itertools
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from tests.lib.some_slow import some_slow
 
 pytestmark = pytest.mark.long
 
+LOSES = 2  # the size whose server ends by the loss of a rank
 SIZES = (1, 2, pytest.param(4, marks=pytest.mark.slow))  # a Slurm step serves at 4
 # Without blanks, so that a model of random weights comes to an end soon.
 SCHEMA = {"anyOf": [{"enum": ["alpha", "beta"]}, {"type": "integer", "minimum": 0, "maximum": 999}]}
@@ -135,8 +135,8 @@ def answers(tiny_model, tmp_path_factory):
                 for stream in (False, True)
             ],
             "models": [m.id for m in client.models.list().data],
-            "exit": served.end(),
             "ready_tp": served.ready["tp"],
+            "end": lose_a_rank(served, 0, signal.SIGSTOP) if tp == LOSES else served.end(),
         }
 
     return at
@@ -186,42 +186,61 @@ def test_answers_differ_where_they_should(answers):
     assert len({choice[1] for choice in four}) > 1
 
 
-@pytest.mark.parametrize("tp", SIZES)
+@pytest.mark.parametrize("tp", [tp for tp in SIZES if tp != LOSES])
 def test_a_drained_server_ends_with_0(answers, tp):
-    assert answers(tp)["exit"] == 0
+    assert answers(tp)["end"] == 0
 
 
-@pytest.mark.parametrize(
-    ("rank", "number"),
-    some_slow(  # ranks are killed by `test_faults`, too
-        [(0, signal.SIGSTOP)], itertools.product((0, 1), (signal.SIGSTOP, signal.SIGKILL))
-    ),
-)
-def test_a_lost_rank_ends_every_stream_and_the_server(tiny_model, tmp_path, rank, number):
-    served = Served(tiny_model("qwen3", kv_heads=2), tmp_path, 2)
+def lose_a_rank(served, rank, number):
+    """What is left of a server while it streams when a rank gets a signal."""
     threads, outcomes, _ = streams(served, 3)
     begin = time.monotonic()
     os.kill(served.pid(rank), number)
     code = served.end(None, wait=STEP_TIMEOUT + 30)
     for thread in threads:
         thread.join(20)
-    assert code == 75, served.log.read_text()
-    assert all(isinstance(outcome, Exception) for outcome in outcomes), outcomes
-    assert time.monotonic() - begin < STEP_TIMEOUT + 25
-    assert json.loads((served.run / "exit.json").read_text())["exit"] == 75
+    decided = json.loads((served.run / "exit.json").read_text())["exit"]
+    return {
+        "codes": (code, decided),
+        "outcomes": outcomes,
+        "seconds": time.monotonic() - begin,
+        "log": served.log.read_text(),
+    }
+
+
+def check_a_lost_rank(lost):
+    assert lost["codes"] == (75, 75), lost["log"]
+    assert all(isinstance(outcome, Exception) for outcome in lost["outcomes"]), lost["outcomes"]
+    assert lost["seconds"] < STEP_TIMEOUT + 25
+
+
+def test_a_stopped_rank_ends_every_stream_and_the_server(answers):
+    check_a_lost_rank(answers(LOSES)["end"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_lost_rank_ends_every_stream_and_the_server(tiny_model, tmp_path, rank, number):
+    """Ranks are killed by `test_faults`, too."""
+    served = Served(tiny_model("qwen3", kv_heads=2), tmp_path, 2)
+    check_a_lost_rank(lose_a_rank(served, rank, number))
+
+
+REFUSALS = [
+    (["--model", "/nowhere"], 66, "is not a directory"),
+    (["--tp", "3"], 2, "size 3 does not fit"),
+    (["--surprise", "1"], 2, "surprise"),
+    (["--dtype", "int8"], 2, "dtype"),
+    (["--max-model-len", "100000"], 2, "over the model's context"),
+    (["--host", "0.0.0.0"], 2, "--api-key-file"),
+    (["--tokenizer", "./nothere"], 66, "tokenizer './nothere' is not a directory"),
+]
 
 
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
-    [
-        (["--model", "/nowhere"], 66, "is not a directory"),
-        (["--tp", "3"], 2, "size 3 does not fit"),
-        (["--surprise", "1"], 2, "surprise"),
-        (["--dtype", "int8"], 2, "dtype"),
-        (["--max-model-len", "100000"], 2, "over the model's context"),
-        (["--host", "0.0.0.0"], 2, "--api-key-file"),
-        (["--tokenizer", "./nothere"], 66, "tokenizer './nothere' is not a directory"),
-    ],
+    some_slow(REFUSALS[:2], REFUSALS),  # `commands` refuses each without a process
 )
 def test_refusals_at_start_have_their_exit_codes(tiny_model, tmp_path, flags, code, message):
     command = [sys.executable, "-m", "tpdet", "serve", "--run-dir", str(tmp_path / "run")]

@@ -16,6 +16,7 @@ import openai
 import psutil
 import pytest
 
+from tests.attack.test_listeners import check_what_listens
 from tests.lib.ports import free_port
 from tests.lib.server.harness import eventually
 from tests.lib.server.served import STEP_TIMEOUT, Served, streams
@@ -86,36 +87,14 @@ def test_faults_are_an_error_where_they_are_not_allowed(tiny_model, monkeypatch)
 # --- one server, several faults ----------------------------------------------------------------
 
 
-def listening(processes):
-    """(who, family, address) of every socket that the processes listen on."""
-    return {
-        (process.pid, c.laddr)
-        for process in processes
-        for c in process.net_connections("inet")
-        if c.status == psutil.CONN_LISTEN
-    }
-
-
-def check_what_listens(served):
-    """The HTTP process's port and, on the loopback address, gloo's of each rank: no other."""
-    found = listening(served.everyone)
-    port = int(served.ready["url"].rsplit(":", 1)[1])
-    ranks = {served.pid(rank) for rank in range(served.tp)}
-    http = {served.pid(0), served.http_pid()}  # rank 0 bound it and handed it down
-    others = {(pid, address) for pid, address in found if address[1] != port}
-    assert {pid for pid, address in found if address[1] == port} == http
-    assert {address[0] for _, address in found} == {"127.0.0.1"}
-    assert {pid for pid, _ in others} == ranks
-
-
 def test_faults_in_turn_end_what_they_must_and_nothing_else(tiny_model, tmp_path):
     """NaN ends one row; a full disk and a stalled log nobody; a diverging rank the server."""
     faults = (
         "rank=0,step=50,action=disk-full;rank=1,step=50,action=slow-log;"
-        "rank=0,step=100,action=nan-row;rank=1,step=190,action=diverge"
+        "rank=0,step=100,action=nan-row;rank=1,step=170,action=diverge"
     )
     served = Served(
-        tiny_model("qwen3", kv_heads=2),
+        tiny_model("qwen3", kv_heads=2, layers=1),
         tmp_path,
         2,
         "--allow-faults",
