@@ -19,6 +19,7 @@ from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.runner import RowSharing
 from tpdet.runner.graphs import engine_graphs
 from tpdet.runner.graphs.draft_graphs import (
+    DraftGraphs,
     draft_shape,
     largest_shape,
     rehearsed_shapes,
@@ -45,11 +46,32 @@ def test_replayed_steps_with_drafts_change_no_bit(tiny_model, tp, kind):
     model, requests = tiny_model("qwen3", **TINY), [*REQUESTS[:3], REQUESTS[-1]]
     plain = run(model, requests, look=False)
     with recorded_graphs() as replays:
-        found = with_drafts(plain, model, kind, requests=requests, tp=tp)
+        found = with_drafts(plain, model, kind, requests=requests, tp=tp, max_num_seqs=2)
     assert_same(found, plain, requests)
     drafted = [shape.batches[0] for shape in replays if shape.batches[0].short_rows > 1]
     assert len(drafted) >= 5 * tp
     assert len({*drafted}) > 1 and max(batch.sequences for batch in drafted) > 1
+
+
+def test_the_second_step_of_a_shape_is_captured(tiny_model, monkeypatch):
+    """A shape that one step has costs no capture, which takes longer than that step."""
+    model, requests = tiny_model("qwen3", **TINY), [*REQUESTS[:3], REQUESTS[-1]]
+    plain, replayed, run_graph = run(model, requests, look=False), {}, DraftGraphs.run
+
+    def noting(self, rows, moves=None):
+        logits = run_graph(self, rows, moves)
+        total = int(rows.count.sum())
+        if rows.verifies and total <= 256 and rows.count.max() <= 16:
+            steps = replayed.setdefault(draft_shape(rows, total, self._width), [])
+            steps.append(logits is not None)
+        return logits
+
+    monkeypatch.setattr(DraftGraphs, "run", noting)
+    with recorded_graphs():
+        found = with_drafts(plain, model, "half", requests=requests, max_num_seqs=2)
+    assert_same(found, plain, requests)
+    assert all(steps == [False] + [True] * (len(steps) - 1) for steps in replayed.values())
+    assert any(len(steps) > 1 for steps in replayed.values())
 
 
 @pytest.mark.parametrize(

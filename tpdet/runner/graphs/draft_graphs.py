@@ -3,8 +3,9 @@
 Such a step is a decode step whose sequences have up to 16 rows: the same kernels of attention read
 a sequence's keys once for all of them. It is padded to a bucket of rows, sequences, positions of a
 sequence and attention splits. There are many buckets, and a server meets few of them, so a graph
-is captured when the first step needs it; every rank then captures the same, as plans are equal.
-Those that are usual with a draft model are captured at the start.
+is captured when the second step needs it, as a capture takes as long as ten steps without one. A
+step behind unverified drafts has one at once, else the host would wait. Every rank then captures
+the same, as plans are equal. Those that are usual with a draft model are captured at the start.
 """
 
 import logging
@@ -48,8 +49,8 @@ class DraftGraphs(CapturedSteps):
         linear = source.pages.states is not None
         shapes = [] if source.room is not None else rehearsed_shapes(max_rows, width, linear)
         super().__init__(source, shapes)
-        self._graphs: dict[StepShape, Graph] = {}
-        self._most = _MOST_GRAPHS
+        self._graphs: dict[StepShape, Graph | None] = {}  # None: one step had the shape so far
+        self._captured, self._most = 0, _MOST_GRAPHS
 
     @property
     def kept(self) -> torch.Tensor | None:
@@ -59,15 +60,18 @@ class DraftGraphs(CapturedSteps):
     def run(self, rows: PlanRows, moves: DraftMoves | None = None) -> torch.Tensor | None:
         """Replay a step: this rank's logits fp32 [tokens, V'], valid until the next call.
 
-        None where it has too many rows, or other rows than decode rows and rows with drafts.
-        moves: of rows behind unverified drafts.
+        None where it has too many rows, or other rows than decode rows and rows with drafts, and
+        for the first step of a shape without moves. moves: of rows behind unverified drafts.
         """
         total = int(rows.count.sum())
         if total > HEAD_ROWS or not rows.verifies or rows.count.max() > SHORT_TOKENS:
             return None
         shape = draft_shape(rows, total, self._width)
-        graph = self._graphs.get(shape) or self._first_of(shape)
+        graph = self._graphs.get(shape)
+        if graph is None and (moves is not None or shape in self._graphs):
+            graph = self._capture_first(shape)
         if graph is None:
+            self._graphs.setdefault(shape)
             return None
         return self._replay(shape, graph, rows, [self._spans(rows, shape)], moves)[0][:total]
 
@@ -75,12 +79,12 @@ class DraftGraphs(CapturedSteps):
         """Capture graphs before the first step that needs them; alike on every rank."""
         self._most += len(shapes)
         for shape in shapes:
-            if shape not in self._graphs:
-                self._first_of(shape)
+            if self._graphs.get(shape) is None:
+                self._capture_first(shape)
 
-    def _first_of(self, shape: StepShape) -> Graph | None:
-        """The graph of a shape that no step had so far; None if there are graphs enough."""
-        if self._room is None or len(self._graphs) == self._most:
+    def _capture_first(self, shape: StepShape) -> Graph | None:
+        """The graph of a shape that has none yet; None if there are graphs enough."""
+        if self._room is None or self._captured == self._most:
             return None
         batch = shape.batches[0]
         _log.debug(
@@ -90,6 +94,7 @@ class DraftGraphs(CapturedSteps):
             batch.short_rows,
         )
         graph = self._graphs[shape] = self._capture(self._room, shape)
+        self._captured += 1
         return graph
 
     def _room_for(self, results: Results) -> tuple[torch.Tensor, ...]:
