@@ -1,3 +1,4 @@
+import errno
 import json
 import shutil
 import subprocess
@@ -8,7 +9,7 @@ import pytest
 from tests.lib.receipts import Audited, ended_answer, new_audited
 from tests.lib.tree import ROOT
 from tpdet.audit.receipts.directory import AuditDirectory
-from tpdet.audit.receipts.keys import open_key
+from tpdet.audit.receipts.keys import generate_key, open_key
 from tpdet.cli import main
 from tpdet.server.answers.files import AnswerFiles, AnswerName
 from tpdet.server.batches.record import Batch, BatchFile
@@ -62,6 +63,24 @@ def test_keygen_makes_a_key_and_its_entry_once(tmp_path, capsys):
     assert "never replaced" in capsys.readouterr().err
     assert audit("keygen", tmp_path / "second") == 0
     assert len(json.loads(keys.read_text())["keys"]) == 2
+
+
+def test_keygen_leaves_no_key_that_it_cannot_finish(tmp_path, monkeypatch, capsys):
+    """Else the next try would be refused, as a key is never replaced."""
+    key = tmp_path / "audit.key"
+    assert audit("keygen", key, "--keys", tmp_path / "absent" / "keys.json") == 77
+    assert "absent/keys.json cannot be written" in capsys.readouterr().err
+    assert not key.exists()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            generate_key(key)
+    assert not any(tmp_path.iterdir())
+    assert audit("keygen", key) == 0
 
 
 def test_a_key_takes_over_where_the_log_is(audited, capsys):
@@ -183,8 +202,12 @@ def test_erasure_reaches_the_lines_of_batches(audited, tmp_path, capsys):
 
 
 WRONG = {
-    "no keys": (("verify", "DIR", "--keys", "absent"), 66, "does not exist"),
-    "no directory": (("verify", "absent", "--keys", "KEYS"), 66, "absent"),
+    "no keys": (("verify", "DIR", "--keys", "absent"), 66, "not exist: give the keys file of who"),
+    "no directory": (
+        ("verify", "absent", "--keys", "KEYS"),
+        66,
+        "absent does not exist: give the d",
+    ),
     "no log": (("verify", ".", "--keys", "KEYS"), 66, "no audit log"),
     "no receipt": (("show", "DIR", "../../x", "--keys", "KEYS"), 66, "has no receipt"),
     "no note": (("verify", "DIR", "--keys", "KEYS", "--checkpoint", "absent"), 66, "not exist"),

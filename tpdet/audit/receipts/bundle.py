@@ -59,7 +59,8 @@ def make_bundle(
 def read_bundle(path: Path) -> Bundle:
     """The bundle in a file. Raises NotFoundError without one, AuditError for another form."""
     try:
-        text = read_text_file(path, MOST_BUNDLE_BYTES)
+        remedy = "give the directory of --audit-dir, or a bundle of tpdet audit export"
+        text = read_text_file(path, MOST_BUNDLE_BYTES, remedy)
     except CheckpointError as error:
         raise AuditError(f"{error}") from None
     return decode_bundle(text, str(path))

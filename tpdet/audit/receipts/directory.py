@@ -145,7 +145,10 @@ def check_directory(path: str, key: str) -> None:
     directory = AuditDirectory(Path(path))
     signer = directory.open_key(key)
     if not os.access(directory.path if directory.path.exists() else directory.path.parent, os.W_OK):
-        raise AuditUnavailableError(f"--audit-dir {path} cannot be written: chmod u+w it")
+        raise AuditUnavailableError(
+            f"--audit-dir {path} cannot be written: chmod u+w it, or "
+            "name one on a file system that is not read-only"
+        )
     log = directory.open_log(signer)
     try:
         directory.open_store(signer).close()

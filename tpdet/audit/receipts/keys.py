@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ED25519, P256 = "ed25519", "ecdsa-sha2-nistp256"
 MOST_KEYS_BYTES = 1 << 20
 _PIN = "PYKCS11PIN"
+_PROBE = b"tpdet"  # is signed before a server starts
 
 
 class TrustedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -102,7 +103,7 @@ class TrustedKeys(msgspec.Struct, frozen=True):
     @classmethod
     def read(cls, path: Path) -> "TrustedKeys":
         """The keys of a file. Raises NotFoundError without one, UsageError for another form."""
-        text = read_text_file(path, MOST_KEYS_BYTES)
+        text = read_text_file(path, MOST_KEYS_BYTES, "give the keys file of who runs the server")
         try:
             keys = msgspec.json.decode(text, type=cls)
             for key in keys.keys:
@@ -186,10 +187,14 @@ def generate_key(path: Path) -> SigningKey:
         ) from None
     except OSError as error:
         raise NotPermittedError(f"{path} cannot be written: {error.strerror}") from error
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(signer.private_bytes)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(signer.private_bytes)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:  # a full disk: a part of a key is none
+        path.unlink()
+        raise
     return SigningKey(signer, public_key(signer.public_key))
 
 
@@ -252,8 +257,15 @@ def _open_uri(uri: str, keys: TrustedKeys) -> SigningKey:
     fields = {"keytype": public.keytype, "scheme": public.scheme, "keyval": {**public.keyval}}
     try:
         key = Key.from_dict(public.keyid, fields)
-        signer = Signer.from_priv_key_uri(uri, key, _secret)
-        signer.sign(b"tpdet")
+        signing = SigningKey(Signer.from_priv_key_uri(uri, key, _secret), public)
+        signature = signing.sign(_PROBE)
     except Exception as error:  # of a library, a module of PKCS#11, or the network
         raise UsageError(f"--audit-key {uri} cannot be used: {error}") from error
-    return SigningKey(signer, public)
+    try:
+        public.verify(signature.hex(), _PROBE)
+    except AuditError:
+        raise UsageError(
+            f"--audit-key {uri} signs by another key than the one with this uri in the directory's "
+            "keys.json: give tpdet audit keygen --uri the public key that belongs to it"
+        ) from None
+    return signing

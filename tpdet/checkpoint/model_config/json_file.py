@@ -15,8 +15,10 @@ MAX_JSON_BYTES = 1 << 20
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")  # half of the escape of a character past U+FFFF
 
 
-def read_text_file(path: Path, max_bytes: int) -> str:
-    """The text of a UTF-8 file; never blocks on a pipe.
+def read_text_file(
+    path: Path, max_bytes: int, remedy: str = "give a complete Hugging Face directory"
+) -> str:
+    """The text of a UTF-8 file; never blocks on a pipe. remedy: where there is no such file.
 
     Raises NotFoundError if there is none, CheckpointError if it is no regular file, longer than
     `max_bytes` or not UTF-8.
@@ -27,9 +29,7 @@ def read_text_file(path: Path, max_bytes: int) -> str:
     except NotRegularError as error:
         raise CheckpointError(f"{path}: {error.strerror}: put the file in its place") from None
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFoundError(
-            f"{path} does not exist: give a complete Hugging Face directory"
-        ) from None
+        raise NotFoundError(f"{path} does not exist: {remedy}") from None
     except OSError as error:
         raise NotFoundError(f"{path} cannot be read ({error.strerror}): check it") from error
     if len(data) > max_bytes:

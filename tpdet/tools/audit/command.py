@@ -59,6 +59,8 @@ def keygen(options: argparse.Namespace) -> int:
     try:
         added.write(path)
     except OSError as error:
+        if options.key is not None:
+            options.key.unlink()  # no keys file has its public key: it has signed nothing
         raise NotPermittedError(f"{path} cannot be written: {error.strerror}") from error
     begins = f", from leaf {size} on" if options.replace else ""
     print(f"key {key.keyid} is in {path}{begins}")
@@ -73,7 +75,7 @@ def _public_of(uri: str, path: Path | None) -> TrustedKey:
 
     if path is None:
         raise UsageError("--uri wants --public too: the public key, as a PEM file")
-    text = read_text_file(path, MOST_NOTE_BYTES)
+    text = read_text_file(path, MOST_NOTE_BYTES, "give the public key, as a PEM file")
     try:
         return public_key(SSlibKey.from_crypto(load_pem_public_key(text.encode())), uri)
     except (ValueError, UnsupportedAlgorithm):
@@ -117,7 +119,8 @@ def report(options: argparse.Namespace) -> int:
     keys, earlier = TrustedKeys.read(options.keys), _note(options.checkpoint)
     replay = None
     if options.replay is not None:
-        text = read_text_file(options.replay, MOST_REPLAY_BYTES)
+        remedy = "give what tpdet replay --json printed"
+        text = read_text_file(options.replay, MOST_REPLAY_BYTES, remedy)
         replay = read_replay(text, str(options.replay))
     bar = sys.stderr.isatty()
     whole = WholeReport(gather(options.directory, keys, earlier, _progress(bar)), replay)

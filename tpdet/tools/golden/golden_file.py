@@ -65,7 +65,8 @@ def write_goldens(path: Path, changes: Mapping[str, Json | None]) -> None:
         if isinstance(error, CheckpointError | NotPermittedError):
             raise
         raise NotPermittedError(
-            f"{path} cannot be written ({error.strerror}): make its folder writable"
+            f"{path} cannot be written ({error.strerror}): make room in its folder, or make it "
+            "writable"
         ) from error
 
 
