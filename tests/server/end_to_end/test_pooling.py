@@ -49,6 +49,7 @@ def test_openais_client_gets_the_vectors_of_llm_whatever_the_batch(tiny_model, t
     with LLM(str(folder), kv_pages=24, device="cpu") as llm:
         expected = llm.embed(TEXTS)
         (named,) = llm.embed(TEXTS[0], prompt_name="q")
+        scores = [one.outputs.score for one in llm.score(TEXTS[0], TEXTS)]
     server = Served(folder, tmp_path, 1, "--device", "cpu", "--canary-interval", "0.2")
     try:
         create = server.client.embeddings.create
@@ -71,8 +72,11 @@ def test_openais_client_gets_the_vectors_of_llm_whatever_the_batch(tiny_model, t
         assert other.data[0].embedding == named.outputs.embedding
         with pytest.raises(openai.BadRequestError, match="--task generate"):
             server.client.completions.create(model="tiny", prompt="a")
-        with pytest.raises(openai.BadRequestError, match=r"task embed.* answers /v1/embeddings"):
-            server.client.post("/rerank", cast_to=object, body={"query": "a", "documents": ["b"]})
+        refused = httpx.post(server.url.removesuffix("/v1") + "/classify", json={"input": "a"})
+        assert refused.status_code == 400 and "answers /v1/embeddings" in refused.text
+        asked = {"query": TEXTS[0], "documents": TEXTS}
+        ranked = server.client.post("/rerank", cast_to=object, body=asked)["results"]
+        assert {one["index"]: one["relevance_score"] for one in ranked} == dict(enumerate(scores))
     finally:
         server.end()
 
@@ -337,8 +341,41 @@ def test_cosines_have_the_bits_of_those_of_llm():
     rows = torch.randn(40, 300, generator=generator) * 0.1
     rows[1], rows[2, ::2], rows[3], rows[4] = 0.0, 0.0, rows[0], -rows[0]
     values = [row.numpy().tobytes() for row in rows]
-    found = ANSWERS["similarity"](AnswerShape(), values)
+    first = AnswerShape(pairs=tuple((0, other) for other in range(1, 40)))
+    found = ANSWERS["similarity"](first, values)
     assert found == [float(similarity(rows[0], row)) for row in rows[1:]]
+    pairs = tuple((one, 39 - one) for one in range(40))
+    (scored,) = ANSWERS["score"](AnswerShape(pairs=pairs), values).values()
+    assert [one["score"] for one in scored] == [
+        float(similarity(rows[a], rows[b])) for a, b in pairs
+    ]
+
+
+def test_a_model_of_vectors_scores_and_ranks_by_cosines(tiny_model, tmp_path):
+    """As vLLM answers; each text is read once."""
+    door = Door(sentence_folder(tiny_model("qwen3", **SMALL), tmp_path / "model"))
+    east, north, between = (1.0, 0.0), (0.0, 1.0), (0.75, 0.5)
+    scored = door.ask("score", [east, north, between], text_1="e", text_2=["n", "b", "e", "n"])
+    assert [one["score"] for one in scored["data"]] == [0.0, 0.75, 1.0, 0.0]
+    assert len(scored["tpdet"]["digests"]) == 3 == scored["usage"]["prompt_tokens"] / 2
+    paired = door.ask("score", [east, north, between], text_1=["e", "b"], text_2=["n", "e"])
+    assert [one["score"] for one in paired["data"]] == [0.0, 0.75]
+    documents = ["n", {"text": "b"}, "e"]
+    ranked = door.ask("rerank", [east, north, between], query="e", documents=documents, top_n=2)
+    assert ranked["results"] == [
+        {"index": 2, "relevance_score": 1.0, "document": {"text": "e"}},
+        {"index": 1, "relevance_score": 0.75, "document": {"text": "b"}},
+    ]
+    call = door.call("rerank", {"query": "e", "documents": ["n"]})
+    alone = door.call("embeddings", {"input": "n"}).requests[0]
+    assert call.requests[1].prompt_token_ids == alone.prompt_token_ids
+    assert all(request.pooling.use_activation for request in call.requests)
+    for field, value in ("instruction", "find"), ("use_activation", False):
+        with pytest.raises(ApiError, match=f"cosines .* leave {field} out") as refused:
+            door.call("rerank", {"query": "e", "documents": ["n"], field: value})
+        assert (refused.value.status, refused.value.param) == (400, field)
+    with pytest.raises(ApiError, match="2,049 texts are asked for: give up to 2,048"):
+        door.call("score", {"text_1": "e", "text_2": list(map(str, range(2048)))})
 
 
 def test_a_reranker_and_a_server_that_generates(tiny_model, monkeypatch):

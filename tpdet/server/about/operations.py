@@ -44,7 +44,10 @@ _OF_ROUTES: dict[Route, Operation] = {
     ),
     "classify": Operation("Classify texts", "The probabilities of a score head's labels."),
     "pooling": Operation("Pool texts", "Vectors, labels or rewards, as the model has them."),
-    "score": Operation("Score pairs", "How well texts fit texts, by a model that reads both."),
+    "score": Operation(
+        "Score pairs",
+        "How well texts fit texts, by a model that reads both, or as cosines of vectors.",
+    ),
     "rerank": Operation("Rank documents", "Documents by how well they fit a query, best first."),
     "embed": Operation(
         "Embed texts, in TEI's form", "Vectors alone, of text-embeddings-inference."

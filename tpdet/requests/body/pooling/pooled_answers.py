@@ -25,7 +25,8 @@ class AnswerShape:
 
     base64: of vectors and of what a head gives. labels: their names. top: documents that a ranking
     names, or labels of a text; texts: what they are, None where it does not show them. single:
-    what one text has, without a list around it.
+    what one text has, without a list around it. pairs: of texts, by their numbers, whose
+    cosines are asked for; empty where each prompt has a score of its own.
     """
 
     base64: bool = False
@@ -33,6 +34,7 @@ class AnswerShape:
     top: int = 0
     texts: tuple[str, ...] | None = None
     single: bool = False
+    pairs: tuple[tuple[int, int], ...] = ()
 
 
 Values = Sequence[bytes]
@@ -79,8 +81,8 @@ def _labels(shape: AnswerShape, values: Values) -> dict[str, Any]:
 def _scores(shape: AnswerShape, values: Values) -> dict[str, Any]:
     return {
         "data": [
-            {"index": index, "object": "score", "score": numbers_of(value)[0]}
-            for index, value in enumerate(values)
+            {"index": index, "object": "score", "score": score}
+            for index, score in enumerate(_each_score(shape, values))
         ]
     }
 
@@ -91,7 +93,7 @@ def _ranking(shape: AnswerShape, values: Values) -> dict[str, Any]:
         "results": [
             {"index": index, "relevance_score": score}
             | ({} if texts is None else {"document": {"text": texts[index]}})
-            for index, score in _best([numbers_of(value)[0] for value in values])[: shape.top]
+            for index, score in _best(_each_score(shape, values))[: shape.top]
         ]
     }
 
@@ -100,7 +102,7 @@ def _ranks(shape: AnswerShape, values: Values) -> list[dict[str, Any]]:
     texts = shape.texts
     return [
         {"index": index} | ({} if texts is None else {"text": texts[index]}) | {"score": score}
-        for index, score in _best([numbers_of(value)[0] for value in values])
+        for index, score in _best(_each_score(shape, values))
     ]
 
 
@@ -115,6 +117,10 @@ def _predictions(shape: AnswerShape, values: Values) -> list[Any]:
     return every[0] if shape.single else every
 
 
+def _each_score(shape: AnswerShape, values: Values) -> list[float]:
+    return _cosines(shape, values) if shape.pairs else [numbers_of(value)[0] for value in values]
+
+
 def _best(scores: Sequence[float]) -> list[tuple[int, float]]:
     """The places of scores with them, the best first, of equal ones the first."""
     return sorted(enumerate(scores), key=lambda pair: (-pair[1], pair[0]))
@@ -124,10 +130,11 @@ def _vectors(shape: AnswerShape, values: Values) -> list[list[float]]:
     return [numbers_of(value) for value in values]
 
 
-def _similarities(shape: AnswerShape, values: Values) -> list[float]:
-    """The first vector's product with each other, as `similarity` of `kernels/exact/pooling.py`."""
+def _cosines(shape: AnswerShape, values: Values) -> list[float]:
+    """The product of each pair of vectors, as `similarity` of `kernels/exact/pooling.py`."""
     rows = np.frombuffer(b"".join(values), "<f4").reshape(len(values), -1).astype(np.float64)
-    terms = rows[1:] * rows[0]
+    one, other = np.array(shape.pairs).T
+    terms = rows[one] * rows[other]
     exponent = np.frexp(np.abs(terms).max(1))[1].astype(np.int64) - 1
     bits = fraction_bits(terms.shape[1])
     whole = np.rint(np.ldexp(terms, (bits - exponent)[:, None])).astype(np.int64).sum(1)
@@ -144,7 +151,7 @@ ANSWERS: dict[PooledForm, Callable[[AnswerShape, Values], Any]] = {
     "rerank": _ranking,
     "embed": _vectors,
     "predict": _predictions,
-    "similarity": _similarities,
+    "similarity": _cosines,
     "ranks": _ranks,
 }
 """The body of an answer, in TEI's forms; of the others its part beside what all have."""

@@ -6,7 +6,7 @@ or all in that of text-embeddings-inference (`tei_body.py`).
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -40,8 +40,8 @@ _ANSWERS: dict[PooledForm, tuple[str, ...]] = {
     "embeddings": ("vector",),
     "classify": ("labels",),
     "pooling": ("vector", "labels"),
-    "score": ("labels", "tokens"),
-    "rerank": ("labels", "tokens"),
+    "score": ("labels", "tokens", "vector"),
+    "rerank": ("labels", "tokens", "vector"),
     "embed": ("vector",),
     "predict": ("labels",),
     "similarity": ("vector",),
@@ -49,7 +49,7 @@ _ANSWERS: dict[PooledForm, tuple[str, ...]] = {
 }
 """What models answer each form."""
 _USE = {
-    "vector": "/v1/embeddings, /pooling, /embed or /similarity",
+    "vector": "/v1/embeddings, /pooling, /score, /rerank, /embed or /similarity",
     "labels": "/classify, /pooling, /predict, or with one label /score and /rerank",
     "tokens": "/score or /rerank",
 }
@@ -284,7 +284,8 @@ def _of_sentences(form: PooledForm, body: SimilarityBody, prompts: PooledPrompts
         raise bad_request("inputs.sentences is empty: give at least one sentence", "inputs")
     texts = [body.inputs.source_sentence, *sentences]
     token_ids = _ids_of(texts, "inputs.sentences with its source", body.parameters, prompts)
-    return token_ids, PoolingParams(use_activation=True), AnswerShape()
+    pairs = tuple((0, index) for index in range(1, len(texts)))
+    return token_ids, PoolingParams(use_activation=True), AnswerShape(pairs=pairs)
 
 
 def _of_predictions(form: PooledForm, body: PredictBody, prompts: PooledPrompts) -> _Made:
@@ -322,15 +323,18 @@ def _of_predictions(form: PooledForm, body: PredictBody, prompts: PooledPrompts)
 
 def _of_pairs(form: PooledForm, body: Any, prompts: PooledPrompts) -> _Made:
     """What is asked of pairs of texts. Raises ApiError, or RequestError naming the field."""
-    if prompts.pooling.width != 1:
+    vectors = prompts.pooling.answers == "vector"
+    if prompts.pooling.width != 1 and not vectors:
         raise bad_request(
             f"a score needs a head of one label, this model has {prompts.pooling.width}",
             None,
             "not_supported",
         )
-    texts: list[str] = []
+    shape = AnswerShape()
     if isinstance(body, RerankBody | RanksBody):
-        texts = [one if isinstance(one, str) else one.text for one in body.documents]
+        texts = tuple(one if isinstance(one, str) else one.text for one in body.documents)
+        shown = texts if body.return_documents is not False else None
+        shape = AnswerShape(top=body.top_n or len(texts), texts=shown)
         pairs = [(body.query, text) for text in texts]
         if body.max_tokens_per_doc is not None:
             raise bad_request(
@@ -341,13 +345,37 @@ def _of_pairs(form: PooledForm, body: Any, prompts: PooledPrompts) -> _Made:
     else:
         names, most = ("text_1", "text_2"), limits.MAX_POOLED_INPUTS
         pairs = paired(body.text_1, body.text_2, names, most)
+    if vectors:
+        return _of_cosines(body, pairs, shape, prompts)
     token_ids = prompts.pairs(pairs, body.truncate_prompt_tokens, body.instruction)
     answering = prompts.answering_tokens() if prompts.pooling.answers == "tokens" else ()
     params = PoolingParams(use_activation=body.use_activation, token_ids=answering)
-    if not isinstance(body, RerankBody | RanksBody):
-        return token_ids, params, AnswerShape()
-    shown = tuple(texts) if body.return_documents is not False else None
-    return token_ids, params, AnswerShape(top=body.top_n or len(texts), texts=shown)
+    return token_ids, params, shape
+
+
+def _of_cosines(
+    body: ScoreBody | RerankBody,
+    pairs: list[tuple[str, str]],
+    shape: AnswerShape,
+    prompts: PooledPrompts,
+) -> _Made:
+    """What is asked of pairs of texts by a model of vectors: each text once. Raises ApiError."""
+    for field, is_asked in (
+        ("instruction", body.instruction is not None),
+        ("use_activation", body.use_activation is False),
+    ):
+        if is_asked:
+            why = "this model's scores are cosines of vectors of length 1, of texts as they are"
+            raise bad_request(f"{why}: leave {field} out", field, "not_supported")
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    field = "documents" if isinstance(body, RerankBody) else "text_2"
+    if len(texts) > limits.MAX_POOLED_INPUTS:
+        most = limits.MAX_POOLED_INPUTS
+        raise bad_request(f"{len(texts):,} texts are asked for: give up to {most:,}", field)
+    numbers = {text: number for number, text in enumerate(texts)}
+    token_ids = [prompts.text(text, None, body.truncate_prompt_tokens) for text in texts]
+    shape = replace(shape, pairs=tuple((numbers[one], numbers[other]) for one, other in pairs))
+    return token_ids, PoolingParams(use_activation=True), shape
 
 
 _MAKERS: dict[PooledForm, Callable[[PooledForm, Any, PooledPrompts], _Made]] = {
