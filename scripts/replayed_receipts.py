@@ -2,10 +2,10 @@
 
     python -m scripts.replayed_receipts MODEL docs/results --device cpu --tp 2,4
 
-At each size a server answers requests of all kinds, many at a time: sampled with and without a
-seed, greedy, of several choices and prompts, with penalties, stops and schemas, whole and streamed,
-and streams that are given up. Then all its receipts are replayed by one rank. It ends with 1 if
-one is missing or differs.
+At each size a server answers requests of all kinds, a batch of choices at a time: sampled with and
+without a seed, greedy, of several choices and prompts, with penalties, stops and schemas, whole and
+streamed, and streams that are given up. Then all its receipts are replayed by one rank. It ends
+with 1 if one is missing or differs.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def serve(options: argparse.Namespace, folder: Path, tp: int) -> Served:
     flags = ["--tp", tp, "--device", options.device, "--run-dir", run, "--port", 0]
     flags += ["--audit-dir", folder / "audit", "--audit-key", folder / "audit.key"]
     flags += ["--http-processes", 2, "--served-model-name", "it", "--step-timeout", 600]
-    flags += ["--load-format", options.load_format]
+    flags += ["--load-format", options.load_format, "--max-num-seqs", options.batch]
     command = python_command("-m", "tpdet", "serve", *map(str, [options.model, *flags]))
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(command, env=python_environment(), stdout=log, stderr=log)
@@ -97,7 +97,7 @@ def serve(options: argparse.Namespace, folder: Path, tp: int) -> Served:
             time.sleep(0.1)
         url = json.loads((run / "ready.json").read_text())["url"]
         begin = time.monotonic()
-        with ThreadPoolExecutor(options.concurrency) as pool:
+        with ThreadPoolExecutor(options.batch) as pool:
             asked = range(options.answers)
             list(pool.map(lambda number: ask(url, number, options.longer), asked))
         return Served(options.answers, time.monotonic() - begin)
@@ -129,13 +129,14 @@ def proved(options: argparse.Namespace, tp: int) -> tuple[list[dict[str, Any]], 
         served = serve(options, folder, tp)
         summary = replay(options, folder)
     equal = summary["receipts"] - summary["different"] - summary["incomparable"]
-    about = {"model": options.model.name, "batch": options.concurrency}
+    about = {"model": options.model.name, "batch": options.batch}
     rates = [round(summary["tokens"] / s, 1) for s in (served.seconds, summary["seconds"])]
+    metrics = {"tokens": summary["tokens"], "times": round(rates[1] / rates[0], 2)}
     unit = f"of {served.requests:,} receipts equal"
     rows = [
         {"case": "made under load", **about, "tp": tp, "value": rates[0], "unit": "tokens/s"},
         {"case": f"those of TP {tp} replayed", **about, "tp": 1, "value": rates[1],
-         "unit": "tokens/s", "metrics": {"tokens": summary["tokens"]}},
+         "unit": "tokens/s", "metrics": metrics},
         {"case": f"those of TP {tp} replayed, equal", **about, "tp": 1, "value": equal,
          "unit": unit},
     ]  # fmt: skip
@@ -151,13 +152,13 @@ def main() -> int:
     parser.add_argument("--load-format", default="auto", help="dummy: weights of the seed")
     parser.add_argument("--tp", default="2,4", help="sizes of the servers")
     parser.add_argument("--answers", type=int, default=1000)
-    parser.add_argument("--concurrency", type=int, default=32, help="requests at a time")
+    parser.add_argument("--batch", type=int, default=32, help="sequences of the server's steps")
     parser.add_argument("--longer", type=int, default=1, help="times as many tokens at most")
     options = parser.parse_args()
     sizes = [*map(int, options.tp.split(","))]
     proofs = [proved(options, tp) for tp in sizes]
     rows = [row for found, _ in proofs for row in found]
-    asked = f"--answers {options.answers} --longer {options.longer}"
+    asked = f"--batch {options.batch} --answers {options.answers} --longer {options.longer}"
     command = f"python -m scripts.replayed_receipts --tp {options.tp} {asked}"
     append_run(options.results, "replay", machine(options.device, max(sizes)), command, rows)
     return int(not all(holds for _, holds in proofs))
