@@ -116,7 +116,7 @@ def chat(client, stream, **fields):
 @pytest.fixture(scope="module")
 def answers(tiny_model, tmp_path_factory):
     """A function of a size: every answer at that size, and how its server ended."""
-    model = tiny_model("qwen3", kv_heads=2)
+    model = tiny_model("qwen3", kv_heads=2, layers=1)
 
     @functools.cache
     def at(tp):

@@ -180,7 +180,9 @@ def test_the_control_fails_and_names_the_first_difference(tiny_model, tmp_path):
     assert not any(row["equal"] for row in run["rows"] if row["tp"] == 2)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_ends_with_its_reason():
+    """`test_verify_room` has what a rank refuses."""
     done = verify("./nowhere", "--tp", "1")
     assert done.returncode == 66
     assert "is not a directory" in done.stderr + done.stdout
