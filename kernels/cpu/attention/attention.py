@@ -166,16 +166,20 @@ def _attend_splits(
         if not index:  # past the end of the short ones and behind the windows of the long ones
             continue
         pages = torch.tensor([blocks[i].sequence.pages[split] for i in index])
-        length = torch.tensor([blocks[i].sequence.length for i in index])
-        at = torch.tensor(index)
-        key = torch.arange(split * PAGE_TOKENS, (split + 1) * PAGE_TOKENS)
+        lengths = [blocks[i].sequence.length for i in index]
+        at: slice | torch.Tensor = slice(None) if len(index) == len(blocks) else torch.tensor(index)
+        first = split * PAGE_TOKENS
+        key = torch.arange(first, first + PAGE_TOKENS)
         seen = key <= position[at][:, :, None]
         if window is not None:
             seen &= key > position[at][:, :, None] - window
-        stored = (key < length[:, None])[:, None, :, None]
         keys, values = stored_pages.read(pages)
-        values = torch.where(stored, values, 0.0)
-        state = _split_state(query[at], keys, values, seen, stored_pages.dtype, cap)
+        if min(lengths) < first + PAGE_TOKENS:
+            stored = key < torch.tensor(lengths)[:, None]
+            values = torch.where(stored[:, None, :, None], values, 0.0)
+        # Behind the last key all weights and values are 0: those tiles would add 0.
+        count = min(max(lengths) - first, PAGE_TOKENS)
+        state = _split_state(query[at], keys, values, seen, stored_pages.dtype, cap, count)
         merged = _merge((largest[at], mass[at], total[at]), state)
         visible = seen.any(-1)[:, None, :]
         largest[at] = torch.where(visible, merged[0], largest[at])
@@ -195,10 +199,12 @@ def _split_state(
     seen: torch.Tensor,
     dtype: torch.dtype,
     cap: float,
+    count: int,
 ) -> _State:
     """One split from a fresh state: query [B, Hkv, R, D], keys and values [B, Hkv, 256, D] fp32.
 
-    seen [B, R, 256]. Returns largest score and mass [B, Hkv, R] and weighted values [B, Hkv, R, D].
+    seen [B, R, 256], and nothing from `count` on. Returns largest score and mass [B, Hkv, R] and
+    weighted values [B, Hkv, R, D].
     """
     scale = torch.tensor(1.0 / math.sqrt(query.shape[3]), dtype=torch.float32)
     size, zeros = query.shape[3], -query.shape[3] % K_GROUP
@@ -213,7 +219,7 @@ def _split_state(
     largest = torch.full((batch, heads, rows), MASKED)
     mass = torch.zeros(batch, heads, rows)
     total = torch.zeros(batch * heads, rows, head)
-    for first in range(0, PAGE_TOKENS, TILE_TOKENS):
+    for first in range(0, count, TILE_TOKENS):
         tile = slice(first, first + TILE_TOKENS)
         raised = torch.maximum(largest, score[..., tile].amax(-1))
         shrink = torch.exp(largest - raised)

@@ -10,6 +10,8 @@ A layer norm takes d = x - mean for x, and adds a bias before the rounding. The 
 sum * 2^(e - 40) / n, and the sum of int64: round(x * 2^(40 - e)).
 """
 
+from typing import NamedTuple
+
 import torch
 
 from tpdet.kernels.exact.fixed_point import exponent_of, power_of_two
@@ -53,38 +55,50 @@ def row_largest(x: torch.Tensor) -> torch.Tensor:
 
 def row_mass(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
     """x [M, N] -> the integer sum of its squares [M] int64, by the exponent of `largest` [M]."""
-    return _mass(x.float(), largest[:, None])[:, 0]
+    return _mass(x.float(), _Scale.of(largest[:, None]))[:, 0]
 
 
 def norm_by_mass(
     x: torch.Tensor, largest: torch.Tensor, mass: torch.Tensor, count: int, norm: Norm
 ) -> torch.Tensor:
     """x [M, N], part of rows of `count` values with that largest |x| and mass -> their norm."""
-    root = _root_of(mass[:, None], largest[:, None], count, norm.eps)
+    root = _root_of(mass[:, None], _Scale.of(largest[:, None]), count, norm.eps)
     return ((x.float() * root) * norm.weight.float()).to(norm.dtype)
 
 
 def _reciprocal_root(x: torch.Tensor, eps: float) -> torch.Tensor:
     """r [..., 1] in fp32."""
-    largest = x.abs().amax(-1, keepdim=True)
-    return _root_of(_mass(x, largest), largest, x.shape[-1], eps)
+    scale = _Scale.of(x.abs().amax(-1, keepdim=True))
+    return _root_of(_mass(x, scale), scale, x.shape[-1], eps)
 
 
-def _mass(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-    """The sum of squares [..., 1] in int64 fixed point, by the exponent of largest [..., 1]."""
-    wide = torch.where(torch.isfinite(largest), x, 0.0).double()
-    scaled = (wide * wide) * power_of_two(MASS_BITS - 2 * exponent_of(largest))
-    return torch.round(scaled).long().sum(-1, keepdim=True)
+class _Scale(NamedTuple):
+    """A square's unit is 2^exponent [..., 1] int64; the rows that are finite, None if all are."""
+
+    exponent: torch.Tensor
+    finite: torch.Tensor | None
+
+    @classmethod
+    def of(cls, largest: torch.Tensor) -> "_Scale":
+        """By the largest |x| of each row [..., 1]."""
+        finite = torch.isfinite(largest)
+        return cls(2 * exponent_of(largest) - MASS_BITS, None if bool(finite.all()) else finite)
 
 
-def _root_of(total: torch.Tensor, largest: torch.Tensor, count: int, eps: float) -> torch.Tensor:
+def _mass(x: torch.Tensor, scale: _Scale) -> torch.Tensor:
+    """The sum of squares [..., 1] in int64 fixed point; 0 of a row that is not finite."""
+    wide = (x if scale.finite is None else torch.where(scale.finite, x, 0.0)).double()
+    return torch.round(wide * wide * power_of_two(-scale.exponent)).long().sum(-1, keepdim=True)
+
+
+def _root_of(total: torch.Tensor, scale: _Scale, count: int, eps: float) -> torch.Tensor:
     """r [..., 1] in fp32 of rows of `count` values."""
-    mean = total.double() * power_of_two(2 * exponent_of(largest) - MASS_BITS) / count
+    mean = total.double() * power_of_two(scale.exponent) / count
     root = (1.0 / torch.sqrt(mean + eps)).float()
-    return torch.where(torch.isfinite(largest), root, torch.nan)
+    return root if scale.finite is None else torch.where(scale.finite, root, torch.nan)
 
 
 def reciprocal_length(x: torch.Tensor, eps: float) -> torch.Tensor:
     """1 / sqrt(sum of squares + eps), fp32 [...] of x [..., N] in fp32; as a norm's r without n."""
-    largest = x.abs().amax(-1, keepdim=True)
-    return _root_of(_mass(x, largest), largest, 1, eps)[..., 0]
+    scale = _Scale.of(x.abs().amax(-1, keepdim=True))
+    return _root_of(_mass(x, scale), scale, 1, eps)[..., 0]
