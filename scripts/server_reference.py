@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for a checkout that is not installed
 
 from tpdet import errors  # noqa: E402
-from tpdet.requests.body import idle_fields  # noqa: E402
+from tpdet.requests.body.idle_fields import IDLE  # noqa: E402
 from tpdet.requests.body.limits import all_limits  # noqa: E402
 from tpdet.requests.body.schema import ChatBody, CompletionBody  # noqa: E402
 from tpdet.scheduler.speculator import PLACES  # noqa: E402
@@ -79,10 +79,10 @@ def idle_table() -> list[str]:
     """The known fields that take only values which ask for nothing."""
     lines = ["| field | taken | anything else is refused |", "|---|---|---|"]
     groups = {
-        "": idle_fields.CHAT,
-        "response_format.": idle_fields.RESPONSE_FORMAT,
-        "stream_options.": idle_fields.STREAM_OPTIONS,
-        "messages.": idle_fields.MESSAGE,
+        "": IDLE["chat"],
+        "response_format.": IDLE["response_format"],
+        "stream_options.": IDLE["stream_options"],
+        "messages.": IDLE["message"],
     }
     for place, fields in groups.items():
         for name, idle in sorted(fields.items()):

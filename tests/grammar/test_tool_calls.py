@@ -24,7 +24,7 @@ from tpdet.text.detokenizer import IncrementalDetokenizer
 from tpdet.text.outputs import RequestAssembler
 from tpdet.text.parsing.calls import CallParser, output_parser
 from tpdet.text.parsing.events import Message
-from tpdet.text.parsing.families import FAMILIES
+from tpdet.text.parsing.family import FAMILIES
 from tpdet.text.parsing.reasoning import ReasoningParser
 from tpdet.text.tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from tests.lib.server.harness import MODEL, refused
-from tpdet.requests.body import idle_fields
+from tpdet.requests.body.idle_fields import IDLE
 
 CHAT = "/v1/chat/completions"
 OTHER_VALUES = (True, 7, "something", ["x"], {"x": 1})
@@ -25,8 +25,8 @@ def complete(server, **fields):
     return server.complete(**({"max_tokens": 3, "seed": 5} | fields))
 
 
-@pytest.mark.parametrize(("ask", "fields"), [(chat, idle_fields.CHAT),
-                                             (complete, idle_fields.COMPLETION)])  # fmt: skip
+@pytest.mark.parametrize(("ask", "fields"), [(chat, IDLE["chat"]),
+                                             (complete, IDLE["completion"])])  # fmt: skip
 def test_values_that_ask_for_nothing_change_nothing(server, ask, fields):
     expected = ask(server).json()["choices"]
     everything = dict.fromkeys(fields) | {n: i.values[0] for n, i in fields.items() if i.values}
@@ -36,8 +36,8 @@ def test_values_that_ask_for_nothing_change_nothing(server, ask, fields):
             assert ask(server, **{name: value}).json()["choices"] == expected, (name, value)
 
 
-@pytest.mark.parametrize(("ask", "fields"), [(chat, idle_fields.CHAT),
-                                             (complete, idle_fields.COMPLETION)])  # fmt: skip
+@pytest.mark.parametrize(("ask", "fields"), [(chat, IDLE["chat"]),
+                                             (complete, IDLE["completion"])])  # fmt: skip
 def test_any_other_value_is_refused_with_what_to_do(server, ask, fields):
     for name, idle in fields.items():
         for value in OTHER_VALUES:
@@ -49,10 +49,10 @@ def test_any_other_value_is_refused_with_what_to_do(server, ask, fields):
 
 
 def test_numbers_are_of_one_kind_and_truth_values_of_another():
-    assert idle_fields.GENERATION["length_penalty"].accepts(1)
-    assert not idle_fields.GENERATION["length_penalty"].accepts(True)
-    assert not idle_fields.GENERATION["store"].accepts(0)
-    assert not idle_fields.GENERATION["priority"].accepts(False)
+    assert IDLE["generation"]["length_penalty"].accepts(1)
+    assert not IDLE["generation"]["length_penalty"].accepts(True)
+    assert not IDLE["generation"]["store"].accepts(0)
+    assert not IDLE["generation"]["priority"].accepts(False)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from tpdet.text.parsing.events import (
     Message,
     ReasoningText,
 )
-from tpdet.text.parsing.families import FAMILIES, TOOL_PARSERS
+from tpdet.text.parsing.family import FAMILIES, TOOL_PARSERS
 from tpdet.text.parsing.reasoning import ReasoningParser
 from tpdet.text.tokenizer import Tokenizer
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from pydantic import Field, WithJsonSchema, create_model
 
-from tpdet.requests.body import idle_fields
-from tpdet.requests.body.idle_fields import Idle
+from tpdet.requests.body.idle_fields import IDLE
 from tpdet.requests.body.messages_blocks import Conversation
 from tpdet.requests.body.parse import parse_part
 from tpdet.requests.body.problems import ApiError, bad_request
@@ -67,7 +66,7 @@ class Thinking(Body):
 class MessagesTool(Body):
     """A tool that the client runs; `input_schema` is the JSON schema of an object."""
 
-    idle: ClassVar[dict[str, Idle]] = idle_fields.CACHE_CONTROL
+    idle = IDLE["cache_control"]
     name: str
     description: str | None = None
     input_schema: dict[str, Any]
@@ -95,14 +94,7 @@ class _PromptFields(Body):
         "output_config": OutputConfig,
         "tool_choice": MessagesToolChoice,
     }
-    idle: ClassVar[dict[str, Idle]] = idle_fields.CACHE_CONTROL | {
-        "container": Idle((), "no code is run here: leave it out"),
-        "fallbacks": Idle(([],), "one model is served: leave it out"),
-        "mcp_servers": Idle(([],), "no server is asked from here: send their tools as tools"),
-        "service_tier": Idle(("auto", "standard_only"), "there is one tier: leave it out"),
-        "speed": Idle(("standard",), "there is one speed: leave it out"),
-        "thread": Idle((), "no conversation is kept: send all its messages"),
-    }
+    idle = IDLE["messages"]
     messages: Annotated[Any, WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE})]
     system: Annotated[Any, WithJsonSchema({"anyOf": [*_BLOCKS["anyOf"], {"type": "null"}]})] = None
     tools: Annotated[

@@ -10,8 +10,8 @@ import msgspec
 from pydantic import WithJsonSchema, create_model
 
 from tpdet.requests.answer.json_pieces import json_text
-from tpdet.requests.body import idle_fields, limits
-from tpdet.requests.body.idle_fields import Idle
+from tpdet.requests.body import limits
+from tpdet.requests.body.idle_fields import IDLE
 from tpdet.requests.body.problems import ApiError, bad_request
 from tpdet.requests.body.responses_items import Items
 from tpdet.requests.body.responses_tools import ResponseTools
@@ -44,29 +44,14 @@ class ReasoningFields(Body):
 class TextFields(Body):
     """The form of the answer's text."""
 
-    idle: ClassVar[dict[str, Idle]] = {"verbosity": idle_fields.CHAT["verbosity"]}
+    idle = IDLE["response_text"]
     format: Annotated[Any, WithJsonSchema({"anyOf": [_ANY_OBJECT, {"type": "null"}]})] = None
 
 
 class _ResponseFields(Body):
     """What chats do not have."""
 
-    idle: ClassVar[dict[str, Idle]] = {
-        "background": Idle((False,), "answers are sent as they are made: leave it out"),
-        "conversation": Idle((), _STATELESS),
-        "context_management": Idle(([],), "nothing is left out of a prompt: leave it out"),
-        "moderation": idle_fields.CHAT["moderation"],
-        "previous_response_id": Idle((), _STATELESS),
-        "prompt": Idle((), "there are no stored prompts: send instructions and input"),
-        "prompt_cache_options": idle_fields.CHAT["prompt_cache_options"],
-        "prompt_cache_retention": idle_fields.CHAT["prompt_cache_retention"],
-        "service_tier": idle_fields.CHAT["service_tier"],
-        "stream_options": Idle(
-            ({}, {"include_obfuscation": False}), "events are not padded: leave it out"
-        ),
-        "top_logprobs": Idle((0,), "use /v1/chat/completions, which has log-probabilities"),
-        "truncation": Idle(("disabled",), "nothing is left out of a prompt: leave it out"),
-    }
+    idle = IDLE["responses"]
     parts: ClassVar[dict[str, type[Body]]] = {"reasoning": ReasoningFields, "text": TextFields}
     input: Annotated[
         Any,

@@ -20,8 +20,8 @@ from pydantic_core import CoreSchema
 
 from tpdet.audit.replay import VERSIONS
 from tpdet.kernels.inputs.row_params import PlainParams
-from tpdet.requests.body import idle_fields, limits
-from tpdet.requests.body.idle_fields import Idle
+from tpdet.requests.body import limits
+from tpdet.requests.body.idle_fields import IDLE, Idle, add_to_schema
 from tpdet.requests.engine_facts import RAW_LOGPROBS, LogprobsMode
 from tpdet.requests.field_ranges import (
     ALTERNATIVES,
@@ -130,7 +130,7 @@ class Body(BaseModel):
     ) -> JsonSchemaValue:
         """The published schema, with the idle fields."""
         schema = handler.resolve_ref_schema(handler(core))
-        idle_fields.add_to_schema(schema, cls.idle)
+        add_to_schema(schema, cls.idle)
         return schema
 
 
@@ -139,7 +139,7 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    idle = idle_fields.STREAM_OPTIONS
+    idle = IDLE["stream_options"]
 
 
 class JsonSchema(Body):
@@ -156,13 +156,13 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
-    idle = idle_fields.RESPONSE_FORMAT
+    idle = IDLE["response_format"]
 
 
 class TextPart(Body):
     """One part of a message's content; text is the only kind."""
 
-    idle = idle_fields.TEXT_PART
+    idle = IDLE["text_part"]
     type: Literal["text"]
     text: str
 
@@ -256,7 +256,7 @@ else:
 class GenerationBody(_FieldsOfRows):
     """The fields completions and chat share."""
 
-    idle = idle_fields.GENERATION
+    idle = IDLE["generation"]
     parts: ClassVar[dict[str, type[Body]]] = {
         "stream_options": StreamOptions,
         "response_format": ResponseFormat,
@@ -301,7 +301,7 @@ class GenerationBody(_FieldsOfRows):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
-    idle = idle_fields.COMPLETION
+    idle = IDLE["completion"]
     prompt: Prompt
     logprobs: Alternatives | None = None
     echo: bool | None = None
@@ -330,7 +330,7 @@ class ChatMessage(Body):
     `reasoning_content` are two names of one field.
     """
 
-    idle = idle_fields.MESSAGE
+    idle = IDLE["message"]
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)] | None = None
@@ -359,7 +359,7 @@ class DeclaredFunction(Body):
 class DeclaredTool(Body):
     """A tool; functions are the only kind."""
 
-    idle = idle_fields.CACHE_CONTROL
+    idle = IDLE["cache_control"]
     type: Literal["function"]
     function: DeclaredFunction
 
@@ -384,7 +384,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 class ChatBody(ToolFields, GenerationBody):
     """`POST /v1/chat/completions`."""
 
-    idle = idle_fields.CHAT
+    idle = IDLE["chat"]
     messages: Messages
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
@@ -398,7 +398,7 @@ class ChatBody(ToolFields, GenerationBody):
 class TokenizeBody(ToolFields):
     """`POST /tokenize`: a prompt or a conversation, one of the two."""
 
-    idle = idle_fields.CONVERSATION
+    idle = IDLE["conversation"]
     model: Annotated[str, Field(max_length=limits.MAX_MODEL_CHARACTERS)] | None = None
     prompt: str | None = None
     messages: Messages | None = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, WithJsonSchema, create_model
 
 from tpdet.requests.body import limits
-from tpdet.requests.body.idle_fields import GENERATION, Idle
+from tpdet.requests.body.idle_fields import IDLE
 from tpdet.requests.body.problems import ApiError, bad_request
 from tpdet.requests.body.schema import (
     IDS,
@@ -38,8 +38,6 @@ _SAME = (
     "logit_bias",
 )  # fmt: skip
 _FORMS = {"json_schema": "json", "regex": "regex"}
-_TEXT_ONLY = "text is the only kind of content"
-_FORM = "use json_schema or regex"
 _LISTED = (
     "sampling_params", "token_ids_logprob", "return_logprob", "logprob_start_len",
     "top_logprobs_num", "cache_salt", "extra_key", "return_hidden_states", "return_sampling_mask",
@@ -50,16 +48,7 @@ _LISTED = (
 class _SglangSamplingBase(Body):
     """The idle fields of SGLang's sampling parameters, and the forms of an answer."""
 
-    idle: ClassVar[dict[str, Idle]] = {
-        "beam_width": Idle((1,), "there is no beam search: raise n"),
-        "custom_params": Idle(({},), "leave it out"),
-        "ebnf": Idle((), _FORM),
-        "spaces_between_special_tokens": Idle((True, False), "fast tokenizers have no such choice"),
-        "stop_regex": Idle(([],), "use stop, or regex for the whole answer"),
-        "stream_interval": GENERATION["stream_interval"],
-        "structural_tag": Idle((), _FORM),
-        "watermark": Idle((), "text is not marked: leave it out"),
-    }
+    idle = IDLE["sglang_sampling"]
     json_schema: str | None = None
     regex: str | None = None
 
@@ -98,30 +87,7 @@ class SglangForm:
 class SglangBody(Body):
     """`POST /generate`: one prompt or several, as text or as token ids."""
 
-    idle: ClassVar[dict[str, Idle]] = {
-        "audio_data": Idle(([],), _TEXT_ONLY),
-        "background": Idle((False,), "answers are not stored: leave it out"),
-        "custom_logit_processor": Idle((), "use logit_bias"),
-        "data_parallel_rank": Idle((0,), "there is one replica: leave it out"),
-        "extra_key": Idle(("",), "use cache_salt"),
-        "image_data": Idle(([],), _TEXT_ONLY),
-        "input_embeds": Idle((), "send text or input_ids"),
-        "log_metrics": Idle((True,), "every request counts: leave it out"),
-        "lora_path": Idle((), "one model is served: leave it out"),
-        "max_thinking_tokens": Idle((), "use max_new_tokens"),
-        "modalities": Idle(([],), _TEXT_ONLY),
-        "no_logs": Idle((True, False), "what requests hold is never logged"),
-        "priority": GENERATION["priority"],
-        "require_reasoning": Idle((False,), 'use tpdet {"json_schema_after": [ids]}'),
-        "return_entropy": Idle((False,), "use top_logprobs_num"),
-        "return_flat_raw_top_logprobs": Idle((False,), "top log-probabilities are lists"),
-        "return_flat_raw_output_top_logprobs": Idle((False,), "top log-probabilities are lists"),
-        "return_hidden_states": Idle((False,), "use return_logprob"),
-        "return_sampling_mask": Idle((False,), "leave it out"),
-        "routed_dp_rank": Idle((0,), "there is one replica: leave it out"),
-        "session_params": Idle(({},), "send the whole prompt: its prefix is cached"),
-        "video_data": Idle(([],), _TEXT_ONLY),
-    }
+    idle = IDLE["sglang"]
     rid: str | list[str] | None = None
     text: Annotated[Any, WithJsonSchema({"anyOf": [TEXT, batch_of(TEXT), {"type": "null"}]})] = None
     input_ids: Annotated[Any, WithJsonSchema({"anyOf": [IDS, batch_of(IDS), {"type": "null"}]})] = (

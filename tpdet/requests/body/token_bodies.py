@@ -7,25 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, create_model
 
-from tpdet.requests.body import idle_fields, limits
-from tpdet.requests.body.idle_fields import Idle
+from tpdet.requests.body import limits
+from tpdet.requests.body.idle_fields import IDLE, Idle
 from tpdet.requests.body.schema import Body, CompletionBody, OwnFields, StreamOptions, TokenIds
 from tpdet.requests.sampling_params import SamplingParams
 from tpdet.requests.structured_outputs import FIELD
 from tpdet.requests.vllm_parameters import PARAMETERS
 
-_IDS_ONLY = "answers hold token ids alone: use /v1/completions for text"
-
 
 class _TokenSamplingBase(Body):
     """Those of vLLM's sampling parameters that no completion has."""
 
-    idle = {name: Idle(values, why) for name, (values, why) in PARAMETERS.items()} | {
-        "detokenize": Idle((True, False), _IDS_ONLY),
-        "output_kind": Idle((0, 1, 2), "0, 1 and 2 are"),
-        "thinking_token_budget": idle_fields.GENERATION["thinking_token_budget"],
-        "watermarking": idle_fields.GENERATION["watermarking"],
-    }
+    idle = {name: Idle(values, why) for name, (values, why) in PARAMETERS.items()} | IDLE[
+        "token_sampling"
+    ]
     routed_experts_prompt_start: Annotated[int, Field(ge=0)] | None = None
     routed_experts_format: Literal["npy", "object"] | None = None
 
@@ -48,18 +43,7 @@ else:
 class TokensBody(Body):
     """`POST /inference/v1/generate`: token ids in and out. The answer repeats `request_id`."""
 
-    idle: ClassVar[dict[str, Idle]] = {
-        "content_parts": Idle(([],), "text is the only kind of content"),
-        "ec_transfer_params": Idle(({},), "leave it out"),
-        "features": Idle((), "text is the only kind of content"),
-        "kv_transfer_params": Idle(({},), "leave it out"),
-        "output_mode": Idle(("tokens",), _IDS_ONLY),
-        "parse_context": Idle((), _IDS_ONLY),
-        "priority": idle_fields.GENERATION["priority"],
-        "reasoning_ended": Idle((), 'use tpdet {"json_schema_after": [ids]}'),
-        "reasoning_parser_kwargs": Idle((), "answers of token ids are not split"),
-        "token_offsets": Idle((), "leave it out"),
-    }
+    idle = IDLE["tokens"]
     parts: ClassVar[dict[str, type[Body]]] = {
         "stream_options": StreamOptions,
         "sampling_params": TokenSampling,

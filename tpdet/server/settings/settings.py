@@ -30,7 +30,7 @@ from tpdet.server.settings.sources import (
     read_variables,
     unknown_key,
 )
-from tpdet.text.parsing.families import TOOL_PARSERS
+from tpdet.text.parsing.family import TOOL_PARSERS
 
 
 def _refuse_template(value: object) -> None:

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from tpdet.errors import UsageError
 from tpdet.text.parsing.bodies import Tools
 from tpdet.text.parsing.call_reader import CallReader
-from tpdet.text.parsing.families import FAMILIES, TOOL_PARSERS
-from tpdet.text.parsing.family import CallFamily
+from tpdet.text.parsing.family import FAMILIES, TOOL_PARSERS, CallFamily
 from tpdet.text.parsing.parser import OutputParser
 from tpdet.text.parsing.reasoning import ReasoningParser, check_marks
 from tpdet.text.parsing.terminals import Terminals

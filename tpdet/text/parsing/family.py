@@ -1,7 +1,10 @@
-"""How the models of a family write calls of tools: the form of the data in `families/`."""
+"""How the models of a family write calls of tools: the form of the data in `families.json`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 Form = Literal["json", "named_json", "tagged", "python", "harmony"]
 
@@ -62,3 +65,12 @@ class CallFamily:
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
     tags: Tags | None = None
     in_reasoning: bool = False
+
+
+FAMILIES = msgspec.json.decode(
+    Path(__file__).with_name("families.json").read_bytes(), type=tuple[CallFamily, ...]
+)
+"""In the order in which a template is asked whose it is."""
+
+TOOL_PARSERS = {name: family for family in FAMILIES for name in (family.name, *family.tool_names)}
+"""The families by their own names, and by both engines' names of their parsers."""

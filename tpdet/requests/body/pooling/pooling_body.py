@@ -7,7 +7,7 @@ or all in that of text-embeddings-inference (`tei_body.py`).
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import Field
@@ -15,7 +15,7 @@ from pydantic import Field
 from tpdet.audit.pooled import bits_digest, pooled_digest
 from tpdet.checkpoint.model_config.pooling import Pooling
 from tpdet.requests.body import limits
-from tpdet.requests.body.idle_fields import Idle
+from tpdet.requests.body.idle_fields import IDLE
 from tpdet.requests.body.parse import parse_body
 from tpdet.requests.body.pooling.pooled_answers import ANSWERS, TEI_FORMS, AnswerShape, PooledForm
 from tpdet.requests.body.pooling.tei_body import (
@@ -58,9 +58,7 @@ _USE = {
 class _Common(Body):
     """What every body may have."""
 
-    idle: ClassVar[dict[str, Idle]] = {
-        "priority": Idle((0,), "requests are taken in the order they came")
-    }
+    idle = IDLE["pooling"]
     model: Annotated[str, Field(max_length=limits.MAX_MODEL_CHARACTERS)] | None = None
     user: Annotated[str, Field(max_length=limits.MAX_USER_BYTES)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None

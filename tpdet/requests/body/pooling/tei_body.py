@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, WithJsonSchema
 
 from tpdet.requests.body import limits
-from tpdet.requests.body.idle_fields import Idle
+from tpdet.requests.body.idle_fields import IDLE
 from tpdet.requests.body.schema import IDS, TEXT, Body
 
 _MANY = {"type": "array", "minItems": 1, "maxItems": limits.MAX_POOLED_INPUTS}
@@ -20,15 +20,12 @@ _ONE_OR_TWO = {"type": "array", "minItems": 1, "maxItems": 2, "items": TEXT}
 Predicted = Annotated[
     Any, WithJsonSchema({"anyOf": [TEXT, _ONE_OR_TWO, _MANY | {"items": _ONE_OR_TWO}]})
 ]
-_CUT_AT_END = {
-    "truncation_direction": Idle(("right", "Right"), "texts are cut at their end: leave it out")
-}
 
 
 class _Truncating(Body):
     """What bodies have, or their `parameters`."""
 
-    idle: ClassVar[dict[str, Idle]] = _CUT_AT_END
+    idle = IDLE["tei"]
     truncate: bool | None = None
 
     @property
@@ -46,9 +43,7 @@ class TeiBody(_Truncating):
 class EmbedBody(TeiBody):
     """`POST /embed`: texts or token ids."""
 
-    idle: ClassVar[dict[str, Idle]] = _CUT_AT_END | {
-        "encoding_format": Idle(("float",), "base64 is of /v1/embeddings")
-    }
+    idle = IDLE["tei_embed"]
     inputs: Input
     normalize: bool | None = None
     prompt_name: str | None = None
