@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from tpdet.checkpoint.resolve import resolve_tokenizer
 from tpdet.config import EngineConfig
 from tpdet.errors import PeerLostError
-from tpdet.launch.host.bytecode import missing_bytecode
-from tpdet.launch.host.interpreter import leave_working_directory
+from tpdet.launch.host.interpreter import leave_working_directory, missing_bytecode
 from tpdet.launch.host.processes import die_with_parent
 from tpdet.launch.life.faults import read_faults
 from tpdet.launch.life.garbage import keep_all, no_garbage

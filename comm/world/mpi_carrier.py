@@ -14,6 +14,7 @@ remaining processes. Requests are tested, not waited for, because MPI has no tim
 """
 
 import atexit
+import ctypes
 import logging
 import time
 from collections.abc import Sequence
@@ -22,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpdet.comm.world.cuda_aware import is_cuda_aware
 from tpdet.errors import PeerLostError, UsageError
 
 _log = logging.getLogger("tpdet.comm")
@@ -166,3 +166,40 @@ def _started() -> Any:
 def _end(mpi: Any) -> None:
     if not _open and not mpi.Is_finalized():
         mpi.Finalize()
+
+
+_SWITCH = b"opal_cuda_support"
+_MPI_SUCCESS = 0
+_THREAD_SINGLE = 0  # the lowest level is enough: MPI_T is called only here, on one thread
+
+
+def is_cuda_aware(mpi: Any) -> bool:
+    """Whether the library behind mpi4py's initialised module `mpi` says that it takes GPU memory.
+
+    A library without these functions takes none. Symbols are looked up in mpi4py's module and the
+    libraries it is linked to, so in the one MPI that it uses.
+    """
+    try:
+        library = ctypes.CDLL(mpi.__file__)
+        return library.MPIX_Query_cuda_support() == 1 and _switched_on(library)
+    except (OSError, AttributeError):
+        return False
+
+
+def _switched_on(library: ctypes.CDLL) -> bool:
+    """The value of the control variable; True for a library without it."""
+    provided, index, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    handle, value = ctypes.c_void_p(), (ctypes.c_ubyte * 8)()  # a bool or an int, by version
+    if library.MPI_T_init_thread(_THREAD_SINGLE, ctypes.byref(provided)) != _MPI_SUCCESS:
+        return True
+    try:
+        if library.MPI_T_cvar_get_index(_SWITCH, ctypes.byref(index)) != _MPI_SUCCESS:
+            return True
+        allocate = library.MPI_T_cvar_handle_alloc
+        if allocate(index, None, ctypes.byref(handle), ctypes.byref(count)) != _MPI_SUCCESS:
+            return True
+        read = library.MPI_T_cvar_read(handle, ctypes.byref(value)) == _MPI_SUCCESS
+        library.MPI_T_cvar_handle_free(ctypes.byref(handle))
+        return any(value) if read else True
+    finally:
+        library.MPI_T_finalize()

@@ -2,7 +2,7 @@
 
 import os
 
-from tpdet.checkpoint.read_ahead import read_ahead
+from tpdet.checkpoint.weight_files import read_ahead
 
 
 def test_every_weight_file_is_asked_for_whole(tmp_path, monkeypatch):

@@ -12,9 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tpdet.comm.world import group_world, mpi_carrier
-from tpdet.comm.world.cuda_aware import is_cuda_aware
 from tpdet.comm.world.group_world import GroupWorld
-from tpdet.comm.world.mpi_carrier import MpiCarrier, open_mpi
+from tpdet.comm.world.mpi_carrier import MpiCarrier, is_cuda_aware, open_mpi
 
 AWARE, STAGED = "mpi, CUDA-aware", "mpi, staged"
 QUERY = "int MPIX_Query_cuda_support(void) { return %d; }\n"

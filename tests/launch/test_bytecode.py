@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tpdet.launch.host.bytecode import missing_bytecode
+from tpdet.launch.host.interpreter import missing_bytecode
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tpdet.errors import DisagreementError, UsageError
 from tpdet.kernels import ops, order
 from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.order import cut_leaves
-from tpdet.layers.arithmetic import StrictArithmetic
+from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.gathered_linear import GatheredLinear
 from tpdet.layers.linear import RowLinear
 from tpdet.layers.partition import make_partition
@@ -152,7 +152,7 @@ def test_the_rule_owns_shards_and_exchange(tiny_model):
 
     for kind in (RowLinear, GatheredLinear):
         with pytest.raises(TypeError, match="open one that does"):
-            other = partition.by(StrictArithmetic(Other()))
+            other = partition.by(Arithmetic(Other()))
             kind(None, other, "x", 256, cut_leaves(24, 16, 8))
 
 

@@ -5,8 +5,6 @@ it has: the engine decides (`engine/arithmetic_switch.py`). Norms, rotary embedd
 sampling are the same in both.
 """
 
-from typing import Protocol
-
 import torch
 from torch.nn.functional import linear
 
@@ -22,14 +20,19 @@ from tpdet.kernels.partial_sums import PartialSums
 from tpdet.kernels.stock import attention as stock_attention
 
 
-class Arithmetic(Protocol):
-    """The parts of a layer's work whose additions may be done in more than one order."""
+class Arithmetic:
+    """The contract's (docs/numerics.md): bits that no circumstance changes.
 
-    exchange: RankExchange
-    admitted: object
-    """What the start-up check of the GPU's shape table found for the products; None without it."""
-    fixed_shapes: bool
+    Its methods are the parts of a layer's work whose additions may be done in more than one order.
+    """
+
+    fixed_shapes = True
     """Whether shapes alone decide the launch of prompt attention, so that a graph may hold it."""
+
+    def __init__(self, exchange: RankExchange) -> None:
+        self.exchange = exchange
+        self.admitted: object = None
+        """What the start-up check of the GPU's shape table found for the products; or None."""
 
     def column(
         self,
@@ -38,16 +41,25 @@ class Arithmetic(Protocol):
         bias: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """x [M, K], weight [N, K], bias [N] -> [M, N] in out_dtype (x's if None)."""
-        ...
+        """x [M, K], weight [N, K], bias [N] -> [M, N] in out_dtype (x's if None).
+
+        One chain over K, one rounding.
+        """
+        return ops.column_gemm(x, weight, bias, out_dtype, admitted=self.admitted)
 
     def gated(self, x: torch.Tensor, weight: Weight, activation: str) -> torch.Tensor:
-        """x [M, K], interleaved weight [2 * I, K] -> act(gate) * up [M, I] in x's dtype."""
-        ...
+        """x [M, K], interleaved weight [2 * I, K] -> act(gate) * up [M, I] in x's dtype.
+
+        Chains in fp32, rounded once after the multiplication.
+        """
+        return ops.gated_gemm(x, weight, admitted=self.admitted, activation=activation)
 
     def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
-        """A row layer's weight [L, N, K], anyhow strided, as `row` wants it: [L', N, L K / L']."""
-        ...
+        """A row layer's weight [L, N, K], anyhow strided, as `row` wants it: [L', N, L K / L'].
+
+        Leaf-major: a leaf's operands have one layout whatever the number of ranks.
+        """
+        return weight_LNK.contiguous()
 
     def row(
         self,
@@ -58,61 +70,9 @@ class Arithmetic(Protocol):
     ) -> PartialSums:
         """x [M, L * K], a weight of `lay_out` -> this rank's sums, for `exchange`.
 
-        widths: of unequal leaves, which lie side by side in the weight [1, N, their sum].
+        fp32 sums of leaves or subtrees. widths: of unequal leaves, which lie side by side in the
+        weight [1, N, their sum].
         """
-        ...
-
-    def attend(
-        self,
-        q: torch.Tensor,
-        pages: LayerPages,
-        batch: PagedBatch,
-        window: int | None,
-        cap: float,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """q [M, Hq, D] over the pages -> [M, Hq, D].
-
-        cap: of scores, 0 for none; sinks: fp32 [Hq], or None.
-        """
-        ...
-
-
-class StrictArithmetic:
-    """docs/numerics.md: bits that no circumstance changes."""
-
-    fixed_shapes = True
-
-    def __init__(self, exchange: RankExchange) -> None:
-        self.exchange = exchange
-        self.admitted: object = None
-
-    def column(
-        self,
-        x: torch.Tensor,
-        weight: Weight,
-        bias: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-    ) -> torch.Tensor:
-        """One chain over K, one rounding."""
-        return ops.column_gemm(x, weight, bias, out_dtype, admitted=self.admitted)
-
-    def gated(self, x: torch.Tensor, weight: Weight, activation: str) -> torch.Tensor:
-        """Chains in fp32, rounded once after the multiplication."""
-        return ops.gated_gemm(x, weight, admitted=self.admitted, activation=activation)
-
-    def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
-        """Leaf-major: a leaf's operands have one layout whatever the number of ranks."""
-        return weight_LNK.contiguous()
-
-    def row(
-        self,
-        x: torch.Tensor,
-        weight_LNK: WeightStack,
-        roots: tuple[Expression, ...],
-        widths: tuple[int, ...] = (),
-    ) -> PartialSums:
-        """fp32 sums of leaves or subtrees."""
         return ops.leaf_sums(x, weight_LNK, roots, admitted=self.admitted, widths=widths)
 
     def attend(
@@ -124,18 +84,20 @@ class StrictArithmetic:
         cap: float,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Fixed splits, merged in order."""
+        """q [M, Hq, D] over the pages -> [M, Hq, D], by fixed splits, merged in order.
+
+        cap: of scores, 0 for none; sinks: fp32 [Hq], or None.
+        """
         return ops.paged_attention(q, pages.keys, pages.values, batch, window, cap, sinks)
 
 
-class StockArithmetic:
+class StockArithmetic(Arithmetic):
     """The library's products, attention and all-reduce: docs/approximate.md. Not deterministic."""
 
     fixed_shapes = False  # as many keys are gathered as the step's sequences have
 
     def __init__(self, exchange: RankExchange) -> None:
-        self.exchange = exchange
-        self.admitted: object = None  # the library chooses for itself
+        super().__init__(exchange)  # nothing is admitted: the library chooses for itself
         self._planned: tuple[PagedBatch, stock_attention.Gathered | None] | None = None
 
     def column(
@@ -182,7 +144,7 @@ class StockArithmetic:
     ) -> torch.Tensor:
         """`stock_attention`, planned once a step. It has neither cap nor sinks: ours then."""
         if cap or sinks is not None:
-            return ops.paged_attention(q, pages.keys, pages.values, batch, window, cap, sinks)
+            return super().attend(q, pages, batch, window, cap, sinks)
         if self._planned is None or self._planned[0] is not batch:
             self._planned = batch, stock_attention.gather_plan(batch, q.device)
         return stock_attention.paged_attention(
@@ -200,4 +162,4 @@ def make_arithmetic(approximate: bool, world: World, exchange: RankExchange) -> 
     """Stock arithmetic or the contract's; `exchange` is the strict one."""
     if approximate:
         return StockArithmetic(AllReduceExchange(world, exchange.carrier))
-    return StrictArithmetic(exchange)
+    return Arithmetic(exchange)

@@ -10,7 +10,7 @@ from tpdet.comm.exchange.expert_columns import ExpertColumns, GatheredExperts
 from tpdet.comm.exchange.fold import GatherExchange, RankExchange
 from tpdet.comm.world.world import World
 from tpdet.kernels.order import FoldPlan, Leaves, fold_plan
-from tpdet.layers.arithmetic import Arithmetic, StrictArithmetic
+from tpdet.layers.arithmetic import Arithmetic
 
 _VOCABULARY_GROUP = 16
 
@@ -148,7 +148,7 @@ def make_partition(
     plan = fold_plan(fold_order, cut.count, world.size)
     exchange = GatherExchange(plan, world)
     columns = GatheredExperts(exchange) if placed == "columns" else None
-    arithmetic = StrictArithmetic(exchange)
+    arithmetic = Arithmetic(exchange)
     return Partition(
         config, world, fold_order, cut, arithmetic, row_layers, columns, kv_cache_dtype
     )

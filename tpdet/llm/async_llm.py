@@ -4,8 +4,9 @@ import asyncio
 import itertools
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -16,14 +17,14 @@ from tpdet.grammar import trial
 from tpdet.llm.async_pooling import AsyncPoolingCalls
 from tpdet.llm.engine_thread import EngineThread
 from tpdet.llm.model import OfflineModel, open_engine
-from tpdet.llm.output_kinds import of_kind
 from tpdet.llm.predictions import read_drafts, read_resume
 from tpdet.llm.prompts import Predictions, Prompt, read_params
 from tpdet.llm.recorded import CHECKED_AT_ONCE, difference_of
-from tpdet.llm.results import RequestOutput
+from tpdet.llm.results import CompletionOutput, RequestOutput
 from tpdet.llm.stream import Stream
 from tpdet.llm.vllm_keywords import refuse_what_asks
 from tpdet.requests.engine_facts import AnswerOrigin
+from tpdet.requests.output_kind import RequestOutputKind
 from tpdet.requests.request import Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -253,3 +254,44 @@ class AsyncLLM(AsyncPoolingCalls, OfflineModel):
             stream.leave()
             with self._names:
                 self._streams.pop(stream.name, None)
+
+
+async def of_kind(
+    kind: RequestOutputKind, outputs: AsyncIterator[RequestOutput]
+) -> AsyncGenerator[RequestOutput, None]:
+    """The outputs of one request, each of which holds everything so far, as `kind` says."""
+    last: RequestOutput | None = None
+    async for output in outputs:
+        if kind == RequestOutputKind.CUMULATIVE or (
+            kind == RequestOutputKind.FINAL_ONLY and output.finished
+        ):
+            yield output
+        elif kind == RequestOutputKind.DELTA:
+            new, last = _since(last, output), output
+            if new.outputs or new.finished:
+                yield new
+
+
+def _since(last: RequestOutput | None, output: RequestOutput) -> RequestOutput:
+    """What `output` adds to `last`: of each choice that grew or ended its new tokens and text."""
+    if last is None:
+        return output
+    choices = [
+        _grown(old, new)
+        for old, new in zip(last.outputs, output.outputs, strict=True)
+        if len(new.token_ids) > len(old.token_ids)
+        or new.text != old.text
+        or new.finish_reason != old.finish_reason
+    ]
+    return replace(output, outputs=choices, prompt_logprobs=None, prompt_routed_experts=None)
+
+
+def _grown(old: CompletionOutput, new: CompletionOutput) -> CompletionOutput:
+    begin = len(old.token_ids)
+    return replace(
+        new,
+        text=new.text[len(old.text) :],
+        token_ids=new.token_ids[begin:],
+        logprobs=None if new.logprobs is None else new.logprobs[begin:],
+        logprob_bits=new.logprob_bits[begin:],
+    )

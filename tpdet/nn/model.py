@@ -25,7 +25,7 @@ from tpdet.checkpoint.pieces import Pieces, TensorRead
 from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.errors import RequestError
-from tpdet.layers.arithmetic import StrictArithmetic
+from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.partition import Partition
 from tpdet.models.decoder import Decoder
 from tpdet.nn.operators.attention import packed_batch, page_count
@@ -60,7 +60,7 @@ class CausalLM(Module):
         super().__init__()
         world = RecordedWorld(partition.world)
         exchange = GatherExchange(partition.plan, world, two_shot_rows=_NEVER)
-        self._partition = replace(partition, world=world, arithmetic=StrictArithmetic(exchange))
+        self._partition = replace(partition, world=world, arithmetic=Arithmetic(exchange))
         self._device = device
         self.config, self.directory, self.contract_id = partition.config, directory, contract_id
         self._reads = decoder_reads(self.config)

@@ -38,7 +38,7 @@ from tpdet.server.front.tally import new_tallies
 from tpdet.server.leader.bridge import Bridge, EngineSocket, HttpLink
 from tpdet.server.leader.http_child import bind_port, listen
 from tpdet.server.wire.process_config import ProcessConfig
-from tpdet.server.wire.request_ids import process_of
+from tpdet.server.wire.protocol import process_of
 
 _PROFILED = """
 import cProfile, os, pstats, sys

@@ -13,9 +13,8 @@ import pytest
 from tpdet.errors import NotFoundError, NotPermittedError, UsageError
 from tpdet.server.about.operations import CONTROL_OPERATIONS
 from tpdet.server.front.app import Services, make_app
-from tpdet.server.front.door import AdminDoor, Door
+from tpdet.server.front.door import AdminDoor, Door, owner_of
 from tpdet.server.front.middleware import RequestMiddleware
-from tpdet.server.front.owners import owner_of
 from tpdet.server.settings.addresses import split_address
 from tpdet.server.settings.keys import KeyRing, read_key_file
 from tpdet.server.settings.settings import load_settings

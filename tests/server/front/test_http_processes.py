@@ -18,8 +18,7 @@ from tpdet.server.front.engine_client import EngineClient, next_state
 from tpdet.server.front.metrics import Metrics
 from tpdet.server.front.tally import SharedTally, new_tallies
 from tpdet.server.settings.settings import load_settings
-from tpdet.server.wire.protocol import REFUSALS, Status
-from tpdet.server.wire.request_ids import new_request_id, process_of
+from tpdet.server.wire.protocol import REFUSALS, Status, new_request_id, process_of
 
 pytestmark = pytest.mark.long
 

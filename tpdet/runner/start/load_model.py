@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from tpdet.checkpoint.read_ahead import read_ahead
+from tpdet.checkpoint.weight_files import read_ahead
 from tpdet.comm.arithmetic_environment import check_environment
 from tpdet.comm.device import current_device, gpu_bytes, resolve_device
 from tpdet.comm.exchange.fold import RankExchange

@@ -9,8 +9,7 @@ from starlette.responses import Response
 from tpdet.requests.body.problems import ApiError
 from tpdet.server.answers.cache import AnswerCache
 from tpdet.server.answers.files import AnswerName
-from tpdet.server.front.door import header
-from tpdet.server.front.owners import owner_of
+from tpdet.server.front.door import header, owner_of
 
 SALT_HEADER = "tpdet-cache-salt"
 _DIGITS = frozenset("0123456789abcdef")

@@ -26,8 +26,7 @@ from tpdet.server.batches.record import Batch, BatchFile, new_id
 from tpdet.server.batches.runner import Batches
 from tpdet.server.batches.store import StoreUnavailableError
 from tpdet.server.batches.upload import PURPOSE, Upload, too_large
-from tpdet.server.front.door import header
-from tpdet.server.front.owners import owner_of
+from tpdet.server.front.door import header, owner_of
 
 Json = dict[str, Any]
 Listed = TypeVar("Listed", Batch, BatchFile)

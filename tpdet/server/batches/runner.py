@@ -39,7 +39,7 @@ from tpdet.server.batches.store import (
 )
 from tpdet.server.front.middleware import ClientGone, HttpExchange
 from tpdet.server.front.pace import Turns
-from tpdet.server.wire.request_ids import new_request_id
+from tpdet.server.wire.protocol import new_request_id
 
 RETRY_SECONDS = 1.0
 DISK_SECONDS = 5.0

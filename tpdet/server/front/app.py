@@ -37,12 +37,12 @@ from tpdet.server.batches.room import BatchRoom
 from tpdet.server.batches.routes import add_batch_routes
 from tpdet.server.batches.runner import BatchAnswer, Batches
 from tpdet.server.front.control_routes import add_control_routes
+from tpdet.server.front.door import owner_of
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.generation import GenerationResponse
 from tpdet.server.front.large_bodies import LargeBodies, worked_on
 from tpdet.server.front.middleware import ClientGone, HttpExchange, send_problem
 from tpdet.server.front.openapi import describe
-from tpdet.server.front.owners import owner_of
 from tpdet.server.front.pace import Turns
 from tpdet.server.front.receipts import Receipts
 from tpdet.server.front.schema_trials import SchemaTrials

@@ -9,12 +9,13 @@ import ipaddress
 import socket
 from collections.abc import Mapping
 
+import blake3
 from starlette.types import Scope
 
 from tpdet.requests.body.problems import ApiError
 from tpdet.server.about.operations import CONTROL_OPERATIONS
 from tpdet.server.settings.addresses import is_loopback
-from tpdet.server.settings.keys import KeyRing
+from tpdet.server.settings.keys import KeyRing, sent_key
 
 PUBLIC_PATHS = ("/health", "/health_generate", "/ready", "/metrics", "/version")
 API_KEY = b"x-api-key"
@@ -142,3 +143,19 @@ def _foreign(why: str) -> ApiError:
     return ApiError(
         403, f"{why}: the admin listener serves programs of this machine", code="foreign_origin"
     )
+
+
+_DOMAIN = b"tpdet-owner-1\n"
+
+
+def owner_of(scope: Scope) -> str:
+    """The owner of what a request makes: BLAKE3 (64 hex digits) of the API key it came with.
+
+    Empty where its listener has no keys: whatever key a client sends, all are one owner. Unlike
+    the tenant's salt it outlives the run, so it may be written down. What is kept of one owner
+    does not exist for another.
+    """
+    if not scope["tpdet"].tenant_salt:
+        return ""
+    key = sent_key(header(scope, b"authorization"), header(scope, API_KEY))
+    return blake3.blake3(_DOMAIN + key).hexdigest()

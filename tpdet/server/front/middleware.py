@@ -23,7 +23,7 @@ from tpdet.server.about.operations import CONTROL_OPERATIONS, FILE_ROUTES, not_f
 from tpdet.server.front.door import Door, header
 from tpdet.server.front.log import CLIENT_GONE, log_access
 from tpdet.server.http1.held_bytes import Hold
-from tpdet.server.wire.request_ids import new_request_id
+from tpdet.server.wire.protocol import new_request_id
 
 _WITHOUT_BODY = {*CONTROL_OPERATIONS, "/v1/batches/{batch_id}/cancel"}
 _log = logging.getLogger("tpdet.server")

@@ -37,7 +37,7 @@ from tpdet.requests.request import (
 )
 from tpdet.server.leader.http_child import HttpProcess
 from tpdet.server.wire import load_bounds, protocol
-from tpdet.server.wire.request_ids import process_of
+from tpdet.server.wire.protocol import process_of
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine

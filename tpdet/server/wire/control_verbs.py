@@ -8,8 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from tpdet.requests.body.problems import ApiError, bad_request
-from tpdet.server.wire.control_fields import ControlFields
-from tpdet.server.wire.weight_fields import WEIGHT_FIELDS
+from tpdet.server.wire.weight_fields import WEIGHT_FIELDS, ControlFields
 
 __all__ = ["ControlFields", "fields_of", "read_fields"]
 

@@ -11,6 +11,7 @@ port accepts) -> Submit, Abort, Control, Ping against Accepted, Refused, Prompts
 Controlled, Status -> Stop or Dead -> the HTTP process ends.
 """
 
+import secrets
 from typing import Generic, TypeVar
 
 import msgspec
@@ -218,3 +219,13 @@ def socket_path(run_dir: str, name: str) -> str:
             f"{MAX_SOCKET_PATH_BYTES}: use a shorter directory"
         )
     return path
+
+
+def new_request_id(process: int = 0) -> str:
+    """32 hex digits: 30 random ones, and the HTTP process's number (0 to 255)."""
+    return f"{secrets.token_hex(15)}{process:02x}"
+
+
+def process_of(request_id: str) -> int:
+    """The HTTP process of an engine's request: KIND-ID-NUMBER, the ID as above."""
+    return int(request_id[: request_id.rindex("-")][-2:], 16)

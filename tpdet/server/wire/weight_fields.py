@@ -5,7 +5,11 @@ from typing import Annotated, Literal
 import msgspec
 
 from tpdet.control.weight_orders import CarrierInfo, Count, TensorsInfo
-from tpdet.server.wire.control_fields import ControlFields
+
+
+class ControlFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """No fields; the base of those of a verb that has some."""
+
 
 SGLANG_GROUP = "weight_update_group"
 """The name of a sender's group where SGLang's clients give none."""

@@ -1,8 +1,12 @@
-"""Runs the worlds of a benchmark, one a tensor-parallel size (see rank)."""
+"""Runs the worlds of a benchmark, one a tensor-parallel size, and is one of their ranks.
+
+A rank is `-m tpdet.tools.bench.run SPEC RESULT`.
+"""
 
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
@@ -15,7 +19,7 @@ from tpdet.config import EngineConfig
 from tpdet.tools.bench.spec import BenchResult, Spec
 from tpdet.tools.measurement.rows import BenchRow
 from tpdet.tools.worlds.room import check_sizes, gpus_here
-from tpdet.tools.worlds.worlds import run_world
+from tpdet.tools.worlds.worlds import run_rank, run_world
 
 
 def run_worlds(
@@ -39,9 +43,22 @@ def run_worlds(
         for tp in tps:
             result = folder / f"tp{tp}.json"
             arguments = [str(folder / "spec.json"), str(result)]
-            run_world(tp, "tpdet.tools.bench.rank", arguments, folder)
+            run_world(tp, __name__, arguments, folder)
             results.append(msgspec.json.decode(result.read_bytes(), type=BenchResult))
             for note in results[-1].notes:
                 print(note, file=sys.stderr, flush=True)
     rows = [row for result in results for row in result.rows]
     return rows, max(results, key=lambda result: result.machine.gpus)
+
+
+def main(arguments: list[str]) -> int:
+    """Do the work of the spec; the rank that has a result, rank 0, writes it."""
+    spec = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Spec)
+    result = import_module(f"tpdet.tools.bench.{spec.module}").measure(spec)
+    if result is not None:
+        Path(arguments[1]).write_bytes(msgspec.json.encode(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_rank(main))

@@ -6,6 +6,7 @@ The folder has the world's `spec.json`; the rank writes `report.json` and raw lo
 import gc
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from tpdet.checkpoint.model_config import ModelConfig, load_model_config
 from tpdet.checkpoint.model_config.fit import place_experts
 from tpdet.checkpoint.resolve import resolve_model
 from tpdet.comm.device import open_world, ranks_per_gpu, resolve_device
+from tpdet.comm.exchange.node import NodeExchange
 from tpdet.comm.world.group_world import GroupWorld
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import NotFoundError, TpdetError, UsageError
-from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.kernels.order import PAGE_TOKENS, FoldPlan
+from tpdet.kernels.partial_sums import PartialSums
 from tpdet.launch.ranks.environment import read_environment
 from tpdet.requests.request import PooledOutput, Request, RequestFailed
 from tpdet.runner import Runner
@@ -58,7 +61,6 @@ from tpdet.tools.verify.drafted import (
     with_drafts,
 )
 from tpdet.tools.verify.logits_log import LogitsLog
-from tpdet.tools.verify.node_folds import count_node_folds
 from tpdet.tools.verify.progress import CircumstancesDone
 from tpdet.tools.verify.relations import (
     CACHE,
@@ -430,3 +432,18 @@ def _unscored(probe: Request) -> Request:
 
 if __name__ == "__main__":
     sys.exit(run_rank(main))
+
+
+def count_node_folds() -> Callable[[], int]:
+    """Start to count; returns a function that gives this process's number of two-level folds."""
+    fold, seen = NodeExchange.everyones, 0
+
+    def counted(
+        exchange: NodeExchange, sums: PartialSums, plan: FoldPlan | None = None
+    ) -> PartialSums:
+        nonlocal seen
+        seen += 1
+        return fold(exchange, sums, plan)
+
+    NodeExchange.everyones = counted  # type: ignore[assignment, method-assign]
+    return lambda: seen

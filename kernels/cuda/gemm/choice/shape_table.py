@@ -80,7 +80,7 @@ class ShapeTable:
 class Admitted:
     """What start-up tried and found in the bit class: the value that products are called with.
 
-    The arithmetic of the layers holds it (`StrictArithmetic.admitted`); without one, the static
+    The arithmetic of the layers holds it (`Arithmetic.admitted`); without one, the static
     choice runs.
     """
 
