@@ -1,7 +1,7 @@
 """What a variant is: one object with a kernel, what the kernel takes, and what it costs.
 
 Adding a variant: its kernel's file here, a line in `choice/variants.py`, its tiles in
-`choice/candidate_tiles.py`.
+`choice/candidate_tiles.json`.
 """
 
 from collections.abc import Callable
