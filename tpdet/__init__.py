@@ -8,7 +8,6 @@ say what replaces them (`vllm_names`).
 from typing import TYPE_CHECKING, Any
 
 from tpdet.vllm_names import finder as _finder
-from tpdet.vllm_names.table import TOP as _TOP
 
 if TYPE_CHECKING:
     from tpdet.llm import LLM, AsyncLLM, CompletionOutput, LLMEngine, Logprob, RequestOutput
@@ -61,7 +60,7 @@ _finder.install()
 
 
 def __getattr__(name: str) -> Any:
-    return _finder.find_name("tpdet", _TOP, name)
+    return _finder.find_name("tpdet", __all__, name)
 
 
 def __dir__() -> list[str]:

@@ -1,18 +1,38 @@
 """Makes vLLM's module names importable below `tpdet`, from the table of names alone."""
 
+import json
 import sys
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpdet.arguments.suggestions import did_you_mean
-from tpdet.vllm_names.table import FOUND, MODULES, NO_MODULES, REPLACED
 
 _PREFIX = "tpdet."
+
+
+class VllmNames(NamedTuple):
+    """Where vLLM's public names are here, and what replaces those that are not.
+
+    found: a name's place, "module:attribute"; replaced: what to use instead of a name; modules:
+    those of vLLM's (without "vllm.") that hold some names; no_modules: what to use instead of one.
+    """
+
+    found: dict[str, str]
+    replaced: dict[str, str]
+    modules: dict[str, list[str]]
+    no_modules: dict[str, str]
+
+
+@cache
+def vllm_names() -> VllmNames:
+    """The table, which is read when the first name is looked up."""
+    return VllmNames(**json.loads(Path(__file__).with_name("names.json").read_text("utf-8")))
 
 
 def find_name(module: str, names: Sequence[str], name: str) -> Any:
@@ -21,12 +41,13 @@ def find_name(module: str, names: Sequence[str], name: str) -> Any:
     Raises ImportError with what replaces a name of vLLM's that is not here, so that an import of it
     says so too; AttributeError for any other name.
     """
-    if name in names and name in FOUND:
-        place, _, attribute = FOUND[name].partition(":")
+    found, replaced, _, _ = vllm_names()
+    if name in names and name in found:
+        place, _, attribute = found[name].partition(":")
         return getattr(import_module(place), attribute)
-    if name in REPLACED:
-        raise ImportError(f"{module} has no {name}: {REPLACED[name]}", name=module)
-    hint = "" if name.startswith("_") else did_you_mean(name, [n for n in names if n in FOUND])
+    if name in replaced:
+        raise ImportError(f"{module} has no {name}: {replaced[name]}", name=module)
+    hint = "" if name.startswith("_") else did_you_mean(name, [n for n in names if n in found])
     raise AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
 
 
@@ -40,18 +61,19 @@ class VllmModules(MetaPathFinder, Loader):
         name = fullname.removeprefix(_PREFIX)
         if name == fullname:
             return None
-        package = any(other.startswith(f"{name}.") for other in MODULES)
-        if name in MODULES or package:
+        _, _, modules, no_modules = vllm_names()
+        package = any(other.startswith(f"{name}.") for other in modules)
+        if name in modules or package:
             return ModuleSpec(fullname, self, is_package=package)
-        for missing, reason in NO_MODULES.items():
+        for missing, reason in no_modules.items():
             if f"{name}.".startswith(f"{missing}."):
                 raise ModuleNotFoundError(f"there is no {fullname}: {reason}", name=fullname)
         return None
 
     def exec_module(self, module: ModuleType) -> None:
         """Give the module its names, each looked up when it is asked for."""
-        names = MODULES.get(module.__name__.removeprefix(_PREFIX), ())
-        here = [name for name in names if name in FOUND]
+        names = vllm_names().modules.get(module.__name__.removeprefix(_PREFIX), ())
+        here = [name for name in names if name in vllm_names().found]
         look_up = partial(find_name, module.__name__, names)
         more = {"__getattr__": look_up, "__dir__": lambda: here, "__all__": here}
         vars(module).update(more, __doc__="Names of vLLM's module, which are tpdet's.")
