@@ -3,12 +3,14 @@
 import re
 from collections.abc import Collection
 from keyword import iskeyword
-from typing import NamedTuple
+from pathlib import Path
+
+import msgspec
 
 _BARE = re.compile(r"[\w.\-]+")
 
 
-class Layout(NamedTuple):
+class Layout(msgspec.Struct, frozen=True):
     """A call is `call_begin`, its name, `name_end`, its arguments and `call_end`.
 
     An answer's calls are `begin`, calls with `between` between two, and `end`. `quoted`: the name
@@ -40,67 +42,9 @@ class Layout(NamedTuple):
         return self.quoted or _BARE.fullmatch(name) is not None
 
 
-_NAME, _ARGUMENTS, _PARAMETERS = '{"name": ', ', "arguments": ', ', "parameters": '
-_HARMONY = ("<|channel|>", "<|constrain|>", "<|message|>", "<|call|>", "<|end|>", "<|start|>")
-
-LAYOUTS = {
-    "hermes": Layout(
-        f"<tool_call>\n{_NAME}", _ARGUMENTS, "}\n</tool_call>", between="\n",
-        marks=("<tool_call>", "</tool_call>"),
-    ),
-    "llama3_json": Layout(_NAME, _PARAMETERS, "}", between="; ", bare="{"),
-    "mistral": Layout(
-        _NAME, _ARGUMENTS, "}", begin="[TOOL_CALLS][", between=", ", end="]",
-        marks=("[TOOL_CALLS]",),
-    ),
-    "mistral named": Layout(
-        "[TOOL_CALLS]", "[ARGS]", "", quoted=False, marks=("[TOOL_CALLS]", "[ARGS]"),
-    ),
-    "mistral identified": Layout(
-        "[TOOL_CALLS]", "[ARGS]", "", quoted=False, call_id="[CALL_ID]",
-        marks=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
-    ),
-    "granite": Layout(
-        _NAME, _ARGUMENTS, "}", begin="<|tool_call|>[", between=", ", end="]",
-        marks=("<|tool_call|>",),
-    ),
-    "phi4_mini": Layout(
-        _NAME, _ARGUMENTS, "}", begin="functools[", between=", ", end="]", marks=("functools",),
-    ),
-    "pythonic": Layout(
-        "", "(", ")", begin="[", between=", ", end="]", quoted=False, python=True, bare="[",
-    ),
-    "olmo3": Layout(
-        "", "(", ")", begin="<function_calls>\n", between="\n", end="\n</function_calls>",
-        quoted=False, python=True, marks=("<function_calls>", "</function_calls>"),
-    ),
-    "qwen3_coder": Layout(
-        "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", between="\n", quoted=False,
-        argument=("<parameter=", ">\n", "\n</parameter>\n"),
-        marks=("<tool_call>", "</tool_call>"),
-    ),
-    "seed_oss": Layout(
-        "<seed:tool_call>\n<function=", ">\n", "</function>\n</seed:tool_call>", between="\n",
-        quoted=False, argument=("<parameter=", ">", "</parameter>\n"),
-        marks=("<seed:tool_call>", "</seed:tool_call>"),
-    ),
-    "glm45": Layout(
-        "<tool_call>", "\n", "</tool_call>", between="\n", quoted=False,
-        argument=("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
-        marks=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>",
-               "</arg_value>"),
-    ),
-    "glm47": Layout(
-        "<tool_call>", "", "</tool_call>", quoted=False,
-        argument=("<arg_key>", "</arg_key><arg_value>", "</arg_value>"),
-        marks=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>",
-               "</arg_value>"),
-    ),
-    "harmony": Layout(
-        "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "<|call|>",
-        quoted=False, marks=_HARMONY, messages=True,
-    ),
-}  # fmt: skip
+LAYOUTS = msgspec.json.decode(
+    Path(__file__).with_suffix(".json").read_bytes(), type=dict[str, Layout]
+)
 """By the name of the family (`tpdet.text.parsing`), or of a form of it."""
 
 

@@ -4,6 +4,7 @@ The random weights make answers worth comparing: projections keep the size of th
 weights lie around 1, and logits spread over several units, neither uniform nor one-hot.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,70 +27,9 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _INTERMEDIATE_GROUP = 128
 _LOGIT_SPREAD = 3.0
 _MOST_SKEW = 16.0
-_OWN_SETTINGS: dict[str, dict[str, Any]] = {
-    "ministral3": {
-        "rope_theta": None,
-        "rope_parameters": {
-            "rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0,
-            "original_max_position_embeddings": 1024, "beta_fast": 32.0, "beta_slow": 1.0,
-            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
-        },
-    },
-    "smollm3": {"no_rope_layer_interval": 2, "pad_token_id": None},
-    "granite": {
-        "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1,
-        "logits_scaling": 3.0,
-    },
-    "seed_oss": {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
-    "phi3": {"partial_rotary_factor": 0.75, "pad_token_id": None},
-    "olmo3": {
-        "rope_theta": None,
-        "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-            "full_attention": {
-                "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
-                "original_max_position_embeddings": 1024, "attention_factor": 1.2,
-                "beta_fast": 32.0, "beta_slow": 1.0,
-            },
-        },
-    },
-    "gemma2": {
-        "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": 144, "attn_logit_softcapping": 2.0,
-        "final_logit_softcapping": 5.0, "pad_token_id": None,
-    },
-    "gemma3_text": {
-        "hidden_act": None, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 168,
-        "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
-        "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "pad_token_id": None,
-    },
-    "starcoder2": {
-        "hidden_act": "gelu_pytorch_tanh", "norm_epsilon": 1e-5, "rms_norm_eps": None,
-        "use_bias": True,
-    },
-    "qwen3_moe": {
-        "attention_bias": False, "num_experts": 16, "num_experts_per_tok": 4,
-        "moe_intermediate_size": 96, "norm_topk_prob": True, "decoder_sparse_step": 1,
-        "mlp_only_layers": [0],
-    },
-    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2, "router_jitter_noise": 0.0},
-    "gpt_oss": {
-        "attention_bias": True, "num_local_experts": 16, "num_experts_per_tok": 4,
-        "swiglu_limit": 7.0, "rope_theta": 150000.0,
-        "rope_scaling": {
-            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
-            "truncate": False, "original_max_position_embeddings": 128,
-        },
-    },
-    "glm4_moe": {
-        "attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5,
-        "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1,
-        "moe_intermediate_size": 128, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5,
-        "norm_topk_prob": True, "n_group": 1, "topk_group": 1, "pad_token_id": None,
-    },
-    "glm": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
-    "glm4": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
-}  # fmt: skip
+_OWN_SETTINGS: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("own_settings.json").read_text(encoding="utf-8")
+)
 """What a made model of these families has beside the common keys."""
 _ALTERNATING = ("olmo3", "gemma2", "gemma3_text", "gpt_oss")
 """Families whose made models have a window on every second layer, the first among them."""
