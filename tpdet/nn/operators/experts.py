@@ -81,25 +81,11 @@ def choose_experts(
 choose_experts.register_autograd(_chosen_weights, setup_context=_keep_choice)
 
 
-def _experts_shape(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    gate_up_bias: Any,
-    down_bias: Any,
-    shared: Any,
-    first: int,
-    total: int,
-    lanes: int,
-    roots: str,
-    activation: str,
-) -> Tensor:
-    return weights.new_empty(len(read_roots(roots)), x.shape[0], down.shape[1])
-
-
-@operator(_experts_shape)
+@operator(
+    lambda x, ids, weights, gate_up, down, *others: weights.new_empty(
+        len(read_roots(others[-2])), x.shape[0], down.shape[1]
+    )
+)
 def experts(
     x: Tensor,
     ids: Tensor,
@@ -173,18 +159,8 @@ def _experts_backward(
 
 
 @_experts_backward.register_fake
-def _(
-    gradient: Tensor,
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    gate_up_bias: Any,
-    down_bias: Any,
-    first: int,
-    activation: str,
-) -> list[Tensor]:
+def _(gradient: Tensor, *inputs: Any) -> list[Tensor]:
+    x, _, weights, gate_up, down = inputs[:5]
     biases = gate_up.new_empty(gate_up.shape[:2]), down.new_empty(down.shape[:2])
     return [*map(torch.empty_like, (x, weights, gate_up, down)), *biases]
 

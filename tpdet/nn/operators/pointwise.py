@@ -3,8 +3,6 @@
 Shapes: M rows, N values of a row, I gates, C sums, D values of a head.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -33,34 +31,16 @@ def _normed(x: Tensor, weight: Tensor, eps: float, kind: str) -> Tensor:
     return y if bias is None else y + bias
 
 
-def _norm_shape(x: Tensor, weight: Tensor, eps: float, kind: str, dtype: torch.dtype) -> Tensor:
-    return x.new_empty(x.shape, dtype=dtype)
-
-
-def _norm_reference(x: Tensor, weight: Tensor, eps: float, kind: str, dtype: Any) -> Tensor:
-    return _normed(x, weight, eps, kind)
-
-
-@operator(_norm_shape, _norm_reference)
+@operator(
+    lambda x, weight, eps, kind, dtype: x.new_empty(x.shape, dtype=dtype),
+    lambda x, weight, eps, kind, dtype: _normed(x, weight, eps, kind),
+)
 def norm(x: Tensor, weight: Tensor, eps: float, kind: str, dtype: torch.dtype) -> Tensor:
     """x [M, N], weight [N] -> round(x * r * weight) [M, N] in dtype, r of the mean of squares.
 
     kind: "rms", or "layer" with a weight [2, N], the bias behind the factors.
     """
     return ops.rms_norm(x, Norm(weight, eps, kind, dtype))
-
-
-def _finish_shape(
-    values: Tensor,
-    root: str,
-    residual: Tensor,
-    weight: Tensor | None,
-    behind: Tensor | None,
-    eps: float,
-    kind: str,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(residual), torch.empty_like(residual, dtype=dtype)
 
 
 def _finish_reference(
@@ -79,7 +59,13 @@ def _finish_reference(
     return h, h if weight is None else _normed(h, weight, eps, kind)
 
 
-@operator(_finish_shape, _finish_reference)
+@operator(
+    lambda values, root, residual, *others: (
+        torch.empty_like(residual),
+        torch.empty_like(residual, dtype=others[-1]),
+    ),
+    _finish_reference,
+)
 def fold_and_norm(
     values: Tensor,
     root: str,
@@ -135,11 +121,7 @@ def activated(gate: Tensor, activation: str) -> Tensor:
     return gate * torch.sigmoid(exponent)
 
 
-def _activate_reference(x: Tensor, activation: str) -> Tensor:
-    return activated(wide(x), activation)
-
-
-@operator(same_shape, _activate_reference)
+@operator(same_shape, lambda x, activation: activated(wide(x), activation))
 def activate(x: Tensor, activation: str = "silu") -> Tensor:
     """x [M, I] -> act(x) [M, I], rounded once to x's dtype."""
     return ops.activate_alone(x, activation)
@@ -152,11 +134,10 @@ def _multiplied_shape(
     return gate_up.new_empty(rows, width // 2, dtype=dtype or gate_up.dtype)
 
 
-def _multiplied_reference(gate_up: Tensor, activation: str, dtype: Any) -> Tensor:
-    return gated_values(*gate_and_up(wide(gate_up)), activation)
-
-
-@operator(_multiplied_shape, _multiplied_reference)
+@operator(
+    _multiplied_shape,
+    lambda gate_up, activation, dtype: gated_values(*gate_and_up(wide(gate_up)), activation),
+)
 def activate_and_multiply(
     gate_up: Tensor, activation: str = "silu", dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -164,11 +145,7 @@ def activate_and_multiply(
     return ops.activate_and_multiply(gate_up, dtype, activation)
 
 
-def _cap_reference(x: Tensor, cap: float) -> Tensor:
-    return torch.tanh(x / cap) * cap
-
-
-@operator(same_shape, _cap_reference)
+@operator(same_shape, lambda x, cap: torch.tanh(x / cap) * cap)
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap), fp32 [M, N] -> fp32 [M, N]."""
     return ops.soft_cap(x.clone(), cap)  # in place on a GPU

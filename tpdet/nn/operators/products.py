@@ -18,18 +18,15 @@ from tpdet.nn.operators.declare import operator, wide
 from tpdet.nn.operators.pointwise import gated_values
 
 
-def _columns_shape(
-    x: Tensor, weight: Tensor, bias: Any = None, dtype: torch.dtype | None = None
-) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0], dtype=dtype or x.dtype)
-
-
 def _columns_reference(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: Any) -> Tensor:
     y = wide(x) @ wide(weight).t()
     return y if bias is None else y + wide(bias)
 
 
-@operator(_columns_shape, _columns_reference)
+@operator(
+    lambda x, weight, bias=None, dtype=None: x.new_empty(x.shape[0], weight.shape[0], dtype=dtype),
+    _columns_reference,
+)
 def columns(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -37,24 +34,14 @@ def columns(
     return ops.column_gemm(x, weight, bias, dtype)
 
 
-def _gated_shape(x: Tensor, weight: Tensor, activation: str = "silu") -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0] // 2)
-
-
 def _gated_reference(x: Tensor, weight: Tensor, activation: str) -> Tensor:
     return gated_values(*gate_and_up(wide(x) @ wide(weight).t()), activation)
 
 
-@operator(_gated_shape, _gated_reference)
+@operator(lambda x, weight, *_: x.new_empty(x.shape[0], weight.shape[0] // 2), _gated_reference)
 def gated_columns(x: Tensor, weight: Tensor, activation: str = "silu") -> Tensor:
     """x [M, K], interleaved weight [2 * I, K] -> round(act(gate) * up) [M, I] in x's dtype."""
     return ops.gated_gemm(x, weight, activation=activation)
-
-
-def _rows_shape(
-    x: Tensor, weight: Tensor, roots: str, slots: int, widths: Sequence[int] | None = None
-) -> Tensor:
-    return x.new_empty(slots, x.shape[0], weight.shape[1], dtype=torch.float32)
 
 
 def _rows_reference(
@@ -66,7 +53,12 @@ def _rows_reference(
     return _folded(sums, roots, slots)
 
 
-@operator(_rows_shape, _rows_reference)
+@operator(
+    lambda x, weight, roots, slots, widths=None: x.new_empty(
+        slots, x.shape[0], weight.shape[1], dtype=torch.float32
+    ),
+    _rows_reference,
+)
 def rows(
     x: Tensor, weight: Tensor, roots: str, slots: int, widths: Sequence[int] | None = None
 ) -> Tensor:
@@ -79,15 +71,10 @@ def rows(
     return ops.fold_roots(sums, slots)
 
 
-def _fold_shape(values: Tensor, roots: str, slots: int) -> Tensor:
-    return values.new_empty(slots, *values.shape[1:])
-
-
-def _fold_reference(values: Tensor, roots: str, slots: int) -> Tensor:
-    return _folded([*values.unbind()], roots, slots)
-
-
-@operator(_fold_shape, _fold_reference)
+@operator(
+    lambda values, roots, slots: values.new_empty(slots, *values.shape[1:]),
+    lambda values, roots, slots: _folded([*values.unbind()], roots, slots),
+)
 def fold_roots(values: Tensor, roots: str, slots: int) -> Tensor:
     """Sums [C, M, N] fp32 -> the roots of a rank [slots, M, N] fp32, zero where it has none."""
     return ops.fold_roots(PartialSums(values, read_roots(roots)), slots)

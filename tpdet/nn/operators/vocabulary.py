@@ -12,22 +12,13 @@ from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.nn.operators.declare import operator, wide
 
 
-def _embedding_shape(ids: Tensor, table: Tensor) -> Tensor:
-    return table.new_empty(ids.shape[0], table.shape[1], dtype=torch.float32)
-
-
-def _embedding_reference(ids: Tensor, table: Tensor) -> Tensor:
-    return torch.nn.functional.embedding(ids, wide(table))
-
-
-@operator(_embedding_shape, _embedding_reference)
+@operator(
+    lambda ids, table: table.new_empty(ids.shape[0], table.shape[1], dtype=torch.float32),
+    lambda ids, table: torch.nn.functional.embedding(ids, wide(table)),
+)
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
     """Rows of table [V, H] for ids int64 [M] -> fp32 [M, H]; bits are copied."""
     return ops.embed(ids, table)
-
-
-def _picked_shape(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
-    return logits.new_empty(ids.shape[0])
 
 
 def _picked_reference(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
@@ -35,7 +26,7 @@ def _picked_reference(logits: Tensor, ids: Tensor, temperature: float) -> Tensor
     return scores.gather(1, ids[:, None])[:, 0]
 
 
-@operator(_picked_shape, _picked_reference)
+@operator(lambda logits, ids, temperature: logits.new_empty(ids.shape[0]), _picked_reference)
 def log_probabilities(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
     """log p of ids int64 [M] in rows of logits fp32 [M, V] -> fp32 [M]; NaN of unfit rows.
 
