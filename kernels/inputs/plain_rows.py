@@ -28,10 +28,7 @@ class PlainRows(Sequence[RowParams]):
     """Rows without bias, penalties and lists of ids. As a sequence it makes `RowParams`."""
 
     def __init__(
-        self,
-        packed: bytes,
-        positions: np.ndarray | Sequence[int],
-        moved: Any = None,
+        self, packed: bytes, positions: np.ndarray | Sequence[int], moved: Any = None
     ) -> None:
         """packed: `pack_row` of R rows, one after another; positions: int64 [R].
 

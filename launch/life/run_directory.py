@@ -31,12 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from tpdet.errors import NotPermittedError, PeerLostError, ResourceError, TpdetError, UsageError
-from tpdet.launch.host.processes import (
-    living_process,
-    process_name,
-    process_status,
-    send_signal,
-)
+from tpdet.launch.host.processes import living_process, process_name, process_status, send_signal
 from tpdet.launch.host.resources import FULL_DISK
 from tpdet.launch.host.whole_file import read_json, write_json, write_text
 from tpdet.launch.life.run_secret import new_secret, read_secret_file

@@ -16,12 +16,7 @@ from pathlib import Path
 
 from tpdet.errors import DrainTimeoutError, PeerLostError, TpdetError
 from tpdet.launch.host.interpreter import python_command
-from tpdet.launch.host.processes import (
-    adopt_orphans,
-    children_of,
-    process_status,
-    send_signal,
-)
+from tpdet.launch.host.processes import adopt_orphans, children_of, process_status, send_signal
 from tpdet.launch.life.lifecycle import StopRelay, kill_local_ranks, print_fatal
 from tpdet.launch.life.run_directory import (
     SESSION_VARIABLE,

@@ -16,11 +16,7 @@ _EXPONENT = 120  # of MXFP4's scales: 2^-7
 
 
 def draw_piece(
-    seed: int,
-    name: str,
-    index: int,
-    shape: tuple[int, ...],
-    device: torch.device | str = "cpu",
+    seed: int, name: str, index: int, shape: tuple[int, ...], device: torch.device | str = "cpu"
 ) -> torch.Tensor:
     """Piece `index` of tensor `name`: fp32 [*shape], a function of the arguments alone.
 

@@ -2,16 +2,7 @@
 
 import argparse
 
-from tpdet.arguments.flags import (
-    Flag,
-    add_command,
-    add_flags,
-    count,
-    figure,
-    file,
-    flag,
-    later,
-)
+from tpdet.arguments.flags import Flag, add_command, add_flags, count, figure, file, flag, later
 from tpdet.client import DEFAULT_URL
 from tpdet.launch.host.standard_streams import argument_text
 

@@ -10,12 +10,7 @@ from tpdet.kernels.inputs.ordered import SCRATCH_BYTES
 from tpdet.kernels.inputs.ordering import WHOLE_GROUP
 from tpdet.kernels.order import CONVOLUTION_TAPS
 from tpdet.layers.partition import Partition, state_shape
-from tpdet.models.products import (
-    head_product,
-    layer_products,
-    norm_values,
-    one_of_each_kind,
-)
+from tpdet.models.products import head_product, layer_products, norm_values, one_of_each_kind
 
 
 def packed_value_bytes(form: Quantisation) -> float:

@@ -34,12 +34,7 @@ class RankWeights:
     update: ArrivingWeights | None = None
 
     def __init__(
-        self,
-        loader: Loader,
-        decoder: Decoder,
-        world: World,
-        device: torch.device,
-        timeout: float,
+        self, loader: Loader, decoder: Decoder, world: World, device: torch.device, timeout: float
     ) -> None:
         """timeout: seconds that a sender may be silent."""
         self._loader, self._decoder, self._world = loader, decoder, world

@@ -25,13 +25,7 @@ from tpdet.scheduler.sequence import (
 )
 from tpdet.scheduler.speculator import DraftCounts, Speculator
 from tpdet.speculative.acceptance import AcceptanceRates, RejectionStreak
-from tpdet.speculative.draft_rows import (
-    Proposal,
-    decodes,
-    fill_rows,
-    room_for_drafts,
-    step_room,
-)
+from tpdet.speculative.draft_rows import Proposal, decodes, fill_rows, room_for_drafts, step_room
 from tpdet.speculative.planner import (
     DraftCandidate,
     DraftCost,

@@ -138,8 +138,7 @@ class ChatTemplate:
         plain = self._forms.applied(checked)
 
         def rendered(
-            changed: list[Message],
-            declared: Sequence[Mapping[str, Any]] | None = tools,
+            changed: list[Message], declared: Sequence[Mapping[str, Any]] | None = tools
         ) -> str:
             known = settings if declared is None else {**settings, "tools": declared}
             if continue_final_message:

@@ -130,13 +130,7 @@ class _CountedLanguage(TemplateLanguage):
             raise BeyondCount
         return super().call_binop(context, operator, left, right)
 
-    def call(
-        __self,
-        __context: Context,
-        __obj: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Macros, namespaces, `range`, and methods whose work their arguments bound."""
         meter = meter_of(__context)
         if args or kwargs:

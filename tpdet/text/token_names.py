@@ -20,10 +20,7 @@ class TokenNames:
     """The names and bytes of one vocabulary's tokens; usable from several threads."""
 
     def __init__(
-        self,
-        rules: DecoderRules,
-        vocabulary: dict[str, int],
-        spelling: Callable[[int], str | None],
+        self, rules: DecoderRules, vocabulary: dict[str, int], spelling: Callable[[int], str | None]
     ) -> None:
         """vocabulary: the id of each token; spelling: the token of an id, None if it has none."""
         self._rules, self._spelling = rules, spelling

@@ -108,10 +108,7 @@ class Tokenizer:
 
     @classmethod
     def load(
-        cls,
-        directory: str | Path,
-        chat_template: str | Path | None = None,
-        date: str | None = None,
+        cls, directory: str | Path, chat_template: str | Path | None = None, date: str | None = None
     ) -> "Tokenizer":
         """Read `tokenizer.json`, `tokenizer_config.json` and the template of a model directory.
 

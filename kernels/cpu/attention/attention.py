@@ -245,8 +245,4 @@ def _merge(left: _State, right: _State) -> _State:
     """Two states of disjoint keys, the earlier first."""
     raised = torch.maximum(left[0], right[0])
     a, b = torch.exp(left[0] - raised), torch.exp(right[0] - raised)
-    return (
-        raised,
-        left[1] * a + right[1] * b,
-        left[2] * a[..., None] + right[2] * b[..., None],
-    )
+    return (raised, left[1] * a + right[1] * b, left[2] * a[..., None] + right[2] * b[..., None])

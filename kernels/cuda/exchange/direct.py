@@ -24,14 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.exchange.arguments import (
-    ALL_PHASES,
-    Flags,
-    OwnSums,
-    Peers,
-    Phases,
-    Slots,
-)
+from tpdet.kernels.cuda.exchange.arguments import ALL_PHASES, Flags, OwnSums, Peers, Phases, Slots
 from tpdet.kernels.cuda.exchange.one_shot import known_of
 from tpdet.kernels.cuda.exchange.two_shot import (
     finish_rows,

@@ -103,16 +103,7 @@ def one_shot(
                 stream.residual + row * stream.stride + columns, mask=present, other=0.0
             )
             total = awaited_sum(
-                sums,
-                at,
-                slots,
-                begin + at,
-                SLOTS.rows * N,
-                present,
-                links,
-                number,
-                WHOLE,
-                WORLD,
+                sums, at, slots, begin + at, SLOTS.rows * N, present, links, number, WHOLE, WORLD
             )
             normed = finished_rows(total, at, skipped, factors, stream.h, present, RULE)
             tl.store(y + at, normed, mask=present)

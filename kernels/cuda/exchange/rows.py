@@ -77,11 +77,7 @@ def take_rows(
 
 
 def run_take_rows(
-    x: torch.Tensor,
-    mine: torch.Tensor,
-    peers: Peers,
-    buffers: Buffers,
-    phases: Phases = ALL_PHASES,
+    x: torch.Tensor, mine: torch.Tensor, peers: Peers, buffers: Buffers, phases: Phases = ALL_PHASES
 ) -> None:
     """x [M, W] -> mine [ceil(M / ranks), ranks * W], both contiguous, of 4 bytes, M at least 1.
 

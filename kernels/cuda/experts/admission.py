@@ -27,10 +27,7 @@ EXPERTS = 3
 
 
 def failing_tiles(
-    products: Iterable[Product],
-    layer: ExpertLayer | None,
-    device: torch.device,
-    dtype: torch.dtype,
+    products: Iterable[Product], layer: ExpertLayer | None, device: torch.device, dtype: torch.dtype
 ) -> list[str]:
     """The tiles, as text, whose rows have other bytes than those of the dense product.
 

@@ -23,19 +23,10 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.experts.sorted_tokens import (
-    SortedTokens,
-    by_token_rows,
-    room_for_tokens,
-)
+from tpdet.kernels.cuda.experts.sorted_tokens import SortedTokens, by_token_rows, room_for_tokens
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
-from tpdet.kernels.cuda.sampling.noise import (
-    LOG2_E,
-    ROUNDER,
-    ROUNDER_BITS,
-    fixed_point,
-)
+from tpdet.kernels.cuda.sampling.noise import LOG2_E, ROUNDER, ROUNDER_BITS, fixed_point
 from tpdet.kernels.inputs.experts import Routing
 from tpdet.kernels.order import MASS_BITS
 

@@ -119,10 +119,7 @@ def rehearse(
 
 
 def _entries(
-    products: Iterable[Product],
-    table: ShapeTable | None,
-    limits: Mapping[str, int],
-    library: bool,
+    products: Iterable[Product], table: ShapeTable | None, limits: Mapping[str, int], library: bool
 ) -> tuple[dict[Product, dict[int, ProductChoice]], tuple[Product, ...]]:
     """What the table has for the row counts that products meet, and the products that it lacks.
 

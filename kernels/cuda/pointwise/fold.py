@@ -41,12 +41,7 @@ def folded_operands(operands, elements, at, here, PROGRAM: tl.constexpr):
 
 @triton.jit
 def fold_planes(
-    operands,
-    y,
-    elements,
-    PROGRAM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    operands, y, elements, PROGRAM: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
 ):
     """operands [C, elements] -> y [roots, elements], BLOCK elements a program."""
     await_earlier(DEPENDENT)

@@ -34,12 +34,7 @@ from tpdet.kernels.cuda.sampling.penalties import penalise, to_device
 from tpdet.kernels.cuda.sampling.processed import processed_rows
 from tpdet.kernels.cuda.sampling.ranks import ids_of_keys, top_keys, values_of_keys
 from tpdet.kernels.cuda.sampling.search import find_bounds
-from tpdet.kernels.cuda.sampling.table import (
-    POSITION,
-    ROW_FIELDS,
-    row_table,
-    table_of_tokens,
-)
+from tpdet.kernels.cuda.sampling.table import POSITION, ROW_FIELDS, row_table, table_of_tokens
 from tpdet.kernels.exact.thresholds import check_vocabulary
 from tpdet.kernels.inputs.plain_rows import WORDS, PlainRows
 from tpdet.kernels.inputs.row_params import RowParams

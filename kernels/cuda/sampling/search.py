@@ -30,13 +30,7 @@ from tpdet.kernels.cuda.launch.sizes import next_power_of_2
 from tpdet.kernels.cuda.sampling import candidates, window
 from tpdet.kernels.cuda.sampling.candidates import LIST_FIELDS, ROW_MASS, Bounds, filtered_row
 from tpdet.kernels.cuda.sampling.noise import fixed_point
-from tpdet.kernels.cuda.sampling.peaks import (
-    LogitRows,
-    RowShape,
-    numbers_beside,
-    options,
-    scaled,
-)
+from tpdet.kernels.cuda.sampling.peaks import LogitRows, RowShape, numbers_beside, options, scaled
 from tpdet.kernels.cuda.sampling.table import (
     ABOVE_ALL,
     BOUND,

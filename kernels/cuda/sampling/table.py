@@ -27,12 +27,7 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from tpdet.kernels.exact.thresholds import (
-    FLOAT32_MAX,
-    KEEP_ALL,
-    min_p_distance,
-    top_p_numerator,
-)
+from tpdet.kernels.exact.thresholds import FLOAT32_MAX, KEEP_ALL, min_p_distance, top_p_numerator
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.order import TOP_P_BITS
 

@@ -403,16 +403,7 @@ def enough_of_runs(runs, top, vocabulary, top_k, numerator, above, mass, total):
 
 
 @triton.jit
-def key_in_run(
-    start,
-    width,
-    temperature,
-    value_key,
-    run_parts,
-    parts,
-    kept,
-    PARTS: tl.constexpr,
-):
+def key_in_run(start, width, temperature, value_key, run_parts, parts, kept, PARTS: tl.constexpr):
     """The sort key of the kept-th lowest id whose scaled value has `value_key`."""
     # 1. the part of the row in which it stands, and which one of that part's ids it is
     at = tl.arange(0, PARTS)

@@ -22,12 +22,7 @@ from tpdet.checkpoint.model_config.mixtures import (
     qwen_experts,
     qwen_next_experts,
 )
-from tpdet.checkpoint.model_config.model import (
-    NORMS_BEFORE,
-    LayerNorms,
-    LinearAttention,
-    Mixture,
-)
+from tpdet.checkpoint.model_config.model import NORMS_BEFORE, LayerNorms, LinearAttention, Mixture
 from tpdet.checkpoint.model_config.rope import Base, RotaryRules
 from tpdet.checkpoint.model_config.scales import (
     Scales,
@@ -210,12 +205,7 @@ FAMILIES = {
             neutral={"sliding_window": ((), "Llama has no sliding window")},
             key_heads_required=False,
         ),
-        Family(
-            "MistralForCausalLM",
-            "mistral",
-            parsed=_WINDOW,
-            windows=every_layer,
-        ),
+        Family("MistralForCausalLM", "mistral", parsed=_WINDOW, windows=every_layer),
         Family(
             "Qwen2ForCausalLM",
             "qwen2",

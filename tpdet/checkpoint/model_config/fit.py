@@ -4,12 +4,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from tpdet.checkpoint.model_config.expert_load import fullest_rank
-from tpdet.checkpoint.model_config.model import (
-    HEAD_SIZES,
-    LinearAttention,
-    Mixture,
-    ModelConfig,
-)
+from tpdet.checkpoint.model_config.model import HEAD_SIZES, LinearAttention, Mixture, ModelConfig
 from tpdet.errors import UsageError
 from tpdet.kernels.exact.rotary_frequencies import MAX_POSITION
 from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, Leaves, cut_leaves

@@ -180,10 +180,7 @@ def _longrope(config: Fields, scaling: Fields, spec: RotarySpec, max_position: i
         grown = 1 + math.log(factor) / math.log(original) if factor > 1 and original > 1 else 1.0
         attention = math.sqrt(grown)
     return replace(
-        spec,
-        original_max_position=original,
-        attention_factor=attention,
-        frequency_factors=short,
+        spec, original_max_position=original, attention_factor=attention, frequency_factors=short
     )
 
 

@@ -136,8 +136,7 @@ def _linear(linear: LinearAttention | None) -> dict[str, tuple[str, FusedTensor]
         "linear_ba": (
             f"{_LINEAR}.in_proj_ba.weight",
             FusedTensor(
-                tuple((f"{_LINEAR}.in_proj_{part}.weight", each) for part in "ba"),
-                linear.key_heads,
+                tuple((f"{_LINEAR}.in_proj_{part}.weight", each) for part in "ba"), linear.key_heads
             ),
         ),
         "linear_qkv": (

@@ -218,12 +218,7 @@ def _attend_level(query: Tensor, pages: "_Pages", run: Run) -> Tensor:
 
 @torch.library.custom_op("tpdet_invariant::attention_backward", mutates_args=())
 def attend_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    runs: list[int],
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, runs: list[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value, in their dtypes."""
     heads, key_heads = query.shape[1], key.shape[1]
@@ -254,12 +249,7 @@ def _of_key_heads(each: Tensor, key: Tensor) -> Tensor:
 
 @attend_backward.register_fake
 def _(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    runs: list[int],
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, runs: list[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     laid = torch.contiguous_format
     return (

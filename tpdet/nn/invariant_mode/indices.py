@@ -10,11 +10,7 @@ import torch
 from torch import Tensor
 
 from tpdet.errors import UsageError
-from tpdet.kernels.exact.fixed_point import (
-    exponent_of,
-    fixed_point,
-    power_of_two,
-)
+from tpdet.kernels.exact.fixed_point import exponent_of, fixed_point, power_of_two
 from tpdet.kernels.order import fraction_bits
 from tpdet.nn.invariant_mode.reductions import narrowed
 

@@ -15,12 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tpdet.kernels.exact.fixed_point import (
-    exponent_of,
-    fixed_point,
-    order_free_sum,
-    power_of_two,
-)
+from tpdet.kernels.exact.fixed_point import exponent_of, fixed_point, order_free_sum, power_of_two
 from tpdet.kernels.exact.thresholds import log_probabilities
 from tpdet.kernels.order import fraction_bits
 from tpdet.nn.invariant_mode.pointwise import exponential, logarithm

@@ -205,9 +205,7 @@ _COUNTED = frozenset({
 })  # fmt: skip
 """What the usage of a stream's end has."""
 
-_FEATURES = {
-    "thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
-}
+_FEATURES = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
 """What a refusal tells a client that can go on without a field: anthropic's tool runner does."""
 
 

@@ -168,10 +168,7 @@ class ResponseWriter:
         details = counts.get("completion_tokens_details") or {}
         return {
             "input_tokens": counts["prompt_tokens"],
-            "input_tokens_details": {
-                "cached_tokens": self._cached_tokens,
-                "cache_write_tokens": 0,
-            },
+            "input_tokens_details": {"cached_tokens": self._cached_tokens, "cache_write_tokens": 0},
             "output_tokens": counts["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": details.get("reasoning_tokens", 0)},
             "total_tokens": counts["total_tokens"],

@@ -28,12 +28,7 @@ from tpdet.requests.body.responses_body import (
     by_response_names,
     chat_of,
 )
-from tpdet.requests.body.resume import (
-    FIELD,
-    ResumePoint,
-    check_origin,
-    resume_of,
-)
+from tpdet.requests.body.resume import FIELD, ResumePoint, check_origin, resume_of
 from tpdet.requests.body.schema import (
     ChatBody,
     CompletionBody,
@@ -179,8 +174,7 @@ class Call:
         layout, asked = layout_of(family, tokenizer.added_tokens, template), request.params.form
         if asked is not None and asked.kind != "json_schema":
             raise RequestError(
-                f"{asked.field} beside tools is JSON of a schema: send one of the two",
-                asked.field,
+                f"{asked.field} beside tools is JSON of a schema: send one of the two", asked.field
             )
         text = form_of_calls(use, layout, None if asked is None else json.loads(asked.text))
         if text is None:

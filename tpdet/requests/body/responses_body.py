@@ -68,8 +68,7 @@ class _ResponseFields(Body):
     store: bool | None = None
     client_metadata: dict[str, Any] | None = None
     tools: Annotated[
-        Any,
-        WithJsonSchema({"anyOf": [{"type": "array", "items": _ANY_OBJECT}, {"type": "null"}]}),
+        Any, WithJsonSchema({"anyOf": [{"type": "array", "items": _ANY_OBJECT}, {"type": "null"}]})
     ] = None
     tool_choice: Annotated[
         Any, WithJsonSchema({"anyOf": [{"type": "string"}, _ANY_OBJECT, {"type": "null"}]})

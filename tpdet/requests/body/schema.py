@@ -97,18 +97,10 @@ TOOL_CHOICE = {
 
 def batch_of(prompt: dict[str, Any]) -> dict[str, Any]:
     """The schema of a list of prompts."""
-    return {
-        "type": "array",
-        "minItems": 1,
-        "maxItems": limits.MAX_BATCH_PROMPTS,
-        "items": prompt,
-    }
+    return {"type": "array", "minItems": 1, "maxItems": limits.MAX_BATCH_PROMPTS, "items": prompt}
 
 
-Prompt = Annotated[
-    Any,
-    WithJsonSchema({"anyOf": [TEXT, IDS, batch_of(TEXT), batch_of(IDS)]}),
-]
+Prompt = Annotated[Any, WithJsonSchema({"anyOf": [TEXT, IDS, batch_of(TEXT), batch_of(IDS)]})]
 
 
 class Body(BaseModel):

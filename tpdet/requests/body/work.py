@@ -13,13 +13,7 @@ from tpdet.requests.body.pooling.pooling_body import PooledCall, bodies_of, pool
 from tpdet.requests.body.prepare import Call, Preparer
 from tpdet.requests.body.problems import ApiError, bad_request, request_errors_as_problems
 from tpdet.requests.body.responses_body import ResponsesBody
-from tpdet.requests.body.schema import (
-    Body,
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    TokenizeBody,
-)
+from tpdet.requests.body.schema import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tpdet.requests.body.sglang_body import SglangBody, by_its_names, with_one_value
 from tpdet.requests.body.token_bodies import TokensBody
 from tpdet.requests.pooling_params import ONLY_POOLED
@@ -87,11 +81,7 @@ def _tokenized(preparer: Preparer, fields: dict[str, Any]) -> dict[str, Any]:
         tokens = preparer.prompts.text_tokens(
             body.prompt or "", True if special is None else special, "prompt"
         )
-    found = {
-        "tokens": tokens,
-        "count": len(tokens),
-        "max_model_len": preparer.facts.max_model_len,
-    }
+    found = {"tokens": tokens, "count": len(tokens), "max_model_len": preparer.facts.max_model_len}
     if body.return_token_strs:
         tokenizer = preparer.prompts.need_tokenizer("return_token_strs")
         found["token_strs"] = [tokenizer.names.name(token) for token in tokens]

@@ -96,10 +96,7 @@ def agree_to_start(
 
 
 def compare_answers(
-    partition: Partition,
-    device: torch.device,
-    limits: dict[str, int] | None,
-    ahead: CompilingAhead,
+    partition: Partition, device: torch.device, limits: dict[str, int] | None, ahead: CompilingAhead
 ) -> str:
     """Compare the known answers of every family of kernels, which are compiled first; as `agree`.
 

@@ -25,11 +25,7 @@ from tpdet.checkpoint.digests import Digests
 from tpdet.checkpoint.gguf.header import is_gguf
 from tpdet.checkpoint.gguf.tokenizer import read_gguf_tokenizer
 from tpdet.checkpoint.model_config import FAMILIES, ModelConfig
-from tpdet.checkpoint.model_config.fit import (
-    check_modes,
-    check_widths,
-    context_length,
-)
+from tpdet.checkpoint.model_config.fit import check_modes, check_widths, context_length
 from tpdet.checkpoint.model_config.pooling import check_pooling, load_for_task
 from tpdet.checkpoint.model_config.stored_form import StoredForm, read_stored_form
 from tpdet.checkpoint.packing import Packing

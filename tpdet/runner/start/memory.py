@@ -172,11 +172,7 @@ def size_text(count: int) -> str:
 
 
 def agreed_pages(
-    config: EngineConfig,
-    partition: Partition,
-    context: int,
-    device: torch.device,
-    graphs: int = 0,
+    config: EngineConfig, partition: Partition, context: int, device: torch.device, graphs: int = 0
 ) -> CacheSize:
     """The size of the KV cache: as large as the rank with the least room has it. Collective.
 
@@ -259,11 +255,7 @@ def cache_bytes(config: EngineConfig, partition: Partition, device: torch.device
 
 
 def pages_that_fit(
-    config: EngineConfig,
-    partition: Partition,
-    context: int,
-    device: torch.device,
-    graphs: int = 0,
+    config: EngineConfig, partition: Partition, context: int, device: torch.device, graphs: int = 0
 ) -> int:
     """As many pages as all sequences could use, but no more than a share of free memory holds.
 

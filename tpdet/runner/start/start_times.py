@@ -17,12 +17,7 @@ MAKING_PAGES = "making the KV pages and CUDA graphs"
 _LOADING = "lower --max-num-batched-tokens, end what else runs on the GPU, or use more GPUs (--tp)"
 _STEPS = "lower --max-num-batched-tokens or --max-model-len, or use more GPUs (--tp)"
 _PAGES = f"lower --gpu-memory-utilization or --kv-pages, {_STEPS}"
-_REMEDY = {
-    CHECKING: _LOADING,
-    LOADING: _LOADING,
-    TRYING: _STEPS,
-    MAKING_PAGES: _PAGES,
-}
+_REMEDY = {CHECKING: _LOADING, LOADING: _LOADING, TRYING: _STEPS, MAKING_PAGES: _PAGES}
 """What needs less memory, by what is being done."""
 
 _log = logging.getLogger("tpdet.engine")

@@ -30,13 +30,7 @@ from tpdet.requests.body.problems import RETRYABLE, ApiError, bad_request, inter
 from tpdet.requests.routes import RECORDED, Route
 from tpdet.server.batches.record import Batch, BatchFile, new_id
 from tpdet.server.batches.room import BatchRoom
-from tpdet.server.batches.store import (
-    BOM,
-    AnswerRow,
-    BatchStore,
-    StoreUnavailableError,
-    json_line,
-)
+from tpdet.server.batches.store import BOM, AnswerRow, BatchStore, StoreUnavailableError, json_line
 from tpdet.server.front.middleware import ClientGone, HttpExchange
 from tpdet.server.front.pace import Turns
 from tpdet.server.wire.protocol import new_request_id

@@ -16,13 +16,7 @@ from typing import IO, NamedTuple, TypeVar
 import msgspec
 
 from tpdet.audit.log.disk import Disk
-from tpdet.errors import (
-    CheckpointError,
-    NotFoundError,
-    NotPermittedError,
-    Refusal,
-    ResourceError,
-)
+from tpdet.errors import CheckpointError, NotFoundError, NotPermittedError, Refusal, ResourceError
 from tpdet.launch.host.database import Database
 from tpdet.server.batches.record import OPEN, Batch, BatchFile
 

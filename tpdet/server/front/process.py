@@ -295,12 +295,7 @@ def _set_up_connections(config: ProcessConfig, services: Services) -> None:
 def _make_server(config: ProcessConfig, services: Services, door: Door) -> HttpServer:
     app = make_app(services, door.has_control)
     middleware = RequestMiddleware(
-        app,
-        app.routes,
-        door,
-        config.body_timeout,
-        services.client.metrics.rejected,
-        config.index,
+        app, app.routes, door, config.body_timeout, services.client.metrics.rejected, config.index
     )
     return HttpServer(
         uvicorn.Config(

@@ -28,13 +28,7 @@ from tpdet.errors import (
 from tpdet.requests.answer.prompt_scores import messages_of
 from tpdet.requests.body.limits import MAX_MESSAGE_BYTES, MAX_ROUTED_BYTES
 from tpdet.requests.engine_facts import EngineFacts
-from tpdet.requests.request import (
-    PooledOutput,
-    PromptOutput,
-    RequestFailed,
-    TokenOutput,
-    with_seed,
-)
+from tpdet.requests.request import PooledOutput, PromptOutput, RequestFailed, TokenOutput, with_seed
 from tpdet.server.leader.http_child import HttpProcess
 from tpdet.server.wire import load_bounds, protocol
 from tpdet.server.wire.protocol import process_of
@@ -204,11 +198,7 @@ class Bridge:
         calls, self._calls = self._calls, []
         return calls
 
-    def deliver(
-        self,
-        outputs: Iterable[Output],
-        step_seconds: float,
-    ) -> None:
+    def deliver(self, outputs: Iterable[Output], step_seconds: float) -> None:
         """Send the outputs that a step committed, to each HTTP process those of its requests."""
         if len(self._links) == 1:
             send_step(self._first, tuple(outputs), step_seconds)

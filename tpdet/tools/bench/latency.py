@@ -51,11 +51,7 @@ def measure(spec: LatencySpec) -> BenchResult | None:
 
 
 def _print_floors(
-    cases: LatencySpec,
-    tps: Sequence[int],
-    config: ModelConfig,
-    rates: Rates,
-    kv_cache_dtype: str,
+    cases: LatencySpec, tps: Sequence[int], config: ModelConfig, rates: Rates, kv_cache_dtype: str
 ) -> None:
     batches = "/".join(map(str, cases.batches))
     for tp in tps:

@@ -121,10 +121,7 @@ def decode_work(
     if linear is not None:
         values = sum(linear.layers) * _state_values(linear)
         cached, mixed = cached + batch * 4 * values, mixed + _PASSES * values
-    return CaseWork(
-        batch * (2 * multiplied + mixed),
-        weight_bytes(config, batch) + cached,
-    )
+    return CaseWork(batch * (2 * multiplied + mixed), weight_bytes(config, batch) + cached)
 
 
 def prefill_work(config: ModelConfig, prompts: int, length: int) -> CaseWork:

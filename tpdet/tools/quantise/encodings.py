@@ -61,10 +61,7 @@ def fp8_block(weight_NK: torch.Tensor) -> Parts:
 
 def _fp8_block_layout(rows: int, columns: int) -> Layout:
     blocks = -(-rows // _BLOCK), -(-columns // _BLOCK)
-    return {
-        "weight": ("F8_E4M3", (rows, columns)),
-        "weight_scale": ("BF16", blocks),
-    }
+    return {"weight": ("F8_E4M3", (rows, columns)), "weight_scale": ("BF16", blocks)}
 
 
 def int4_groups(weight_NK: torch.Tensor) -> Parts:

@@ -10,12 +10,7 @@ import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tpdet.audit.recorded import (
-    RecordedAnswer,
-    RecordedChoice,
-    checked_params,
-    first_difference,
-)
+from tpdet.audit.recorded import RecordedAnswer, RecordedChoice, checked_params, first_difference
 from tpdet.audit.replayed import FaultySide
 from tpdet.errors import TpdetError
 from tpdet.llm.llm import LLM

@@ -32,11 +32,7 @@ FRESH, CACHE, EAGER = "fresh process", "empty kernel cache", "without graphs"
 GATHER = "transport gather"
 PACKED = "packed weights"
 PLACED = {"lanes": "whole experts on ranks", "columns": "experts cut over ranks"}
-GROUPS = {
-    "all": (*STEPS, *PROCESSES),
-    "steps": tuple(STEPS),
-    "processes": ("alone", *PROCESSES),
-}
+GROUPS = {"all": (*STEPS, *PROCESSES), "steps": tuple(STEPS), "processes": ("alone", *PROCESSES)}
 _ONLY_ON = {"cuda": ("cache", "eager", "gather"), "cpu": ("packed",)}
 _NOT_POOLED = ("prefill", "unscored", "drafts", "ngrams", "draft_model")
 

@@ -33,9 +33,7 @@ class LayerTiles(NamedTuple):
     by_token: bool
 
 
-def parse_layers(
-    entries: Iterable[Mapping[str, Any]],
-) -> dict[ExpertLayer, dict[int, LayerTiles]]:
+def parse_layers(entries: Iterable[Mapping[str, Any]]) -> dict[ExpertLayer, dict[int, LayerTiles]]:
     """Tiles by layer and tokens, ascending. Raises ValueError, KeyError or TypeError."""
     found: dict[ExpertLayer, dict[int, LayerTiles]] = {}
     for entry in entries:

@@ -15,11 +15,7 @@ instructions a step. Each value is one fp32 chain from +0 in ascending K. Hopper
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
 from tpdet.kernels.cuda.gemm.variants.chain import (
     CONSUMER_REGISTERS,

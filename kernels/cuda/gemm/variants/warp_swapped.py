@@ -206,12 +206,7 @@ def run_warp_swapped(operands: Operands, tile: Tile, sms: int) -> None:
         n,
         k // tile.depth,
         FORM=SwappedForm(
-            tile.rows,
-            tile.depth,
-            tile.stages,
-            operands.shared,
-            bias is not None,
-            operands.gated,
+            tile.rows, tile.depth, tile.stages, operands.shared, bias is not None, operands.gated
         ),
         num_warps=4,
         enable_fp_fusion=False,
