@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.lib.bits import same_bits
 from tests.nn.small_models import FAMILIES, digest, logits_of, padded, sequences, small_model
 from tpdet.nn import invariant
-from tpdet.nn.invariant_mode import admitted
+from tpdet.nn.invariant_mode.admitted import ADMITTED
 from tpdet.nn.invariant_mode.mode import overload
 
 pytest.importorskip("transformers")
@@ -138,8 +138,8 @@ def test_the_lists_name_what_the_models_really_call():
         with invariant(), Seen() as seen:
             gradients(model, rows, "left")
         names |= seen.names
-    lists = [admitted.COPIES, admitted.EXACT, admitted.ORDER_FREE, admitted.WHOLE_NUMBERS]
-    lists += [admitted.ELEMENTWISE, admitted.REPLACED]
+    lists = [ADMITTED.copies, ADMITTED.exact, ADMITTED.order_free, ADMITTED.whole_numbers]
+    lists += [ADMITTED.elementwise, ADMITTED.replaced]
     known = [name for names_of_one in lists for name in names_of_one]
     assert len(known) == len({*known}) and all(map(overload, known))
     own = {"tpdet_invariant.attention", "tpdet_invariant.attention_backward"}

@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from tpdet.errors import UsageError
-from tpdet.nn.invariant_mode import admitted
+from tpdet.nn.invariant_mode.admitted import ADMITTED
 from tpdet.nn.invariant_mode.attention import attention
 from tpdet.nn.invariant_mode.pointwise import in_whole_vectors
 
@@ -109,14 +109,14 @@ def _routes() -> dict[OpOverload, Any]:
     """What is called for each operator, with the operator and its arguments."""
     routes: dict[OpOverload, Any] = {}
     for names, route in (
-        (admitted.COPIES, _as_it_is),
-        (admitted.ORDER_FREE, _as_it_is),
-        (admitted.EXACT, _unscaled),
-        (admitted.WHOLE_NUMBERS, _of_whole_numbers),
-        (admitted.ELEMENTWISE, _elementwise),
+        (ADMITTED.copies, _as_it_is),
+        (ADMITTED.order_free, _as_it_is),
+        (ADMITTED.exact, _unscaled),
+        (ADMITTED.whole_numbers, _of_whole_numbers),
+        (ADMITTED.elementwise, _elementwise),
     ):
         routes |= dict.fromkeys(filter(None, map(overload, names)), route)
-    for name, target in admitted.REPLACED.items():
+    for name, target in ADMITTED.replaced.items():
         func = overload(name)
         if func is not None:
             routes[func] = partial(_replaced, _register(func, target))
@@ -181,7 +181,7 @@ def _check_types(func: OpOverload, args: tuple[Any, ...]) -> None:
 
 def _refusal(func: OpOverload) -> UsageError:
     short = str(func).removeprefix("aten.").removesuffix(".default")
-    remedy = admitted.REMEDIES.get(short, "call it outside of the `with`")
+    remedy = ADMITTED.remedies.get(short, "call it outside of the `with`")
     return UsageError(f"{func} is no operator that tpdet.nn.invariant() admits: {remedy}")
 
 

@@ -1,7 +1,9 @@
 """The engine's counters and gauges as Prometheus metrics, under our names and vLLM's."""
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
+import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -9,50 +11,27 @@ from tpdet.scheduler.speculator import PLACES
 from tpdet.server.wire.protocol import Status
 from tpdet.speculative.proposers.proposer import NAMES
 
-# Engine counter -> our name and vLLM's, with the help text.
-ENGINE_COUNTERS = {
-    "preemptions": ("tpdet_preemptions", "vllm:num_preemptions",
-        "Sequences that gave up their KV pages and were computed again"),
-    "requests_failed": ("tpdet_nan", None,
-        "Requests that failed because their logits held NaN, infinity or no token to choose"),
-    "prefix_query_tokens": ("tpdet_prefix_query_tokens", "vllm:prefix_cache_queries",
-        "Prompt tokens looked up in the prefix cache"),
-    "prefix_hit_tokens": ("tpdet_prefix_hit_tokens", "vllm:prefix_cache_hits",
-        "Prompt tokens found in the prefix cache and not computed"),
-    "plan_digest_mismatches": ("tpdet_plan_digest_mismatch", None,
-        "Step plans that a rank refused because their digest did not match"),
-    "page_version_conflicts": ("tpdet_page_version_conflict", None,
-        "Reads of a KV page that were refused because they named an older version of it"),
-    "snapshots_taken": ("tpdet_snapshots_taken", None,
-        "Snapshots of linear-attention states that were made at page ends"),
-    "snapshots_read": ("tpdet_snapshot_hits", None,
-        "Sequences that began at a snapshot of linear-attention states"),
-    "snapshots_evicted": ("tpdet_snapshots_evicted", None,
-        "Snapshots of linear-attention states that gave way to newer ones"),
-    "canary_mismatches": ("tpdet_canary_mismatch", None,
-        "Canary answers whose bits were not those of the first one"),
-    "weight_updates": ("tpdet_weight_updates", None,
-        "Changes of the weights since the start"),
-}  # fmt: skip
 
-# Engine gauge -> our name, with the help text.
-ENGINE_GAUGES = {
-    "approximate": ("tpdet_approximate",
-        "1 while answers are computed approximately, 0 while they are deterministic"),
-    "slowdown_ratio": ("tpdet_deterministic_slowdown_ratio",
-        "Time of deterministic decode steps, as a multiple of the time measured at the start"),
-    "paused": ("tpdet_paused",
-        "1 while a pause holds up requests, running or new, 0 while they are served"),
-    "start_seconds": ("tpdet_start_seconds",
-        "Time that loading, compiling and warming up took at the start, in seconds"),
-}  # fmt: skip
+class MetricTables(msgspec.Struct, frozen=True):
+    """Names and help texts of metrics, by the name that the engine or the server counts under.
 
-# Counter of a drafter -> vLLM's name, with the help text.
-DRAFT_COUNTERS = {
-    "drafts": ("num_drafts", "Rows that carried drafts"),
-    "draft_tokens": ("num_draft_tokens", "Draft tokens that were verified"),
-    "accepted_tokens": ("num_accepted_tokens", "Draft tokens that were right"),
-}
+    engine_counters: our name, vLLM's and the text; engine_gauges: our name and the text;
+    draft_counters: vLLM's name and the text, of each drafter. histograms_of_vllm: vLLM's names of
+    histograms of ours.
+    """
+
+    engine_counters: dict[str, tuple[str, str | None, str]]
+    engine_gauges: dict[str, tuple[str, str]]
+    draft_counters: dict[str, tuple[str, str]]
+    histograms_of_vllm: dict[str, str]
+    help: dict[str, str]
+
+
+TABLES = msgspec.json.decode(
+    Path(__file__).with_name("metrics.json").read_bytes(), type=MetricTables
+)
+ENGINE_COUNTERS, ENGINE_GAUGES = TABLES.engine_counters, TABLES.engine_gauges
+DRAFT_COUNTERS = TABLES.draft_counters
 
 
 class EngineCollector(Collector):

@@ -18,39 +18,11 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from tpdet.requests.request import TokenOutput
-from tpdet.server.front.engine_metrics import EngineCollector, both_names
+from tpdet.server.front.engine_metrics import TABLES, EngineCollector, both_names
 from tpdet.server.front.tally import HISTOGRAMS, LABELS, TOTALS, SharedTally
 from tpdet.server.wire.protocol import Status
 
-# Names of vLLM's for histograms of ours.
-_THEIRS = {
-    "time_to_first_token_seconds": "time_to_first_token_seconds",
-    "inter_token_seconds": "inter_token_latency_seconds",
-    "request_seconds": "e2e_request_latency_seconds",
-}
-_HELP = {
-    "time_to_first_token_seconds":
-        "Time from a request's arrival in the queue to its first token, in seconds",
-    "inter_token_seconds": "Time between two tokens of a choice, in seconds",
-    "request_seconds":
-        "Time from a request's arrival in the queue to the end of each of its choices, in seconds",
-    "step_seconds": "Time of one engine step, in seconds",
-    "prompt_tokens": "Prompt tokens of admitted requests",
-    "generation_tokens": "Generated tokens",
-    "requests": "Requests that reached the engine, by how they ended: completed, aborted or failed",
-    "rejected": "HTTP requests that were refused before the engine ran them, by the error's code",
-    "answer_cache":
-        "Requests for text that the cache of answers was asked for (--answer-cache): answered from "
-        "it (hit), computed (miss), or not to be looked up (bypass)",
-    "answer_cache_bytes": "Bytes of cached answers (--answer-cache)",
-    "batch_swing":
-        "Change of the mean batch size between the last two windows of 10 seconds, as a share of "
-        "the former (0 to 1 and above)",
-    "batch_swing_alarms":
-        "Windows of 10 seconds whose mean batch size changed by more than --batch-swing-alarm",
-    "receipts": "Receipts that were made durable",
-    "receipts_failed": "Receipts that could not be made durable",
-}  # fmt: skip
+_THEIRS, _HELP = TABLES.histograms_of_vllm, TABLES.help
 
 
 class Clock:
