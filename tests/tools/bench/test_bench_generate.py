@@ -12,7 +12,7 @@ import pytest
 from tests.lib.tree import ROOT
 from tpdet.cli import main
 from tpdet.errors import UsageError
-from tpdet.tools.bench import generate, rank
+from tpdet.tools.bench import generate, run
 from tpdet.tools.bench.generate_load import Sizes, time_generate
 from tpdet.tools.bench.spec import BenchResult
 
@@ -97,7 +97,7 @@ def test_rows_stand_beside_a_peers_of_the_same_load(tiny_model, tmp_path, capsys
         small = msgspec.structs.replace(spec, sizes=SMALL)
         (tmp_path / "spec").write_bytes(msgspec.json.encode(small))
         assert tps == (1,)
-        assert rank.main([str(tmp_path / "spec"), str(tmp_path / "result")]) == 0
+        assert run.main([str(tmp_path / "spec"), str(tmp_path / "result")]) == 0
         found = msgspec.json.decode((tmp_path / "result").read_bytes(), type=BenchResult)
         return list(found.rows), found
 
@@ -114,8 +114,8 @@ def test_rows_stand_beside_a_peers_of_the_same_load(tiny_model, tmp_path, capsys
                  "--output", str(tmp_path)]  # fmt: skip
     assert main([*arguments, *(word for path in peers for word in ("--peer", str(path)))]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    (run,) = json.loads((tmp_path / "peer.cpu.json").read_text())
-    assert run == record and record["bench"] == "peer"
+    (kept,) = json.loads((tmp_path / "peer.cpu.json").read_text())
+    assert kept == record and record["bench"] == "peer"
     first, second, prefill, mixed, *_ = record["rows"]
     assert first["peer"] == prefill["peer"] == "vLLM 9"
     assert "peer" not in second and "peer" not in mixed
