@@ -281,7 +281,7 @@ def test_launch_uses_the_standard_library_only():
     assert not wrong
 
 
-NAMES_PYTHON = {"launch/start/mpirun": 3, "launch/start/slurm": 1, "launch/host/bytecode": 1}
+NAMES_PYTHON = {"launch/start/mpirun": 3, "launch/start/slurm": 1}
 """How often a file names this Python to somebody, or looks beside it, and starts nothing."""
 
 

@@ -19,11 +19,11 @@ _PREFIX = "tpdet."
 class VllmNames(NamedTuple):
     """Where vLLM's public names are here, and what replaces those that are not.
 
-    found: a name's place, "module:attribute"; replaced: what to use instead of a name; modules:
+    places: a name's place, "module:attribute"; replaced: what to use instead of a name; modules:
     those of vLLM's (without "vllm.") that hold some names; no_modules: what to use instead of one.
     """
 
-    found: dict[str, str]
+    places: dict[str, str]
     replaced: dict[str, str]
     modules: dict[str, list[str]]
     no_modules: dict[str, str]
@@ -41,13 +41,13 @@ def find_name(module: str, names: Sequence[str], name: str) -> Any:
     Raises ImportError with what replaces a name of vLLM's that is not here, so that an import of it
     says so too; AttributeError for any other name.
     """
-    found, replaced, _, _ = vllm_names()
-    if name in names and name in found:
-        place, _, attribute = found[name].partition(":")
+    places, replaced, _, _ = vllm_names()
+    if name in names and name in places:
+        place, _, attribute = places[name].partition(":")
         return getattr(import_module(place), attribute)
     if name in replaced:
         raise ImportError(f"{module} has no {name}: {replaced[name]}", name=module)
-    hint = "" if name.startswith("_") else did_you_mean(name, [n for n in names if n in found])
+    hint = "" if name.startswith("_") else did_you_mean(name, [n for n in names if n in places])
     raise AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
 
 
@@ -73,7 +73,7 @@ class VllmModules(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Give the module its names, each looked up when it is asked for."""
         names = vllm_names().modules.get(module.__name__.removeprefix(_PREFIX), ())
-        here = [name for name in names if name in vllm_names().found]
+        here = [name for name in names if name in vllm_names().places]
         look_up = partial(find_name, module.__name__, names)
         more = {"__getattr__": look_up, "__dir__": lambda: here, "__all__": here}
         vars(module).update(more, __doc__="Names of vLLM's module, which are tpdet's.")
