@@ -90,18 +90,13 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def from_request_error(error: RequestError) -> ApiError:
-    """The 400 that a refused sampling parameter or prompt becomes."""
-    return bad_request(str(error), error.param)
-
-
 @contextmanager
 def request_errors_as_problems() -> Iterator[None]:
     """While it is entered, a RequestError becomes the ApiError that a client gets."""
     try:
         yield
     except RequestError as error:
-        raise from_request_error(error) from None
+        raise bad_request(str(error), error.param) from None
 
 
 def from_code(code: str, message: str, param: str | None = None) -> ApiError:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tpdet.audit.fingerprint import read_fingerprint
-from tpdet.audit.recorded import ChangedPart, Difference, Scored
+from tpdet.audit.recorded import Difference, Scored
 from tpdet.errors import CheckpointError, DisagreementError, RequestError
 from tpdet.requests.answer.json_pieces import to_json
 from tpdet.tools.check.answers import BatchLine, Line, line_of
@@ -61,11 +61,7 @@ def changed_request(stored: Json, url: str, body: Json) -> str:
         pinned = {"current_date": variables["current_date"]}  # by the recording
         asked["chat_template_kwargs"] = pinned | (asked.get("chat_template_kwargs") or {})
     parts = changed_parts(recorded, {"url": url, "body": asked})
-    return "\n".join(f"  {_asked_now(part)}" for part in parts)
-
-
-def _asked_now(part: ChangedPart) -> str:
-    return str(part).replace(", computed ", ", asked for now ")
+    return "\n".join(f"  {str(part).replace(', computed ', ', asked for now ')}" for part in parts)
 
 
 def _alone(target: GoldenTarget, name: str, line: Line) -> Verdict:
