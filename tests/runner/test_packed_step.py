@@ -170,6 +170,7 @@ def test_of_linear_layers_drafts_are_not_cut_and_each_chunk_wants_room():
 def test_rows_of_buckets():
     few, more, most = range(256, 2048, 128), range(2048, 4096, 256), range(4096, 8193, 512)
     assert step_rows(8192) == [64, 128, *few, *more, *most]
+    assert step_rows(8448) == [*step_rows(8192), 8448]
     assert step_rows(2048) == [64, 128, *few, 2048]
     assert step_rows(1000) == [64, 128, 256, 384, 512, 640, 768, 896, 1000]
     assert step_rows(40) == [40] and step_rows(LEAST_ROWS) == [64, 128, LEAST_ROWS]

@@ -21,6 +21,7 @@ from tpdet.runner.start.step_tokens import (
     StepTokens,
     agreed_step_tokens,
     choose_step_tokens,
+    whole_tokens,
 )
 from tpdet.tools.worlds.shapes import cut_for, named_config
 
@@ -42,7 +43,7 @@ def test_a_step_in_which_sequences_decode_takes_no_longer_than_is_said(name):
     for ranks in (1, 2, 4):
         partition = cut(name, ranks)
         tokens = choose(partition)
-        assert LEAST_TOKENS <= tokens.mixed <= tokens.most <= MOST_TOKENS
+        assert LEAST_TOKENS <= tokens.mixed <= tokens.most <= whole_tokens(H200, ranks)
         assert tokens.cache_share <= CACHE_SHARE
         sizes = [rows for rows in step_rows(tokens.most) if rows >= LEAST_TOKENS]
         assert tokens.mixed in sizes, "no graph has these rows: they would be padded"
@@ -86,7 +87,18 @@ def test_many_sequences_leave_room_for_prompts_and_little_memory_for_few_tokens(
         assert choose(partition, max_num_seqs=sequences).mixed >= 2 * sequences
     assert choose(partition, memory=64 << 30).most == LEAST_TOKENS
     # Pages that were asked for by number lose nothing.
-    assert choose(partition, memory=64 << 30, kv_pages=9).most == MOST_TOKENS
+    assert choose(partition, memory=64 << 30, kv_pages=9).most == whole_tokens(H200, 1)
+
+
+def test_full_steps_leave_no_multiprocessor_of_one_gpu_without_a_tile():
+    """Tiles of 128 rows by 128 or 256 columns, and attention's items of 128 rows, of Qwen3-8B."""
+    rows = whole_tokens(H200, 1)
+    for width in (6144 // 256, 24576 // 256, 4096 // 128, 32 * 128 // 128):
+        assert rows // 128 * width % H200.multiprocessors == 0
+    assert choose(cut("qwen3-8b", 1)).most == rows == 8448 and step_rows(rows)[-2:] == [8192, rows]
+    assert choose(cut("qwen3-8b", 2)).most == MOST_TOKENS == whole_tokens(H200, 2)
+    for changed in ({"multiprocessors": 78}, {"capability": (8, 0)}):
+        assert whole_tokens(replace(H200, **changed), 1) == MOST_TOKENS
 
 
 def test_only_who_reads_tokens_as_they_come_has_shorter_steps(tiny_model):
@@ -111,7 +123,7 @@ def test_only_who_reads_tokens_as_they_come_has_shorter_steps(tiny_model):
 
 def test_the_log_says_what_a_step_takes():
     said = str(choose(cut("qwen3-8b", 1)))
-    assert said.startswith("up to 8,192 tokens a step, ")
+    assert said.startswith("up to 8,448 tokens a step, ")
     assert " while sequences decode, then as few as read prompts at nearly full speed; " in said
     assert "; over 2,048 they take " in said
     assert str(StepTokens(700, 700)) == "up to 700 tokens a step"

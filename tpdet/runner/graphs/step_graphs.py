@@ -34,6 +34,7 @@ SHORT_ROWS = 64, 128
 _FINE = 8  # buckets between a power of two and the next: 512 prompt and 15 decode rows take 640
 _ROUNDED = 128  # rows of a bucket are a multiple of it, unless they are the most there are
 _FEWEST_SPLITS, _FEWEST_OF_FEW_ROWS, _FEW_ROWS = 1024, 256, 1024
+_FILLED = 32  # rows over 31/32 of the most
 _TIMES_SPLITS = 4  # 1,024 pads take 15 us a layer: 0.3 % of a step of 8,192 rows, 4 % of one of 512
 _FEWEST_BLOCKS, _ROWS_A_BLOCK = 32, 64  # beside full ones: for the ends of sequences
 
@@ -192,10 +193,11 @@ def step_rows(most: int) -> list[int]:
 
 
 def _coarse_rows(most: int) -> set[int]:
-    """`most` times 1, 3/4, 1/2, 3/8, ... down to `LEAST_ROWS`, and `SHORT_ROWS`."""
+    """`most`, its power of two times 1, 3/4, 1/2, ... down to `LEAST_ROWS`, and `SHORT_ROWS`."""
     buckets = {most, *(rows for rows in SHORT_ROWS if rows < most)}
+    power = 1 << (most.bit_length() - 1)
     for halvings in range(most.bit_length()):
-        for share in (most >> halvings, 3 * most >> (halvings + 2)):
+        for share in (power >> halvings, 3 * power >> (halvings + 2)):
             rows = -(-share // _ROUNDED) * _ROUNDED
             if rows >= LEAST_ROWS:
                 buckets.add(min(rows, most))
@@ -227,9 +229,9 @@ def _blocks(rows: int, sequences: int) -> int:
 def _split_buckets(rows: int, most_rows: int, most: int) -> Iterator[int]:
     """Numbers of attention splits in steps of `rows`: the fewest, four times as many, ... `most`.
 
-    Over 1,024 in coarse buckets alone. The largest step has none, too: prompts fill it.
+    Over 1,024 in coarse buckets alone. The largest steps have none, too: prompts fill them.
     """
-    if rows == most_rows:
+    if rows * _FILLED >= most_rows * (_FILLED - 1):
         yield 0
     if rows not in _coarse_rows(most_rows):
         most = min(most, _FEWEST_SPLITS)

@@ -1,10 +1,11 @@
 """How many tokens a step has, unless a setting says so: it follows the device and the load.
 
-On a GPU a step has room for 8,192 tokens, if that takes little of the KV cache. In a step in which
-sequences decode, readers wait for the prompts beside them. So it has as few as read prompts at
-nearly full speed (`scheduler/prompt_budget.py`), and never more than take `STEP_SECONDS`. The times
-are computed from the model and the GPU (`step_estimate.py`), and no clock is read: the same
-requests make the same steps after every start. No bit of an answer depends on any of it.
+On a GPU a step has room for 8,192 tokens (8,448 on one Hopper GPU of 132 multiprocessors:
+`whole_tokens`), if that takes little of the KV cache. In a step in which sequences decode, readers
+wait for the prompts beside them. So it has as few as read prompts at nearly full speed
+(`scheduler/prompt_budget.py`), and never more than take `STEP_SECONDS`. The times are computed from
+the model and the GPU (`step_estimate.py`), and no clock is read: the same requests make the same
+steps after every start. No bit of an answer depends on any of it.
 """
 
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ STEP_SECONDS = 0.16
 CACHE_SHARE = 0.02
 """The part of the KV cache's memory for the tokens of a step over `LEAST_TOKENS`."""
 
+_TILE_ROWS = 128  # of the tiles of long products on Hopper
 _TIMES_ROW_BYTES = 2  # a step's tensors lie in the allocator's memory, and in that of the graphs
 _FINE = 512
 
@@ -82,7 +84,7 @@ def choose_step_tokens(
         return StepTokens(LEAST_TOKENS, LEAST_TOKENS)
     # Decode rows leave half of the least to prompts.
     least = min(max(LEAST_TOKENS, _rounded(2 * config.max_running)), MOST_TOKENS)
-    sizes = range(MOST_TOKENS, least, -_FINE)
+    sizes = [whole_tokens(gpu, partition.world.size), *range(MOST_TOKENS, least, -_FINE)]
     most = next((n for n in sizes if _share(config, partition, n, memory) <= CACHE_SHARE), least)
     seconds = estimate_steps(partition, gpu, step_rows(most))
     graphs = [rows for rows in seconds.rows if rows >= least]
@@ -91,6 +93,18 @@ def choose_step_tokens(
     if config.fixed_batch is not None:  # no step's size tells whether others decode
         return StepTokens(mixed, mixed, _share(config, partition, mixed, memory))
     return StepTokens(most, mixed, _share(config, partition, most, memory), seconds)
+
+
+def whole_tokens(gpu: Gpu, ranks: int) -> int:
+    """`MOST_TOKENS`, or near it as many as give each multiprocessor as many tiles as any other.
+
+    A product has an even number of tiles side by side as a rule, so half a tile's rows for each
+    multiprocessor do, 8,448 of 132, and attention's items are alike. Of several ranks exchanges
+    take a part of the multiprocessors.
+    """
+    whole = gpu.multiprocessors * _TILE_ROWS // 2
+    near = 8 * abs(whole - MOST_TOKENS) <= MOST_TOKENS
+    return whole if gpu.wgmma and ranks == 1 and near else MOST_TOKENS
 
 
 def agreed_step_tokens(chosen: StepTokens, world: World) -> StepTokens:
