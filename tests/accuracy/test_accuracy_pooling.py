@@ -33,11 +33,15 @@ def error(found, expected):
 
 
 @pytest.mark.parametrize("family", some_slow({"llama", "gemma3_text"}, FAMILIES))
-def test_last_rows_and_labels_are_those_of_transformers(tiny_model, tmp_path, family):
+def test_rows_means_and_labels_are_those_of_transformers(tiny_model, tmp_path, family):
     model = tiny_model(family, **SMALL)
-    row = hidden(model)[-1]
+    rows = hidden(model)
+    row, mean = rows[-1], rows.mean(0)
     assert error(ours(model, "embed", use_activation=False), row) <= 1e-5
     assert error(ours(model, "embed"), row / row.norm()) <= 1e-5
+    means = sentence_folder(model, tmp_path / "means", "mean_tokens")
+    assert error(ours(means, use_activation=False), mean) <= 1e-5
+    assert error(ours(means), mean / mean.norm()) <= 1e-5
     scored = classifier(model, tmp_path / "scored")
     network = transformers.AutoModelForSequenceClassification.from_pretrained(
         scored, dtype=torch.float32
