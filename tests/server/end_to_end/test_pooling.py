@@ -351,6 +351,15 @@ def test_cosines_have_the_bits_of_those_of_llm():
     ]
 
 
+@pytest.mark.parametrize(("route", "field"), [("embeddings", "input"), ("embed", "inputs")])
+def test_ids_that_are_none_are_named_by_their_field(tiny_model, tmp_path, route, field):
+    door = Door(sentence_folder(tiny_model("qwen3", **SMALL), tmp_path / "model"))
+    for ids, words in ([[]], "empty"), ([5, 10**6], "outside the vocabulary"):
+        with pytest.raises(ApiError, match=words) as refused:
+            door.ask(route, [], **{field: ids})
+        assert (refused.value.status, refused.value.param) == (400, field)
+
+
 def test_a_model_of_vectors_scores_and_ranks_by_cosines(tiny_model, tmp_path):
     """As vLLM answers; each text is read once."""
     door = Door(sentence_folder(tiny_model("qwen3", **SMALL), tmp_path / "model"))

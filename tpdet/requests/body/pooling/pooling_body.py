@@ -205,6 +205,8 @@ def pooled_call(
         return _call_of(form, pooling, preparer, fields, request_id)
     except ApiError as error:
         error.tei = form in (*TEI_FORMS, "inputs")
+        if error.param == "prompt":  # what the engine calls it
+            error.param = "inputs" if error.tei else "input"
         raise
 
 
