@@ -107,15 +107,17 @@ def _matmul_precision() -> str:
 
 
 def code_digest(root: Path | None = None) -> str:
-    """BLAKE3 (hex) over every .py file below `root`, in sorted path order.
+    """BLAKE3 (hex) over every module below `root` and the JSON beside them, in sorted path order.
 
     root: a folder; None for the tpdet package. The digest covers each file's relative path, length
-    and bytes. Links are followed: in a checkout the folders kernels, comm and launch are links.
+    and bytes. JSON in a folder without modules is what was measured on a GPU: no bit is of it.
+    Links are followed: in a checkout the folders kernels, comm and launch are links.
     """
     root = Path(tpdet.__file__).parent if root is None else root
     paths = []
     for folder, _, names in os.walk(root, followlinks=True):
-        paths += [Path(folder, name) for name in names if name.endswith(".py")]
+        if any(name.endswith(".py") for name in names):
+            paths += [Path(folder, name) for name in names if name.endswith((".py", ".json"))]
     digest = blake3.blake3()
     for relative, path in sorted((path.relative_to(root).as_posix(), path) for path in paths):
         content = path.read_bytes()

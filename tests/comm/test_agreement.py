@@ -84,7 +84,11 @@ def test_the_code_digest_follows_links_and_sees_content_and_names(tmp_path):
     (package / "kernels").symlink_to(linked)
     before = code_digest(package)
     (package / "notes.txt").write_text("not code")
+    (package / "measured").mkdir()
+    (package / "measured" / "gpu.json").write_text("{}")
     assert code_digest(package) == before
+    (package / "table.json").write_text("{}")
+    assert code_digest(package) != before
     (linked / "b.py").write_text("two = 2\n")
     with_linked = code_digest(package)
     assert with_linked != before
