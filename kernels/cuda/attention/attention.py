@@ -47,7 +47,7 @@ def paged_attention(
     plain, gpu = not cap and sinks is None, hardware.gpu_of(q.device)
     fp8 = k_pages.dtype == torch.uint8
     prefill = prefill_variant(dtype, head, gpu, plain, fp8)
-    streams = streams_of(dtype, head, gpu, plain and window is None)
+    streams = streams_of(dtype, head, gpu, plain and window is None, fp8)
     decode = decode_variant(dtype, head, rows, splits, sequences, key_heads, streams, fp8)
     return attend(q, k_pages, v_pages, batch, window, prefill, decode, cap, sinks)
 

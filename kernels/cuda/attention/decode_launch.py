@@ -6,8 +6,8 @@ import torch
 
 from tpdet.kernels.cuda.attention.decode import DecodeForm, SplitStates, attend_splits
 from tpdet.kernels.cuda.attention.merge_splits import merge_splits
-from tpdet.kernels.cuda.attention.operands import AttentionCall, page_tiles
-from tpdet.kernels.cuda.attention.streamed import BOX, StreamedForm, attend_streamed
+from tpdet.kernels.cuda.attention.operands import AttentionCall, exponent_lines, page_tiles
+from tpdet.kernels.cuda.attention.streamed import BOX, PROGRAMS, StreamedForm, attend_streamed
 from tpdet.kernels.cuda.attention.variants import (
     STREAMED_HEADS,
     WARP_SPECIALISED_TYPES,
@@ -89,17 +89,17 @@ def _launch_streamed(
     operands, shape, _, _ = call
     device, sequences = operands.q.device, batch.rows.shape[0]
     fp8 = operands.k_pages.dtype == torch.uint8
-    form = streamed_form(variant, sequences, fp8)
-    programs = form.PROGRAMS * multiprocessors(device)
+    form = streamed_form(variant, sequences)
+    boxes = page_tiles(call, BOX.value)
+    programs = PROGRAMS * multiprocessors(device)
     attend_streamed[(min(programs, batch.splits.shape[0] * shape.KEY_HEADS),)](
         operands,
         *page_tiles(call, TILE_TOKENS),
-        *page_tiles(call, BOX.value),
-        _page_words(call),
+        *boxes,
+        *(exponent_lines(call) if fp8 else boxes),
         states,
         arrival_counters(sequences * shape.KEY_HEADS, device),
-        batch.rows,
-        batch.tables,
+        (batch.rows, batch.tables),
         batch.tables.shape[1],
         sequences,
         batch.short_rows,
@@ -111,22 +111,16 @@ def _launch_streamed(
     )
 
 
-def _page_words(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pages of keys and values, as int32 where they are in fp8."""
-    k_pages, v_pages = call.operands.k_pages, call.operands.v_pages
-    if k_pages.dtype != torch.uint8:
-        return k_pages, v_pages
-    return k_pages.view(torch.int32), v_pages.view(torch.int32)
-
-
 def _check_streamed(call: AttentionCall, short_rows: int, variant: AttentionVariant) -> None:
     q, shape, rows = call.operands.q, call.shape, short_rows * call.shape.GROUP
     more = shape.WINDOW or shape.SINKS or call.cap is not None or rows > variant.rows
+    fp8_of_half = call.operands.k_pages.dtype == torch.uint8 and q.dtype == torch.float16
+    more = more or fp8_of_half
     if more or shape.HEAD not in STREAMED_HEADS or q.dtype not in WARP_SPECIALISED_TYPES:
         raise ValueError(
             f"streamed attention of {rows} rows of {q.dtype} heads of {shape.HEAD}: it has up to "
             f"{variant.rows} rows, heads of {STREAMED_HEADS}, one of {WARP_SPECIALISED_TYPES}, "
-            f"without window, soft-cap and sinks"
+            f"without window, soft-cap and sinks, and pages in fp8 of bf16 alone"
         )
 
 
@@ -167,14 +161,10 @@ def decode_form(variant: AttentionVariant, row_count: int, lanes: int) -> Decode
 
 
 @cache
-def streamed_form(variant: AttentionVariant, sequences: int, fp8: bool = False) -> StreamedForm:
-    """What a variant compiles the streamed kernel for, with so many sequences in the batch.
-
-    fp8: pages, of which three programs have room where there is one stage of numbers.
-    """
+def streamed_form(variant: AttentionVariant, sequences: int) -> StreamedForm:
+    """What a variant compiles the streamed kernel for, with so many sequences in the batch."""
     listed = max(_LEAST_LISTED, next_power_of_2(sequences))
-    programs = 3 if fp8 and variant.stages == 1 else 2
-    return StreamedForm(variant.rows, variant.stages, listed, programs)
+    return StreamedForm(variant.rows, variant.stages, listed)
 
 
 def arrival_counters(count: int, device: torch.device) -> torch.Tensor:

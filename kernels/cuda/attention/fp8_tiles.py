@@ -1,160 +1,123 @@
-"""The warps that make numbers of tiles of keys and values in fp8 (Hopper).
+"""Tiles of keys and values in fp8 as operands in registers (Hopper), for models in bf16.
 
-    codes      K and V of a tile [64, D] uint8, in stages that a warp copies to
-    numbers    the same in bf16 or fp16, in stages from which other warps multiply
-    factors    of a split, int32 [8, 64] in shared memory: four tiles of K, then of V
+    codes      a tile of K or V: pairs of lanes as int16 [64, D / 2] in shared memory
+    exponents  of a tile, bytes: of K, then of V, 128 apart
+    place      of a lane in its 16, which are one group of a product's chain: even ones, then odd
 
-They stand between the warp that copies and those that add up, which so read tiles as if these had
-been copied. q * 2^e is exact: a code's bits behind a zero exponent are q * 2^-120 in bf16 and
-q * 2^-8 in fp16, and one product by a power of two follows, NaN for a row that is not finite.
+A code's bits behind a zero exponent are q * 2^-120 in bf16, subnormal codes too: operands are that.
+The power of two that a row lacks is applied elsewhere, exactly: to the scores of a key in fp32, and
+to the weights by which values are multiplied, whose products are then the same. Rows of q take 2^64
+of it, as products of q * 2^-120 would fall below fp32's least normal number; those with a value of
+2^63 or more take none.
 """
 
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from tpdet.kernels.cuda.attention.split import PAGE, TILE, TILES
-from tpdet.kernels.cuda.attention.tile_line import end_sequence, sequence_of
-from tpdet.kernels.cuda.launch.warp_pipeline import (
-    reinterpreted,
-    slot_of,
-    wait_free,
-    wait_full,
-)
-from tpdet.kernels.order import PAGE_TOKENS, TILE_TOKENS
+from tpdet.kernels.cuda.launch.warp_pipeline import reinterpreted
+from tpdet.kernels.order import PAGE_TOKENS
 
-CONVERT_WARPS = gl.constexpr(4)
-_WORDS = gl.constexpr(2 * PAGE_TOKENS // 4)  # of a split's exponents: a thread has one
-_PARTS = gl.constexpr(2)  # of a tile: fewer registers
-_PART = gl.constexpr(TILE_TOKENS // 2)
-_NOT_FINITE = gl.constexpr(255)
+EXPONENTS = gl.constexpr(64)  # bytes of a tile's exponents
+EXPONENT_LINES = gl.constexpr(4)  # of 64 bytes in a stage: copies begin at multiples of 128
+_UP, _LARGE = gl.constexpr(2.0**64), gl.constexpr(2.0**63)
+_SCORE_BIAS = gl.constexpr(120 - 64)  # of a key's exponent byte: its factor's exponent field
+_WEIGHT_BIAS = gl.constexpr(120)
+_LARGEST_BYTE = gl.constexpr(134)  # of an exponent that is stored, 7; behind keys there are others
+_NOT_FINITE, _NAN = gl.constexpr(255), gl.constexpr(0x7FC00000)
 
-
-def _numbers_code(shift, kept, kind):
-    """Four codes $2 times a pair of factors $3 -> two pairs $0 and $1."""
-    lines = ["{", ".reg .b32 a, t;"]
-    for pair, picked in enumerate(("0x1404", "0x3424")):
-        lines += [
-            f"prmt.b32 a, $2, 0, {picked};",
-            f"shr.b32 t, a, {shift};",
-            f"and.b32 t, t, {kept};",
-            "lop3.b32 t, a, 0x80008000, t, 0xEA;",
-            f"mul.rn.{kind} ${pair}, t, $3;",
-        ]
-    return "\n".join([*lines, "}"])
-
-
-_TO_BFLOAT = _numbers_code(4, "0x07F007F0", "bf16x2")
-_TO_HALF = _numbers_code(1, "0x3F803F80", "f16x2")
+_HALF = "lop3.b32 {0}, t, 0x07F007F0, s, 0xEA;"
+_EVEN = "shl.b32 s, $2, 8; and.b32 s, s, 0x80008000; shl.b32 t, $2, 4;" + _HALF.format("$0")
+_ODD = "and.b32 s, $2, 0x80008000; shr.b32 t, $2, 4;" + _HALF.format("$1")
+_NUMBERS = gl.constexpr("{.reg .b32 s, t;" + _EVEN + _ODD + "}")
 
 
 @gluon.constexpr_function
-def _code_of(dtype):
-    return _TO_BFLOAT if dtype == gl.bfloat16 else _TO_HALF
+def page_rows(head, fp8):
+    """Rows of D values that a page of one key head has."""
+    return PAGE_TOKENS + (PAGE_TOKENS // head) * fp8
 
 
 @gluon.constexpr_function
-def page_rows(dtype, head):
-    """Rows of D elements that a page of one key head has."""
-    return PAGE_TOKENS + (PAGE_TOKENS // head) * (dtype == gl.uint8)
+def _key_layout(pairs):
+    """Pairs of lanes of keys [64, pairs] where the matrix instruction wants them."""
+    registers = [[0, 1], [8, 0]] + [[0, 8 << i] for i in range((pairs // 8).bit_length() - 1)]
+    lanes = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [64, pairs])
 
 
 @gluon.constexpr_function
-def _rows_layout(head):
-    """A layout of [64, D]: 8 values a thread, row beside row."""
-    return gl.BlockedLayout([1, 8], [256 // head, head // 8], [4, 1], [1, 0])
-
-
-@gluon.constexpr_function
-def _bytes_layout():
-    """A layout of words [128] by their bytes [128, 4]."""
-    return gl.BlockedLayout([1, 4], [32, 1], [4, 1], [1, 0])
+def _value_layout(pairs):
+    """Pairs of lanes of values [pairs, 64] likewise: a pair is rows r and r + 8."""
+    registers = [[0, 1], [0, 8], [0, 16], [0, 32]]
+    registers += [[32 << i, 0] for i in range((pairs // 32).bit_length() - 1)]
+    lanes = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[8, 0], [16, 0]], [], [pairs, 64])
 
 
 @gluon.jit
-def allocate_factors():
-    """Room for a split's factors."""
-    LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    return gl.allocate_shared_memory(gl.int32, [2 * TILES, TILE], LAYOUT)
+def placed_lanes(HEAD: gl.constexpr, LAYOUT: gl.constexpr, FP8: gl.constexpr):
+    """The lane at each place of a row [D]."""
+    lane = gl.arange(0, HEAD, layout=LAYOUT)
+    if FP8:
+        lane = (lane & -16) | ((lane & 7) << 1) | ((lane >> 3) & 1)
+    return lane
 
 
 @gluon.jit
-def _keep_factors(factors, pages, number, head, dtype: gl.constexpr, SHAPE: gl.constexpr):
-    """The factors of a split, by the exponents of its page: a pair of 2-byte values each."""
-    BYTES: gl.constexpr = _bytes_layout()
-    PAIRS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    # 1. a word of exponents for each thread: of K, then of V
-    thread = gl.arange(0, _WORDS, layout=gl.SliceLayout(1, BYTES))
-    page = (number.to(gl.int64) * SHAPE.KEY_HEADS + head) * (PAGE * (SHAPE.HEAD + 1) // 4)
-    word_at = page + (PAGE * SHAPE.HEAD // 4 + thread % (_WORDS // 2))
-    of_keys = thread < _WORDS // 2
-    word = gl.load(pages.words[0] + word_at, mask=of_keys, other=0)
-    word = word | gl.load(pages.words[1] + word_at, mask=thread >= _WORDS // 2, other=0)
-    # 2. its four factors
-    byte = gl.arange(0, 4, layout=gl.SliceLayout(0, BYTES))
-    stored = (word[:, None] >> (8 * byte)[None, :]) & 255
-    if dtype == gl.bfloat16:
-        factor = gl.where(stored == _NOT_FINITE, 0x7FC0, (stored + 120) << 7)
-    else:
-        factor = gl.where(stored == _NOT_FINITE, 0x7E00, (stored - 104) << 10)
-    reinterpreted(factors, gl.int32, [_WORDS, 4], PAIRS).store(factor | factor << 16)
-    tl.debug_barrier()
+def key_numbers(codes, OPERAND: gl.constexpr):
+    """Codes of keys [64, D / 2] -> q * 2^-120 [64, D], lanes by place."""
+    PAIRS: gl.constexpr = codes.shape[1]
+    packed = codes.load(_key_layout(PAIRS))
+    even, odd = gl.inline_asm_elementwise(
+        _NUMBERS, "=r,=r,r", [packed], (gl.bfloat16, gl.bfloat16), True, 2
+    )
+    apart = gl.join(even, odd).reshape([64, PAIRS // 8, 8, 2])
+    numbers = apart.permute([0, 1, 3, 2]).reshape([64, 2 * PAIRS])
+    return gl.convert_layout(numbers, OPERAND, assert_trivial=True)
 
 
 @gluon.jit
-def _write_numbers(codes, factors, first_key, length, out):
-    """The numbers of a tile's codes [64, D] to `out`, zeros from key `length` on."""
-    LAYOUT: gl.constexpr = _rows_layout(out.shape[1])
-    for part in gl.static_range(_PARTS):
-        factor = factors.slice(part * _PART, _PART).load(gl.SliceLayout(1, LAYOUT))
-        first = first_key + part * _PART
-        if first + _PART > length:
-            key = first + gl.arange(0, _PART, layout=gl.SliceLayout(1, LAYOUT))
-            factor = gl.where(key < length, factor, 0)
-        factor = gl.expand_dims(factor, 1)
-        loaded, factor = gl.broadcast(codes.slice(part * _PART, _PART).load(LAYOUT), factor)
-        numbers = gl.inline_asm_elementwise(
-            _code_of(out.dtype), "=r,=r,r,r,r,r,r", [loaded, factor], out.dtype, True, 4
-        )
-        out.slice(part * _PART, _PART).store(numbers)
-    fence_async_shared()
-    tl.debug_barrier()
+def value_numbers(codes, OPERAND: gl.constexpr):
+    """Codes of values [64, D / 2] -> q * 2^-120 [D, 64], lanes by place."""
+    PAIRS: gl.constexpr = codes.shape[1]
+    packed = codes.permute((1, 0)).load(_value_layout(PAIRS))
+    even, odd = gl.inline_asm_elementwise(
+        _NUMBERS, "=r,=r,r", [packed], (gl.bfloat16, gl.bfloat16), True, 2
+    )
+    apart = gl.join(even, odd).reshape([PAIRS // 8, 8, 64, 2])
+    numbers = apart.permute([0, 3, 1, 2]).reshape([2 * PAIRS, 64])
+    return gl.convert_layout(numbers, OPERAND, assert_trivial=True)
 
 
 @gluon.jit
-def convert(codes, numbers, factors, pages, line, SHAPE: gl.constexpr):
-    """Four warps: all tiles of the program's part, one after another."""
-    KEY_HEADS: gl.constexpr = SHAPE.KEY_HEADS
-    step = 0
-    for sequence in range(line.begin.sequence, end_sequence(line)):
-        _row, count, start, splits, begin, end = sequence_of(line, sequence, KEY_HEADS)
-        for unit in range(begin, end):
-            head = unit // splits
-            split = unit - head * splits
-            number = gl.load(pages.tables + sequence * pages.widest + split)
-            _keep_factors(factors, pages, number, head, numbers.k.dtype, SHAPE)
-            keys = gl.minimum(start + count - split * PAGE, PAGE)
-            for tile in range(0, gl.cdiv(keys, TILE)):
-                taken = slot_of(codes.k_free, step)
-                slot = slot_of(numbers.k_free, step)
-                first_key = tile * TILE
-                # 1. keys
-                wait_full(codes.k_full, step)
-                wait_free(numbers.k_free, step)
-                of_keys = factors.index(tile)
-                _write_numbers(
-                    codes.k.index(taken), of_keys, first_key, keys, numbers.k.index(slot)
-                )
-                mbarrier.arrive(codes.k_free.index(taken), count=1)
-                mbarrier.arrive(numbers.k_full.index(slot), count=1)
-                # 2. values
-                wait_full(codes.v_full, step)
-                wait_free(numbers.v_free, step)
-                of_values = factors.index(TILES + tile)
-                _write_numbers(
-                    codes.v.index(taken), of_values, first_key, keys, numbers.v.index(slot)
-                )
-                mbarrier.arrive(codes.v_free.index(taken), count=1)
-                mbarrier.arrive(numbers.v_full.index(slot), count=1)
-                step += 1
+def raised_query(q, LAYOUT: gl.constexpr):
+    """q [R, D] times 2^64 or 1, and what scores of a row still lack of 2^64 [R]."""
+    wide = q.to(gl.float32)
+    small = gl.max(gl.abs(wide), 1) < _LARGE
+    up = gl.where(small, _UP, 1.0)
+    lack = gl.convert_layout(gl.where(small, 1.0, _UP), LAYOUT)
+    return (wide * up[:, None]).to(q.dtype), lack
+
+
+@gluon.jit
+def _stored(exponents, first: gl.constexpr, LAYOUT: gl.constexpr):
+    """A tile's exponents, of K or of V [64] int32."""
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    flat = reinterpreted(exponents, gl.uint8, [EXPONENT_LINES * EXPONENTS], FLAT)
+    return flat.slice(first, EXPONENTS).load(LAYOUT).to(gl.int32)
+
+
+@gluon.jit
+def score_factors(exponents, LAYOUT: gl.constexpr):
+    """The factors [64] fp32 that scores of a tile's keys lack; NaN of a key that is not finite."""
+    stored = _stored(exponents, 0, LAYOUT)
+    field = gl.where(stored == _NOT_FINITE, _NAN, (stored + _SCORE_BIAS) << 23)
+    return gl.cast(field, gl.float32, bitcast=True)
+
+
+@gluon.jit
+def weight_factors(exponents, LAYOUT: gl.constexpr):
+    """The factors [64] bf16 of the weights of a tile's values; all are finite."""
+    stored = _stored(exponents, 2 * EXPONENTS, LAYOUT)
+    field = (gl.minimum(stored, _LARGEST_BYTE) + _WEIGHT_BIAS) << 7
+    return gl.cast(field.to(gl.int16), gl.bfloat16, bitcast=True)

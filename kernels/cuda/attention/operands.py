@@ -10,6 +10,7 @@ from tpdet.kernels.cuda.attention.split import score_cap, score_scale
 from tpdet.kernels.cuda.launch.sizes import next_power_of_2
 from tpdet.kernels.cuda.launch.warp_pipeline import tile_layout
 from tpdet.kernels.cuda.pointwise.soft_cap import SoftCap
+from tpdet.kernels.order import TILE_TOKENS
 
 _SWIZZLE_BYTES = 128  # a line of a tile in shared memory
 
@@ -73,13 +74,23 @@ def attention_call(
 
 
 def page_tiles(call: AttentionCall, keys: int) -> list[TensorDescriptor]:
-    """K and V of 1 or 2 bytes a value by `keys`, [keys, D], as warps copy them (Hopper)."""
-    head, size = call.shape.HEAD, call.operands.k_pages.element_size()
-    layout = tile_layout(min(_SWIZZLE_BYTES, size * head), 8 * size)
-    return [
-        TensorDescriptor.from_tensor(pages.view(-1, head), [keys, head], layout)
-        for pages in (call.operands.k_pages, call.operands.v_pages)
-    ]
+    """K and V by `keys`, [keys, D] of 2 bytes, as warps copy them (Hopper); in fp8 pairs of lanes.
+
+    These are int16 [keys, D / 2].
+    """
+    operands, head = call.operands, call.shape.HEAD
+    pages = [operands.k_pages, operands.v_pages]
+    if operands.k_pages.dtype == torch.uint8:
+        head, pages = head // 2, [x.view(torch.int16) for x in pages]
+    layout = tile_layout(min(_SWIZZLE_BYTES, 2 * head), 16)
+    return [TensorDescriptor.from_tensor(x.view(-1, head), [keys, head], layout) for x in pages]
+
+
+def exponent_lines(call: AttentionCall) -> list[TensorDescriptor]:
+    """Pages of K and V in fp8 as bytes, by the exponents of a tile's keys [1, 64]."""
+    layout, lines = tile_layout(0, 8), [1, TILE_TOKENS]
+    pages = call.operands.k_pages, call.operands.v_pages
+    return [TensorDescriptor.from_tensor(x.view(-1, TILE_TOKENS), lines, layout) for x in pages]
 
 
 @cache

@@ -4,14 +4,15 @@
     R       rows of an item (ROWS): a token and a query head of the group each
     D       lanes of a head (HEAD)
     k_tiles, v_tiles    the pages [P * Hkv * 256, D] in blocks of [64, D]; k_boxes, v_boxes: [16, D]
-                        in fp8 a page has 256 / D more rows, its exponents
-    words    the pages of K and of V, as int32 where they are in fp8
-    rows [S, 3], tables [S, widest], arrivals [S * Hkv]: int32; states: the workspace, `SplitStates`
+                        in fp8 pairs of lanes, int16 [64, D / 2], and a page has 256 / D more rows
+    k_exponents, v_exponents    pages in fp8 as bytes in blocks of [1, 64]; else any
+    lists    rows [S, 3] and tables [S, widest], int32, as is arrivals [S * Hkv]
+    states   the workspace, `SplitStates`
 
 `tile_line.py` deals out the splits. Those of an item that one program has merge in registers, one
 after another. Else their states go through the workspace, as in `decode.py`, and the program that
 completes the item merges all of them, in ascending order. Two programs share a
-multiprocessor, or three.
+multiprocessor.
 """
 
 from typing import Any, NamedTuple
@@ -22,12 +23,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from tpdet.kernels.cuda.attention.fp8_tiles import (
-    CONVERT_WARPS,
-    allocate_factors,
-    convert,
+    EXPONENT_LINES,
+    EXPONENTS,
     page_rows,
+    placed_lanes,
+    raised_query,
 )
 from tpdet.kernels.cuda.attention.split import PAGE, TILE, TILES, UNSEEN, sees_split
+from tpdet.kernels.cuda.attention.streamed_codes import coded_split
 from tpdet.kernels.cuda.attention.streamed_split import (
     StreamedRows,
     StreamedTiles,
@@ -48,69 +51,58 @@ from tpdet.kernels.cuda.launch.warp_pipeline import (
     wait_free,
 )
 
+PROGRAMS = 2  # of a multiprocessor
+REGISTERS, COPYING_REGISTERS = gl.constexpr(128), gl.constexpr(40)  # of a thread
 BOX = gl.constexpr(16)  # keys that are copied together at a sequence's end
 _BOXES = gl.constexpr(TILE // BOX)
 _OUTSIDE = gl.constexpr(1 << 30)  # a row that no pages have: zeros are copied
-_CODE_STAGES = gl.constexpr(2)
 _AHEAD = gl.constexpr(4)  # splits whose states are loaded ahead of their merge
 
 
 class StreamedForm(NamedTuple):
-    """What `attend_streamed` is compiled for: rows of an item, 8 or 16; LISTED: see `tile_line`.
-
-    PROGRAMS: of a multiprocessor, of which each then has so many registers a thread.
-    """
+    """What `attend_streamed` is compiled for: rows of an item, 8 or 16; LISTED: see `tile_line`."""
 
     ROWS: int
     STAGES: int
     LISTED: int
-    PROGRAMS: int = 2
-
-
-@gluon.constexpr_function
-def registers_of(programs, fp8):
-    """Registers of a thread at the launch, of those that convert, and of the one that copies."""
-    if not fp8:
-        return 128, 0, 40
-    return (80, 48, 40) if programs == 2 else (56, 40, 24)
-
-
-class StreamedPages(NamedTuple):
-    """Pages of sequences, and the pages of K and of V in fp8 as int32."""
-
-    tables: Any
-    widest: Any
-    words: Any
 
 
 class PageTiles(NamedTuple):
-    """The pages by tiles and by boxes of them."""
+    """The pages by tiles, by boxes of them, and by exponents."""
 
     k: Any
     v: Any
     k_boxes: Any
     v_boxes: Any
+    k_exponents: Any
+    v_exponents: Any
 
 
 @gluon.jit
-def _allocate_tiles(
-    dtype: gl.constexpr, STAGES: gl.constexpr, HEAD: gl.constexpr, LAYOUT: gl.constexpr
-):
+def _allocate_tiles(tiles, STAGES: gl.constexpr):
     """Stages, and barriers by which K and V of each are waited for and released apart."""
-    k = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD], LAYOUT)
-    v = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD], LAYOUT)
+    ACROSS: gl.constexpr = tiles.k.block_type.shape[1]
+    k = gl.allocate_shared_memory(tiles.k.dtype, [STAGES, TILE, ACROSS], tiles.k.layout)
+    v = gl.allocate_shared_memory(tiles.k.dtype, [STAGES, TILE, ACROSS], tiles.k.layout)
+    exponents = k
+    if tiles.k.dtype == gl.int16:
+        LINES: gl.constexpr = tiles.k_exponents.layout
+        exponents = gl.allocate_shared_memory(gl.uint8, [STAGES, EXPONENT_LINES, EXPONENTS], LINES)
     k_full = allocate_barriers(STAGES)
     v_full = allocate_barriers(STAGES)
     k_free = allocate_barriers(STAGES)
     v_free = allocate_barriers(STAGES)
     init_barriers((k_full, v_full), (k_free, v_free), 1)
-    return StreamedTiles(k, v, k_full, v_full, k_free, v_free)
+    return StreamedTiles(k, v, exponents, k_full, v_full, k_free, v_free)
 
 
 @gluon.jit
-def _copy_keys(tiles, boxes, full, stages, slot, row, keys):
-    """Ask for a tile of `keys` keys from a row of the pages on; whole boxes behind are zeros."""
-    expect(full, slot, tiles.block_type.nbytes)
+def _copy_keys(tiles, boxes, full, stages, slot, row, keys, MORE: gl.constexpr):
+    """Ask for a tile of `keys` keys from a row of the pages on; whole boxes behind are zeros.
+
+    MORE: bytes that will come beside it.
+    """
+    expect(full, slot, tiles.block_type.nbytes + MORE)
     if keys > TILE - BOX:
         copy_tile(tiles, [row, 0], full.index(slot), stages.index(slot))
     else:
@@ -124,6 +116,8 @@ def _copy_keys(tiles, boxes, full, stages, slot, row, keys):
 def _produce(tiles, pipeline, line, tables, widest, SHAPE: gl.constexpr):
     """The copying warp: all tiles of the program's part, one after another."""
     KEY_HEADS: gl.constexpr = SHAPE.KEY_HEADS
+    FP8: gl.constexpr = tiles.k.dtype == gl.int16
+    MORE: gl.constexpr = 2 * EXPONENTS * FP8
     step = 0
     for sequence in range(line.begin.sequence, end_sequence(line)):
         _row, count, start, splits, begin, end = sequence_of(line, sequence, KEY_HEADS)
@@ -131,25 +125,44 @@ def _produce(tiles, pipeline, line, tables, widest, SHAPE: gl.constexpr):
             head = unit // splits
             split = unit - head * splits
             number = gl.load(tables + sequence * widest + split)
-            first = (number * KEY_HEADS + head) * page_rows(tiles.k.dtype, SHAPE.HEAD)
+            page_of_head = number * KEY_HEADS + head
+            first = page_of_head * page_rows(SHAPE.HEAD, FP8)
             keys = gl.minimum(start + count - split * PAGE, PAGE)
             for tile in range(0, gl.cdiv(keys, TILE)):
                 slot = slot_of(pipeline.k_free, step)
                 row = first + tile * TILE
                 rest = keys - tile * TILE
                 wait_free(pipeline.k_free, step)
-                _copy_keys(tiles.k, tiles.k_boxes, pipeline.k_full, pipeline.k, slot, row, rest)
+                full = pipeline.k_full
+                _copy_keys(tiles.k, tiles.k_boxes, full, pipeline.k, slot, row, rest, MORE)
+                if FP8:
+                    line_at = (
+                        page_of_head * (EXPONENTS // 16 * (SHAPE.HEAD + 1)) + SHAPE.HEAD * 4 + tile
+                    )
+                    lines = pipeline.exponents.index(slot)
+                    copy_tile(tiles.k_exponents, [line_at, 0], full.index(slot), lines.slice(0, 1))
+                    copy_tile(tiles.v_exponents, [line_at, 0], full.index(slot), lines.slice(2, 1))
                 wait_free(pipeline.v_free, step)
-                _copy_keys(tiles.v, tiles.v_boxes, pipeline.v_full, pipeline.v, slot, row, rest)
+                full = pipeline.v_full
+                _copy_keys(tiles.v, tiles.v_boxes, full, pipeline.v, slot, row, rest, 0)
                 step += 1
 
 
 @gluon.jit
-def _load_query(operands, first_row, count, head, there, ROWS: gl.constexpr, SHAPE: gl.constexpr):
+def _load_query(
+    operands,
+    first_row,
+    count,
+    head,
+    there,
+    ROWS: gl.constexpr,
+    SHAPE: gl.constexpr,
+    FP8: gl.constexpr,
+):
     """The rows of an item [R, D], if it is there; those past `count` tokens are zeros."""
     FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, FLAT))
-    lane = gl.arange(0, SHAPE.HEAD, layout=gl.SliceLayout(0, FLAT))
+    lane = placed_lanes(SHAPE.HEAD, gl.SliceLayout(0, FLAT), FP8)
     token = row // SHAPE.GROUP
     column = (head * SHAPE.GROUP + row % SHAPE.GROUP) * SHAPE.HEAD
     line = (first_row + token).to(gl.int64) * operands.q_stride + column
@@ -192,13 +205,15 @@ def _merge_item(states, first, stride, splits, position, live, HEAD: gl.constexp
 
 
 @gluon.jit
-def _store_result(operands, mass, total, first_row, head, live, SHAPE: gl.constexpr):
+def _store_result(
+    operands, mass, total, first_row, head, live, SHAPE: gl.constexpr, FP8: gl.constexpr
+):
     """An item's rows of the output, from its mass [R] and total [D, R]."""
     ROWS: gl.constexpr = live.shape[0]
     SCORE: gl.constexpr = swapped_layout(ROWS)
     BY_ROW: gl.constexpr = gl.SliceLayout(0, SCORE)
     row = gl.arange(0, ROWS, layout=BY_ROW)
-    lane = gl.arange(0, SHAPE.HEAD, layout=gl.SliceLayout(1, SCORE))
+    lane = placed_lanes(SHAPE.HEAD, gl.SliceLayout(1, SCORE), FP8)
     one = gl.full((ROWS,), 1.0, gl.float32, layout=BY_ROW)
     result = total * gl.div_rn(one, gl.where(live, mass, 1.0))[None, :] + 0.0
     to = (first_row + row // SHAPE.GROUP).to(gl.int64) * (SHAPE.KEY_HEADS * SHAPE.GROUP)
@@ -209,11 +224,21 @@ def _store_result(operands, mass, total, first_row, head, live, SHAPE: gl.conste
 
 @gluon.jit
 def _consume(
-    pipeline, query, weights, operands, states, arrivals, line, row_count, SHAPE: gl.constexpr
+    pipeline,
+    query,
+    weights,
+    operands,
+    states,
+    arrivals,
+    line,
+    row_count,
+    SHAPE: gl.constexpr,
+    FORM: gl.constexpr,
 ):
     """The four warps that add up: all splits of the part, and the results of its items."""
     KEY_HEADS: gl.constexpr = SHAPE.KEY_HEADS
     HEAD: gl.constexpr = SHAPE.HEAD
+    FP8: gl.constexpr = pipeline.k.dtype == gl.int16
     ROWS: gl.constexpr = query.shape[0]
     SCORE: gl.constexpr = swapped_layout(ROWS)
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, SCORE, 2)
@@ -227,20 +252,24 @@ def _consume(
         pairs = gl.where(sequence == line.begin.sequence, line.begin.pairs, line.end.pairs)
         token = row // SHAPE.GROUP
         live = token < count
-        rows = StreamedRows(
-            query, weights, ones, start + token, start, start + count, operands.scale
-        )
         divisor = gl.maximum(splits, 1)
         first_head = begin // divisor
         end_head = gl.cdiv(end, divisor)
-        loaded = _load_query(operands, first_row, count, first_head, begin < end, ROWS, SHAPE)
+        there = begin < end
+        loaded = _load_query(operands, first_row, count, first_head, there, ROWS, SHAPE, FP8)
         for head in range(first_head, end_head):
             # 1. rows of q, and of the next key head
+            lack = operands.scale
+            if FP8:
+                loaded, lack = raised_query(loaded, gl.SliceLayout(0, SCORE))
             query.store(loaded)
             fence_async_shared()
             tl.debug_barrier()
             more = head + 1 < end_head
-            loaded = _load_query(operands, first_row, count, head + 1, more, ROWS, SHAPE)
+            loaded = _load_query(operands, first_row, count, head + 1, more, ROWS, SHAPE, FP8)
+            rows = StreamedRows(
+                query, lack, weights, ones, start + token, start, start + count, operands.scale
+            )
             low = gl.maximum(begin - head * splits, 0)
             high = gl.minimum(end - head * splits, splits)
             whole = high - low == splits
@@ -249,7 +278,10 @@ def _consume(
             for split in range(low, high):
                 # 2. the state of a split
                 tiles = gl.minimum(gl.cdiv(start + count, TILE) - split * TILES, TILES)
-                m, w, o = streamed_split(rows, pipeline, step, split, tiles, BOX)
+                if FP8:
+                    m, w, o = coded_split(rows, pipeline, step, split, tiles)
+                else:
+                    m, w, o = streamed_split(rows, pipeline, step, split, tiles, BOX)
                 step += tiles
                 # 3. merge it, or leave it to the program that completes the item
                 if whole:
@@ -276,7 +308,7 @@ def _consume(
                     )
             # 5. the result
             if complete:
-                _store_result(operands, mass, total, first_row, head, live, SHAPE)
+                _store_result(operands, mass, total, first_row, head, live, SHAPE, FP8)
 
 
 @gluon.jit(do_not_specialize=["widest", "sequences", "short_rows"])
@@ -286,11 +318,11 @@ def attend_streamed(
     v_tiles,
     k_boxes,
     v_boxes,
-    words,
+    k_exponents,
+    v_exponents,
     states,
     arrivals,
-    rows,
-    tables,
+    lists,
     widest,
     sequences,
     short_rows,
@@ -303,50 +335,42 @@ def attend_streamed(
     There is no window, no cap and no sink.
     """
     await_earlier(DEPENDENT)
-    FP8: gl.constexpr = k_tiles.dtype == gl.uint8
-    SHARES: gl.constexpr = registers_of(FORM.PROGRAMS, FP8)
-    LAUNCHED: gl.constexpr = SHARES[0]
-    CONVERTING: gl.constexpr = SHARES[1]
-    COPYING: gl.constexpr = SHARES[2]
-    limit_registers(LAUNCHED)
+    FP8: gl.constexpr = k_tiles.dtype == gl.int16
+    limit_registers(REGISTERS)
     HEAD: gl.constexpr = SHAPE.HEAD
     LAYOUT: gl.constexpr = number_layout()
     dtype: gl.constexpr = operands.q.dtype.element_ty
     # 1. shared memory: the stages, the rows of an item, the weights of two tiles
-    pipeline = _allocate_tiles(dtype, FORM.STAGES, HEAD, LAYOUT)
+    tiles = PageTiles(k_tiles, v_tiles, k_boxes, v_boxes, k_exponents, v_exponents)
+    pipeline = _allocate_tiles(tiles, FORM.STAGES)
     query = gl.allocate_shared_memory(dtype, [FORM.ROWS, HEAD], LAYOUT)
-    weights = gl.allocate_shared_memory(dtype, [2, FORM.ROWS, TILE], LAYOUT)
-    # 2. the warps that add up, and the one that copies
-    line = tile_line(rows, sequences, short_rows, SHAPE.KEY_HEADS, FORM.LISTED)
-    tiles = PageTiles(k_tiles, v_tiles, k_boxes, v_boxes)
-    row_count = short_rows * SHAPE.GROUP
     if FP8:
-        # 3. between them those that make numbers of what is copied
-        CODES: gl.constexpr = k_tiles.layout
-        codes = _allocate_tiles(k_tiles.dtype, _CODE_STAGES, HEAD, CODES)
-        pages = StreamedPages(tables, widest, words)
-        factors = allocate_factors()
-        gl.warp_specialize(
-            [
-                (
-                    _consume,
-                    (pipeline, query, weights, operands, states, arrivals, line, row_count, SHAPE),
-                ),
-                (convert, (codes, pipeline, factors, pages, line, SHAPE)),
-                (_produce, (tiles, codes, line, tables, widest, SHAPE)),
-            ],
-            [CONVERT_WARPS, 1],
-            [CONVERTING, COPYING],
-        )
+        SIZE: gl.constexpr = [2 * FORM.ROWS, TILE]
+        weights = gl.allocate_shared_memory(dtype, SIZE, LAYOUT)
     else:
-        gl.warp_specialize(
-            [
+        weights = gl.allocate_shared_memory(dtype, [2, FORM.ROWS, TILE], LAYOUT)
+    # 2. the warps that add up, and the one that copies
+    line = tile_line(lists[0], sequences, short_rows, SHAPE.KEY_HEADS, FORM.LISTED)
+    row_count = short_rows * SHAPE.GROUP
+    gl.warp_specialize(
+        [
+            (
+                _consume,
                 (
-                    _consume,
-                    (pipeline, query, weights, operands, states, arrivals, line, row_count, SHAPE),
+                    pipeline,
+                    query,
+                    weights,
+                    operands,
+                    states,
+                    arrivals,
+                    line,
+                    row_count,
+                    SHAPE,
+                    FORM,
                 ),
-                (_produce, (tiles, pipeline, line, tables, widest, SHAPE)),
-            ],
-            [1],
-            [COPYING],
-        )
+            ),
+            (_produce, (tiles, pipeline, line, lists[1], widest, SHAPE)),
+        ],
+        [1],
+        [COPYING_REGISTERS],
+    )

@@ -34,10 +34,14 @@ from tpdet.kernels.cuda.launch.warp_pipeline import release, slot_of, wait_full
 
 
 class StreamedTiles(NamedTuple):
-    """What is copied, and is free again, apart: K and V of a tile, [STAGES, 64, D]."""
+    """What is copied, and is free again, apart: K and V of a tile, [STAGES, 64, D].
+
+    In fp8 k and v are int16 [STAGES, 64, D / 2], and exponents [STAGES, 4, 64] arrive with K.
+    """
 
     k: Any
     v: Any
+    exponents: Any
     k_full: Any
     v_full: Any
     k_free: Any
@@ -45,9 +49,13 @@ class StreamedTiles(NamedTuple):
 
 
 class StreamedRows(NamedTuple):
-    """Rows of an item: q and weights in shared memory, ones; `start`: the first one's position."""
+    """Rows of an item: q and weights in shared memory, ones; `start`: the first one's position.
+
+    weights: of two tiles, in fp8 then those that are scaled; lack: of scores (`raised_query`).
+    """
 
     query: Any
+    lack: Any
     weights: Any
     ones: Any
     position: Any
@@ -86,21 +94,28 @@ def merge_swapped(largest, mass, total, visible, m, w, o):
 def _begin_scores(rows, pipeline, step):
     """Begin the scores of a tile once its keys are there; they are to be waited for."""
     ROWS: gl.constexpr = rows.query.shape[0]
-    empty = gl.zeros((TILE, ROWS), gl.float32, layout=swapped_layout(ROWS))
+    SCORE: gl.constexpr = swapped_layout(ROWS)
+    empty = gl.zeros((TILE, ROWS), gl.float32, layout=SCORE)
     wait_full(pipeline.k_full, step)
     keys = pipeline.k.index(slot_of(pipeline.k_full, step))
     return warpgroup_mma(keys, rows.query.permute((1, 0)), empty, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def _take_weights(score, rows, pipeline, step, tile, first_key, m):
-    """A tile's weights, rounded, to shared memory; the raised maximum, and the state's factor."""
-    ROWS: gl.constexpr = rows.query.shape[0]
-    SCORE: gl.constexpr = swapped_layout(ROWS)
+def seen_scores(score, rows, first_key):
+    """Scores of a tile, of which those of keys that no row sees lie below all others."""
     if first_key + TILE > rows.start + 1:
+        SCORE: gl.constexpr = swapped_layout(rows.query.shape[0])
         key = first_key + gl.arange(0, TILE, layout=gl.SliceLayout(1, SCORE))
         seen = sees(key[:, None], rows.position[None, :], 0, False)
         score = gl.where(seen, score, BEYOND)
+    return score
+
+
+@gluon.jit
+def _take_weights(score, rows, pipeline, step, tile, first_key, m):
+    """A tile's weights, rounded, to shared memory; the raised maximum, and the state's factor."""
+    score = seen_scores(score, rows, first_key)
     raised = gl.maximum(m, gl.max(score, 0) * rows.scale)
     weight = gl.exp2(gl.fma(score, rows.scale, -raised[None, :]))
     rows.weights.index(tile % 2).permute((1, 0)).store(weight.to(rows.weights.dtype))
@@ -114,9 +129,9 @@ def _take_weights(score, rows, pipeline, step, tile, first_key, m):
 def _begin_sums(rows, pipeline, step, tile, shrink, w, o):
     """Begin to add a tile's weights times its values onto o, and times ones onto w, shrunk."""
     wait_full(pipeline.v_full, step)
-    values = pipeline.v.index(slot_of(pipeline.v_full, step)).permute((1, 0))
+    values = pipeline.v.index(slot_of(pipeline.v_full, step))
     weight = rows.weights.index(tile % 2).permute((1, 0))
-    sums = warpgroup_mma(values, weight, o * shrink[None, :], is_async=True)
+    sums = warpgroup_mma(values.permute((1, 0)), weight, o * shrink[None, :], is_async=True)
     masses = warpgroup_mma(rows.ones, weight, w * shrink[None, :], is_async=True)
     return masses, sums
 

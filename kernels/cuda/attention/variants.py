@@ -12,7 +12,7 @@ WIDE_ROWS = 64  # of a program: fewer have no wide matrix instruction
 _WARP_SPECIALISED_ROWS, _CONSUMER_WARPS = 128, 4
 _LEAST_STAGES = 3  # the scores of a tile begin while the stages of two others are in use
 STREAMED_HEADS, STREAMED_ROWS = (64, 128), (8, 16)
-_STREAMED_STAGES, _FP8_STAGES = 3, 2
+_STREAMED_STAGES, _FP8_STAGES = 3, 4
 _STREAMED_SPLITS = 2048  # of all key heads: seven a program, as lengths may differ
 _FP8_SPLITS = 128  # likewise, where the other form has more to compute
 _FUSED_SPLITS = 16  # a sequence, on average: with more splits the merge is spread wider
@@ -108,9 +108,15 @@ def decode_variant(
     return AttentionVariant(32, 4, 3, fused=fused, swapped=True)
 
 
-def streams_of(dtype: torch.dtype, head: int, gpu: Gpu, plain: bool = True) -> bool:
-    """Whether decode attention can be streamed; plain: without a window, a soft-cap and sinks."""
-    return gpu.wgmma and plain and head in STREAMED_HEADS and dtype in WARP_SPECIALISED_TYPES
+def streams_of(
+    dtype: torch.dtype, head: int, gpu: Gpu, plain: bool = True, fp8: bool = False
+) -> bool:
+    """Whether decode attention can be streamed; plain: without a window, a soft-cap and sinks.
+
+    fp8: pages; fp16 has too few exponents for the powers of two of their weights.
+    """
+    types = WARP_SPECIALISED_TYPES[:1] if fp8 else WARP_SPECIALISED_TYPES
+    return gpu.wgmma and plain and head in STREAMED_HEADS and dtype in types
 
 
 def _streams_well(rows: int, splits: int, sequences: int, key_heads: int, least: int) -> bool:

@@ -41,11 +41,10 @@ def fused(a, b, c):
     return torch.from_numpy(rounded_once(a, b, c) if rounded_once else a * b + c)
 
 
-def numbers_of_codes(codes, factors, dtype):
-    """What `fp8_tiles` makes of codes and pairs of powers of two: exact in fp32, then `dtype`."""
-    scale = 2.0**-120 if dtype == torch.bfloat16 else 2.0**-8
-    numbers = codes.view(torch.float8_e4m3fn).float() * scale
-    return (numbers * (factors & 0xFFFF).to(torch.int16).view(dtype).float()).to(dtype)
+def numbers_of_codes(pairs):
+    """What `fp8_tiles` makes of pairs of codes int16: q * 2^-120 of the even lanes, of the odd."""
+    codes = pairs.contiguous().view(torch.float8_e4m3fn).view(*pairs.shape, 2)
+    return tuple((codes.float() * 2.0**-120).to(torch.bfloat16).unbind(-1))
 
 
 class Pointer:
@@ -248,13 +247,13 @@ def language(machine, program, programs):
     def allocate(dtype, shape, layout, value=None):
         if dtype == torch.int64:
             return Barriers(shape[0])
-        unwritten = _UNWRITTEN & 0xFF if dtype == torch.uint8 else _UNWRITTEN
+        unwritten = _UNWRITTEN & (1 << 8 * dtype.itemsize) - 1
         unwritten = torch.nan if dtype.is_floating_point else unwritten
         return Shared(torch.full(shape, unwritten, dtype=dtype) if value is None else value)
 
     def assembly(code, _, arguments, dtype, *__, **___):
-        if code.startswith("{\n.reg .b32 a, t;\nprmt.b32 a, $2, 0, 0x1404;"):
-            return numbers_of_codes(*arguments, dtype)
+        if code.startswith("{.reg .b32 s, t;shl.b32 s, $2, 8;"):
+            return numbers_of_codes(*arguments)
         if not code.startswith("cvt.rn.bf16x2.f32"):
             raise AssertionError(f"no emulation of {code}")
         return arguments[0].to(dtype)
@@ -264,6 +263,7 @@ def language(machine, program, programs):
         constexpr=None,
         bfloat16=torch.bfloat16,
         uint8=torch.uint8,
+        int16=torch.int16,
         float32=torch.float32,
         int32=torch.int32,
         int64=torch.int64,
@@ -284,7 +284,8 @@ def language(machine, program, programs):
         arange=lambda first, end, layout: torch.arange(first, end),
         full=lambda shape, value, dtype, layout=None: torch.full(shape, value, dtype=dtype),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
-        minimum=min,
+        minimum=lambda a, b: a.clamp(max=b) if isinstance(a, torch.Tensor) else min(a, b),
+        abs=torch.abs,
         static_range=range,
         maximum=lambda a, b: max(a, b) if isinstance(a, int) else through_numpy(numpy.fmax)(a, b),
         max=reduced(torch.max, numpy.fmax.reduce),

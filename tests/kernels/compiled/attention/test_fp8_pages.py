@@ -11,8 +11,8 @@ import triton
 
 from tests.kernels.compiled.attention.test_attention import operand_types
 from tests.kernels.compiled.attention.test_decode import attention_types, check, compiled
+from tests.kernels.compiled.attention.test_streamed import RESERVED, walks_all
 from tests.kernels.compiled.attention.test_streamed import compiled as compiled_streamed
-from tests.kernels.compiled.attention.test_streamed import walks_all
 from tests.kernels.compiled.test_gemm import compile_for_hopper
 from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tests.lib.some_slow import some_slow
@@ -20,6 +20,7 @@ from tpdet.kernels.cuda.attention.decode import attend_splits
 from tpdet.kernels.cuda.attention.decode_launch import decode_form
 from tpdet.kernels.cuda.attention.operands import AttentionShape
 from tpdet.kernels.cuda.attention.prefill import PrefillForm, attend_blocks
+from tpdet.kernels.cuda.attention.streamed import PROGRAMS
 from tpdet.kernels.cuda.attention.variants import AttentionVariant, decode_variant, prefill_variant
 from tpdet.kernels.cuda.hardware import H100, H200
 from tpdet.kernels.cuda.pointwise import norm
@@ -30,6 +31,7 @@ from tpdet.kernels.cuda.pointwise.rotate_and_store import (
 )
 
 SPILLED = {128: 64, 256: 512}
+SPILLED_STREAMED = 16
 OTHER_ORDER = "kWidth = 4"
 """What Triton makes of 8-bit operands of narrow products: groups of 16 that are not in a row."""
 
@@ -92,31 +94,25 @@ def test_prompts_are_attended_to_by_wide_products(head):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head", "group", "rows", "programs"),
-    some_slow(
-        [(torch.bfloat16, 128, 4, 8, 2)],
-        [
-            (torch.bfloat16, 128, 4, 8, 3),
-            (torch.bfloat16, 128, 4, 8, 2),
-            (torch.float16, 64, 7, 8, 3),
-            (torch.bfloat16, 128, 8, 16, 2),
-        ],
-    ),
+    ("head", "group", "rows"),
+    some_slow([(128, 4, 8)], [(128, 4, 8), (64, 7, 8), (128, 8, 16)]),
 )
-def test_streamed_tiles_become_numbers_in_warps_of_their_own(dtype, head, group, rows, programs):
-    done = compiled_streamed(dtype, head, group, rows, True, programs)
+def test_streamed_codes_become_operands_in_registers(head, group, rows):
+    stages = decode_variant(torch.bfloat16, head, rows, 512, 64, streams=True, fp8=True).stages
+    done = compiled_streamed(torch.bfloat16, head, group, rows, stages, True)
     assert "serialized" not in done.log and "C7515" not in done.log, done.log
     assert f"wgmma.mma_async.sync.aligned.m64n{rows}k16" in done.ptx and "mma.sync" not in done.ptx
-    assert f"mul.rn.{'bf16x2' if dtype == torch.bfloat16 else 'f16x2'}" in done.ptx
-    spilled = max(int(n) for n in re.findall(r"(\d+) bytes spill stores", done.log))
-    assert spilled <= (16 * rows if programs == 2 else 512)
+    assert "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16" in done.ptx
+    assert not re.search(r"mul\.(rn\.)?ftz", done.ptx)
+    assert (
+        max(int(n) for n in re.findall(r"(\d+) bytes spill stores", done.log)) <= SPILLED_STREAMED
+    )
     (limit,), (threads,) = (
         re.findall(rf"\.{name} (\d+)", done.ptx) for name in ("maxnreg", "reqntid")
     )
-    assert programs * int(limit) * int(threads) <= 1 << 16
-    assert programs * (done.shared + 1024) <= H100.shared_bytes + 1024
-    converting, copying = done.ttgir.split("partition0")[-1].split("partition1")[:2]
-    assert walks_all(converting) and walks_all(copying)
+    assert PROGRAMS * int(limit) * int(threads) <= 1 << 16
+    assert PROGRAMS * (done.shared + RESERVED) <= H100.shared_bytes + RESERVED
+    assert walks_all(done.ttgir[done.ttgir.index("partition0") :])
 
 
 def test_the_rotation_stores_codes_wide():

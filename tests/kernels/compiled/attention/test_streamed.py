@@ -21,8 +21,9 @@ from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tests.lib.some_slow import some_slow
 from tpdet.kernels.cuda.attention.attention import attend
 from tpdet.kernels.cuda.attention.decode import SplitStates
+from tpdet.kernels.cuda.attention.decode_launch import streamed_form
 from tpdet.kernels.cuda.attention.operands import AttentionShape
-from tpdet.kernels.cuda.attention.streamed import BOX, StreamedForm, attend_streamed
+from tpdet.kernels.cuda.attention.streamed import BOX, attend_streamed
 from tpdet.kernels.cuda.attention.variants import AttentionVariant, decode_variant, streams_of
 from tpdet.kernels.cuda.hardware import B200, H100
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
@@ -31,23 +32,25 @@ SPILLED = 8  # bytes
 RESERVED = 1024  # bytes of shared memory that the driver takes for each program
 
 
-def compiled(dtype, head, group, rows, fp8=False, programs=2):
+def compiled(dtype, head, group, rows, stages=3, fp8=False):
     from triton.experimental.gluon.language import NVMMASharedLayout
 
-    layout = NVMMASharedLayout(min(128, head), 8, 2) if fp8 else NVMMASharedLayout(128, 16, 2)
-    name = "u8" if fp8 else NAMES[dtype]
-    tiles, boxes = (f"tensordesc<{name}[{n},{head}],{layout!r}>" for n in (64, BOX.value))
+    across = head // 2 if fp8 else head
+    layout, lines = NVMMASharedLayout(min(128, 2 * across), 16, 2), NVMMASharedLayout(0, 8, 2)
+    name = "i16" if fp8 else NAMES[dtype]
+    tiles, boxes = (f"tensordesc<{name}[{n},{across}],{layout!r}>" for n in (64, BOX.value))
     types = {"operands": operand_types(dtype, fp8), "states": SplitStates(*3 * ["*fp32"])}
-    types["words"] = 2 * ("*i32" if fp8 else f"*{name}",)
+    exponents = f"tensordesc<u8[1,64],{lines!r}>" if fp8 else boxes
+    types |= {"k_exponents": exponents, "v_exponents": exponents}
     types |= {"k_tiles": tiles, "v_tiles": tiles, "k_boxes": boxes, "v_boxes": boxes}
-    types |= dict.fromkeys(("arrivals", "rows", "tables"), "*i32")
+    types |= {"arrivals": "*i32", "lists": ("*i32", "*i32")}
     types |= dict.fromkeys(("widest", "sequences", "short_rows"), "i32")
     shape = AttentionShape(8, group, head, head, False, False)
     constants = {
         "SHAPE": shape,
-        "FORM": StreamedForm(rows, 4 - programs if fp8 else 3, 512, programs),
+        "FORM": streamed_form(AttentionVariant(rows, 4, stages, streamed=True), 512),
     }
-    aligned = ("operands", "states", "arrivals", "rows", "tables", "words")
+    aligned = ("operands", "states", "arrivals", "lists")
     return hopper_kernel(attend_streamed, types, constants, aligned, {"num_warps": 4})
 
 
@@ -131,6 +134,9 @@ def test_it_is_chosen_where_programs_have_many_splits_each():
         got = decode_variant(dtype, 128, rows, splits, sequences, key_heads, streams=True)
         assert got == wanted if wanted else not got.streamed
     assert streams_of(dtype, 128, H100) and streams_of(torch.float16, 64, H100)
+    assert streams_of(dtype, 64, H100, fp8=True) and not streams_of(
+        torch.float16, 64, H100, fp8=True
+    )
     assert not streams_of(dtype, 256, H100) and not streams_of(torch.float32, 128, H100)
     assert not streams_of(dtype, 128, H100, plain=False) and not streams_of(dtype, 128, B200)
 
