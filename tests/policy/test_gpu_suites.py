@@ -76,6 +76,7 @@ def test_a_checkpoint_that_is_written_to_time_its_load_is_one_of_its_family(like
 def test_pytest_collects_every_check_and_none_passes_without_a_gpu():
     """Nor does one run that nobody asked for: `make test` and a bare pytest leave them out."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu"]
+    command += ["--tb=line"]  # a traceback each takes as long as all the rest
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [*command, "tests/gpu"], capture_output=True, text=True, cwd=ROOT, env=environment

@@ -125,7 +125,7 @@ def with_model(batch, chance, turns=3, tokens=384, proof=PROOF, seed=0):
     return rates, server
 
 
-@pytest.mark.parametrize("batch", [1, 16, 64])
+@pytest.mark.parametrize("batch", [1, 16, pytest.param(64, marks=pytest.mark.slow)])
 def test_a_draft_model_that_is_never_right_is_in_no_step(batch):
     """Trials cost a fiftieth at most, in the first call too, and capture nothing."""
     rates, server = with_model(batch, 0.0)
@@ -157,7 +157,7 @@ def test_a_draft_model_that_gains_little_needs_graphs_that_are_there():
     assert len(server.captured) < 4
 
 
-@pytest.mark.parametrize("batch", [32, 64])
+@pytest.mark.parametrize("batch", [32, pytest.param(64, marks=pytest.mark.slow)])
 def test_a_draft_model_is_left_out_where_graphs_cost_more_than_it_gains(batch):
     rates, server = with_model(batch, 0.8)
     assert min(rates) > 0.999 and not server.captured
