@@ -14,6 +14,8 @@ from tpdet.kernels.order import CHUNK_TOKENS
 
 WARPS = 4  # of 16 columns each
 FACTOR_WARPS = 1
+REGISTERS = 96
+"""Of a thread, in both launches, at most: few spill, and more programs are on a multiprocessor."""
 
 
 def takes_rows_alone(key_size: int, device: torch.device) -> bool:
@@ -46,6 +48,7 @@ def launch_decode(
         shape.KEY_SIZE**-0.5,
         SHAPE=shape,
         num_warps=FACTOR_WARPS,
+        maxnreg=REGISTERS,
         enable_fp_fusion=False,
         **dependent_launch(device),
     )
@@ -59,6 +62,7 @@ def launch_decode(
         SHAPE=shape,
         WARPS=WARPS,
         num_warps=WARPS,
+        maxnreg=REGISTERS,
         enable_fp_fusion=False,
         **dependent_launch(device),
     )

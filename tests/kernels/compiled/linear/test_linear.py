@@ -21,6 +21,7 @@ from tpdet.kernels.cuda.linear import (
     chunk_factors,
     convolution,
     decode_factors,
+    decode_launch,
     decode_rows,
     forms,
     gated_norm,
@@ -90,12 +91,12 @@ CASES = [
     (convolution.convolve_rows, {"ROWS": 16, "CHANNELS": 128}, "", 0),
     (convolution.keep_inputs, {"ROWS": 16, "CHANNELS": 128}, "", 0),
     (gated_norm.norm_and_gate, NORM, "", 0),
-    (decode_factors.decode_factors, {"SHAPE": SHAPE}, "mma.sync", 0),
+    (decode_factors.decode_factors, {"SHAPE": SHAPE}, "mma.sync", 68),
     (
         decode_rows.decode_rows,
-        {"SHAPE": SHAPE, "WARPS": 4},
+        {"SHAPE": SHAPE, "WARPS": decode_launch.WARPS},
         "mma.sync",
-        0,
+        32,
     ),
     (chunk_factors.chunk_factors, {"SHAPE": SHAPE}, "wgmma.mma_async", 0),
     (whole_chunks.pass_whole_chunks, {"SHAPE": SHAPE}, "wgmma.mma_async", 720),
@@ -104,6 +105,13 @@ CASES = [
     (pass_chunks.pass_chunks, ALL, "wgmma.mma_async", 400),
 ]
 """Kernels, constants, instruction of products, and the bytes a thread that may be spilled."""
+
+
+OPTIONS = {
+    "decode_factors": {"num_warps": decode_launch.FACTOR_WARPS, "maxnreg": decode_launch.REGISTERS},
+    "decode_rows": {"num_warps": decode_launch.WARPS, "maxnreg": decode_launch.REGISTERS},
+}
+"""Of kernels that are not launched with four warps and as many registers as they take."""
 
 
 @pytest.mark.parametrize(("kernel", "constants", "product", "spills"), some_slow(CASES[:-1], CASES))
@@ -116,7 +124,7 @@ def test_a_kernel_fuses_nothing_and_adds_nothing_in_memory(kernel, constants, pr
     aligned = [
         n for n, kind in types.items() if n not in ("m", "count", "scale") and not tiled(kind)
     ]
-    options = {"num_warps": 1 if kernel.__name__ == "decode_factors" else 4, "num_stages": 3}
+    options = {"num_warps": 4, "num_stages": 3} | OPTIONS.get(kernel.__name__, {})
     done = hopper_kernel(kernel, types, constants, aligned, options)
     assert not re.search(r"(?<![a-z])(?:fma\.rn|atom|red)\.|tf32", done.ptx)
     spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", done.log)]
