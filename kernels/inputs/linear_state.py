@@ -15,11 +15,12 @@ from tpdet.kernels.order import CONVOLUTION_TAPS
 class LinearState(NamedTuple):
     """The state of one gated delta-net layer (Yang et al. 2024, arXiv 2412.06464), all slots.
 
-    boundary: fp32 [N, Hv, Dk, Dv], the state at the start of a chunk, which a row's `standing`
-    names. keys [N, R, Hk, Dk], raw, in the model's dtype; updates fp32 [N, R, Hv, Dv], right-hand
-    sides with the keys' norms in them; inverses fp32 [N, R, Hv, 16], by which those of a block of
-    16 rows are solved; decays int64 [N, R, Hv]: rings of two chunks or more. inputs [N, R', C]:
-    rows before the short convolution, whose ring holds a run of drafts and three rows more.
+    boundary: fp32 [N + S, Hv, Dk, Dv], the state at the start of a chunk, which a row's `standing`
+    names; the last S are snapshots. keys [N, R, Hk, Dk], raw, in the model's dtype; updates fp32
+    [N, R, Hv, Dv], right-hand sides with the keys' norms in them; inverses fp32 [N, R, Hv, 16], by
+    which those of a block of 16 rows are solved; decays int64 [N, R, Hv]: rings of two chunks or
+    more. inputs [N, R', C]: rows before the short convolution, whose ring holds a run of drafts and
+    three rows more. tails [S, 3, C]: the rows before each snapshot's position, of the same kind.
     """
 
     boundary: torch.Tensor
@@ -28,6 +29,7 @@ class LinearState(NamedTuple):
     inverses: torch.Tensor
     decays: torch.Tensor
     inputs: torch.Tensor
+    tails: torch.Tensor
 
 
 class DeltaGates(NamedTuple):

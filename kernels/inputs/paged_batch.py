@@ -19,7 +19,8 @@ class PagedSequence:
     `pages[i]` holds positions 256 * i to 256 * i + 255. slot: where its linear layers' states lie
     (-1: the model has none); standing: the chunk that they stand for, the first row's or the one
     before; drafts: whether rows may be taken back, so that the states must not go past the first
-    row's chunk.
+    row's chunk. snapshots: (chunk, place) of each chunk at whose start the states are to be kept,
+    and where among `LinearState.boundary`; those of chunks that begin in other rows are another's.
     """
 
     first_row: int
@@ -29,6 +30,7 @@ class PagedSequence:
     slot: int = -1
     standing: int = 0
     drafts: bool = False
+    snapshots: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.pages) * PAGE_TOKENS < self.start + self.count:
@@ -40,6 +42,12 @@ class PagedSequence:
     def length(self) -> int:
         """Positions that hold keys once this step's are stored."""
         return self.start + self.count
+
+    @property
+    def kept(self) -> dict[int, int]:
+        """The places of the snapshots of chunks that begin in its rows, by chunk."""
+        begins = range(self.start, self.length)
+        return {chunk: to for chunk, to in self.snapshots if chunk * CHUNK_TOKENS in begins}
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,8 @@ class PagedBatch:
     - `short` [S, 2] int32: each short sequence and its first row of `splits`;
     - `states` [B, 4] int32: each sequence's slot, standing, whether it has drafts, and its first
       row of `pieces`; with `pieces` and `runs` it is empty where no sequence has a slot;
-    - `pieces` [T, 2] int32: sequence and chunk of each chunk of 64 positions in which rows lie,
-      those of `runs` first;
+    - `pieces` [T, 3] int32: sequence and chunk of each chunk of 64 positions in which rows lie,
+      those of `runs` first, and where the states at its start are kept as a snapshot (-1: nowhere);
     - `runs` [R] int32: the sequences with more than one row, those with most rows first.
 
     A sequence is short when it has at most `short_tokens` rows in this step: its splits are
@@ -114,7 +122,7 @@ def make_batch(
             ([v for pair in splits for v in pair], 2),
             ([v for pair in short for v in pair], 2),
             ([v for fields in states for v in fields], 4),
-            ([v for pair in pieces for v in pair], 2),
+            ([v for piece in pieces for v in piece], 3),
             (runs, 1),
         ),
         device,
@@ -170,17 +178,17 @@ def _work(sequences: tuple[PagedSequence, ...], short_tokens: int) -> tuple[_Pai
 
 def _state_work(
     sequences: tuple[PagedSequence, ...],
-) -> tuple[list[tuple[int, ...]], _Pairs, list[int]]:
+) -> tuple[list[tuple[int, ...]], list[tuple[int, int, int]], list[int]]:
     """`states`, `pieces` and `runs` of a batch."""
     if all(sequence.slot < 0 for sequence in sequences):
         return [], [], []
     states: list[tuple[int, ...]] = [()] * len(sequences)
-    pieces: _Pairs = []
+    pieces: list[tuple[int, int, int]] = []
     ordered = sorted(enumerate(sequences), key=lambda each: -each[1].count)
     for index, row in ordered:
         states[index] = row.slot, row.standing, int(row.drafts), len(pieces)
-        chunks = range(row.start // CHUNK_TOKENS, -(-row.length // CHUNK_TOKENS))
-        pieces += [(index, chunk) for chunk in chunks if row.count]
+        chunks, kept = range(row.start // CHUNK_TOKENS, -(-row.length // CHUNK_TOKENS)), row.kept
+        pieces += [(index, chunk, kept.get(chunk, -1)) for chunk in chunks if row.count]
     return states, pieces, [index for index, row in ordered if row.count > 1]
 
 

@@ -140,6 +140,7 @@ def _linear(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         torch.zeros(*rings, heads, BLOCK_ROWS, device=device),
         torch.zeros(*rings, heads, dtype=torch.int64, device=device),
         torch.zeros(*rings, sum(widths), dtype=dtype, device=device),
+        torch.zeros(0, TAPS - 1, sum(widths), dtype=dtype, device=device),
     )
     parts = []
     for first, end, drafts in _LINEAR_STEPS:

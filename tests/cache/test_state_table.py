@@ -21,12 +21,11 @@ CLEAR = StateEvent(CLEAR_STATE, 0, 0, 0, OWNER)
 ADVANCE = StateEvent(ADVANCE_STATE, 3, 0, CHUNK, SHARED)
 
 
-def row(start, count, standing, owner=OWNER, slot=0, samples=1):
+def row(start, count, standing, owner=OWNER, slot=0, samples=1, snapshots=()):
     pages = -(-(start + count) // PAGE_TOKENS)
     numbers = tuple(range(pages))
-    return Row(
-        owner, 0, owner, start, (5,) * count, numbers, numbers, samples, samples, slot, standing
-    )
+    held = numbers, numbers, samples, samples
+    return Row(owner, 0, owner, start, (5,) * count, *held, slot, standing, snapshots=snapshots)
 
 
 def table_after(*rows, events=(CLEAR,)):
@@ -50,6 +49,43 @@ def test_a_slot_follows_its_rows_and_a_snapshot_stands_at_the_page_end():
     table.check_rows(columns)
     table.advance(columns)
     assert (table.chunk(1), table.owner(0)) == (CHUNK, 0)
+
+
+def test_a_row_leaves_snapshots_of_page_ends_behind():
+    kept = (CHUNK, 3), (2 * CHUNK, 2)
+    table = table_after(row(0, 2 * PAGE_TOKENS + CHUNK_TOKENS + 1, 0, snapshots=kept))
+    assert [table.owner(slot) for slot in (2, 3)] == [SHARED, SHARED]
+    assert (table.chunk(0), table.chunk(3), table.chunk(2)) == (2 * CHUNK + 1, CHUNK, 2 * CHUNK)
+    table.apply(
+        [StateEvent(COPY_STATE, 1, 3, CHUNK, OTHER), StateEvent(FREE_STATE, 2, 0, 0, SHARED)]
+    )
+    others = [row(0, 400, 0, snapshots=((CHUNK, slot),)) for slot in (2, 3)]
+    assert len({table_after(each).digest() for each in (*others, row(0, 400, 0))}) == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"snapshots": ((CHUNK, 1),)}, "slot 1, which is not free"),
+        ({"snapshots": ((CHUNK, 4),)}, "slot 4, which is not free"),
+        ({"snapshots": ((CHUNK, 2), (2 * CHUNK, 2))}, "in one slot"),
+        ({"snapshots": ((CHUNK - 1, 2),)}, "chunk 3, which is not"),
+        ({"snapshots": ((3 * CHUNK, 2),)}, "chunk 12, which is not"),
+        ({"snapshots": ((0, 2),)}, "chunk 0, which is not"),
+        (
+            {"count": PAGE_TOKENS + CHUNK_TOKENS, "snapshots": ((CHUNK, 2),)},
+            "chunk 4, which is not",
+        ),
+        ({"snapshots": ((CHUNK, 2),), "samples": 2}, "drafts up to|chunk 4, which is not"),
+    ],
+)
+def test_a_snapshot_that_a_row_cannot_leave_behind_is_refused(wrong, why):
+    with pytest.raises(IntegrityError, match=why):
+        table_after(row(**({"start": 0, "count": 700, "standing": 0} | wrong)))
+    table = table_after(row(0, PAGE_TOKENS, 0))
+    table.apply([ADVANCE])
+    with pytest.raises(IntegrityError, match="slot 3, which is not free"):
+        table.check_rows(PlanRows.of([row(256, 700, 3, snapshots=((2 * CHUNK, 3),))]))
 
 
 def test_drafts_leave_a_slot_at_their_first_chunk_and_end_before_a_third():

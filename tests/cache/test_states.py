@@ -12,14 +12,14 @@ SHAPE = StateShape(layers=2, key_heads=2, value_heads=6, key_size=16, value_size
 
 def filled(running=3, snapshots=2):
     pool = allocate_states(SHAPE, running, snapshots, torch.float32)
-    for part in (*pool.whole, pool.tails):
+    for part in pool.whole:
         part.copy_(torch.randn(part.shape) * 100)
     return pool
 
 
 def test_slots_and_snapshots_have_the_bytes_that_are_planned():
     pool = allocate_states(SHAPE, 3, 2, torch.bfloat16)
-    held = sum(part.nbytes for part in (*pool.whole, pool.tails))
+    held = sum(part.nbytes for part in pool.whole)
     planned = 4 * SHAPE.slot_bytes(torch.bfloat16) + 2 * SHAPE.snapshot_bytes(torch.bfloat16)
     assert held == planned and SHAPE.channels == 2 * 2 * 16 + 6 * 8
     assert pool.layers[0].boundary.shape == (6, 6, 16, 8) and pool.pad_slot == 3

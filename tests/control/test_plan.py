@@ -1,4 +1,5 @@
 import msgspec
+import numpy as np
 import pytest
 
 from tpdet.control import plan as plan_module
@@ -110,6 +111,27 @@ def test_rows_survive_as_columns_and_columns_that_differ_in_length_are_refused()
             plan = msgspec.structs.replace(PLAN, rows=msgspec.structs.replace(columns, **spoiled))
             with pytest.raises(IntegrityError, match="schema"):
                 decode_plan(encode_plan(plan))
+
+
+def test_snapshots_of_rows_survive_and_those_of_none_are_refused():
+    ids, state = tuple(range(700)), {"slot": 1, "standing": 0}
+    rows = [
+        Row(4, 0, 9, 0, ids, (3, 0, 1), (1, 2, 3), 1, 1, **state, snapshots=((4, 8), (8, 7))),
+        Row(5, 0, 7, 0, (1,), (2,), (6,), 1, 1, 0, 0),
+        Row(6, 0, 8, 0, ids, (4, 5, 6), (1, 2, 3), 1, 1, 2, 0, snapshots=((8, 6),)),
+    ]
+    columns = PlanRows.of(rows)
+    assert list(columns) == rows
+    wrong = [
+        columns.snapshots[:-8],
+        np.array([[3], [8], [6]]).tobytes(),
+        np.array([[-1], [8], [6]]).tobytes(),
+    ]
+    changes = [{"snapshots": each} for each in wrong] + [{"states": b""}]
+    for change in changes:
+        plan = msgspec.structs.replace(PLAN, rows=msgspec.structs.replace(columns, **change))
+        with pytest.raises(IntegrityError, match="schema"):
+            decode_plan(encode_plan(plan))
 
 
 BEHIND = (-1, 3, 4), (0,), (1,), 3, 3, -1, 0

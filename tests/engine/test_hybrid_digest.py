@@ -4,7 +4,17 @@ import pytest
 
 from tests.conftest import HYBRIDS
 from tests.lib.engine_harness import ask, run
-from tests.lib.hybrid_answers import CUTS, LONG, SHORT, asked, crowd, digest, drafted
+from tests.lib.hybrid_answers import (
+    BEHIND,
+    CUTS,
+    LONG,
+    SHORT,
+    asked,
+    crowd,
+    digest,
+    drafted,
+    left_behind,
+)
 from tests.lib.kernels.recorded_graphs import recorded_graphs
 from tpdet.kernels import ops
 from tpdet.kernels.order import CHUNK_TOKENS
@@ -42,6 +52,47 @@ def test_a_hit_ends_at_a_snapshot_and_changes_no_bit(hybrid, plain):
     assert digest(found, "b") == digest(plain, first=found.cached("b") - 1)
     alone = run(hybrid, [asked(told, "on")], dtype="bfloat16", **SHORT)
     assert digest(found, "on") == digest(alone, "on")
+
+
+@pytest.fixture(scope="module")
+def behind(hybrid):
+    """The answer to a prompt that shares a page with others, alone."""
+    return run(hybrid, [asked(BEHIND, "hits")], dtype="bfloat16", **SHORT)
+
+
+@pytest.mark.parametrize("cut_from", [None, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_step_leaves_snapshots_behind_and_they_change_no_bit(hybrid, behind, cut_from):
+    """By graphs, too, and in two micro-batches."""
+    how = {"dtype": "bfloat16", **SHORT}
+    if cut_from is None:
+        found = left_behind(hybrid, **how)
+    else:
+        with recorded_graphs(cut_from) as replays:
+            found = left_behind(hybrid, max_num_seqs=4, max_model_len=1024, **how)
+        assert any(len(shape.batches) == 2 for shape in replays)
+    assert digest(found, "hits") == digest(behind, "hits")
+    assert digest(found, "again") == digest(found, "a")
+
+
+def test_a_snapshot_whose_rows_are_one_late_is_found(hybrid, behind, monkeypatch):
+    """The control: what a step leaves behind has the rows before its page end, not those after."""
+    short_convolution = ops.short_convolution
+
+    def late(x, weight, state, batch):
+        for sequence in batch.sequences:
+            for chunk, place in sequence.kept.items():
+                tail = sequence.first_row + chunk * CHUNK_TOKENS - sequence.start
+                late_rows[place - len(state.inputs)] = x[tail - 2 : tail + 1]
+        y = short_convolution(x, weight, state, batch)
+        for snapshot, rows in late_rows.items():
+            state.tails[snapshot] = rows
+        late_rows.clear()
+        return y
+
+    late_rows = {}
+    monkeypatch.setattr(ops, "short_convolution", late)
+    found = left_behind(hybrid, dtype="bfloat16", **SHORT)
+    assert digest(found, "hits") != digest(behind, "hits")
 
 
 @pytest.mark.parametrize(("right", "length"), [(200, 5), (0, 5), (2, 5)])
@@ -104,6 +155,17 @@ def test_one_digest_over_every_size_and_circumstance(known, family, tp, way):
         found = crowd(model, max_num_batched_tokens=200, **preempting, **how)
         assert (found.preemptions > 2) is (way == "preempted")
     assert digest(found) == digest(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_snapshots_that_a_step_leaves_behind_change_no_bit_at_any_size(known, family, tp):
+    model, _ = known(family)
+    alone = [run(model, [asked(prompt)], dtype="bfloat16", **SHORT) for prompt in (BEHIND, LONG)]
+    found = left_behind(model, tp=tp, dtype="bfloat16", **SHORT)
+    assert digest(found, "hits") == digest(alone[0])
+    assert digest(found, "again") == digest(found, "a") == digest(alone[1])
 
 
 @pytest.mark.slow

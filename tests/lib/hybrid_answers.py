@@ -44,6 +44,25 @@ def drafted(model, answer, right, length, prompt=LONG[:300], tokens=TOKENS, **se
     return run(model, [request], change=change, look=False, **settings)
 
 
+BEHIND = LONG[:300] + LONG[100:400]
+"""A prompt that has one page in common with `LONG`."""
+
+
+def left_behind(model, **settings):
+    """Answers to `LONG`, which leaves a snapshot behind, to one that leaves two, and from them on.
+
+    "hits" has the prompt `BEHIND`, and "again" has `LONG`.
+    """
+    waves = [
+        [asked(LONG[:300] + LONG[:260], "leaves")],
+        [asked(BEHIND, "hits")],
+        [asked(LONG, "again")],
+    ]
+    found = run(model, [asked(LONG)], waves=waves, timeout=900.0, **settings)
+    assert found.hits == [0, 0, 256, 512], found.hits
+    return found
+
+
 def crowd(model, others=15, **settings):
     """The answer beside others, which come and go."""
     beside = [asked(LONG[i : i + 17 * i], f"other {i}") for i in range(1, 1 + others)]

@@ -35,7 +35,10 @@ def random_rows(draw, sequences, most, singles):
         ids = tuple(draw.randrange(-9, 1000) for _ in range(count))
         state = index, max(0, start // CHUNK_TOKENS - draw.randrange(2))
         logits = draw.randrange(count + 1)
-        rows.append(Row(index, 0, 0, start, ids, pages, pages, logits, 0, *state))
+        chunks = range(start // CHUNK_TOKENS + 1, (start + count - 1) // CHUNK_TOKENS)
+        kept = tuple((chunk, 100 + chunk) for chunk in chunks if draw.randrange(2))
+        row = Row(index, 0, 0, start, ids, pages, pages, logits, 0, *state, snapshots=kept)
+        rows.append(row)
     return PlanRows.of(rows)
 
 
@@ -50,7 +53,9 @@ def halves_of(rows, middle):
                 half[-1] = replace(half[-1], count=half[-1].count + 1)
             else:
                 standing = (start - 1) // CHUNK_TOKENS if token else row.standing
-                half.append(PagedSequence(first, 1, start, row.pages, row.slot, standing))
+                kept = tuple((chunk, slot + 1) for chunk, slot in row.snapshots)
+                state = row.slot, standing, False, kept
+                half.append(PagedSequence(first, 1, start, row.pages, *state))
             place += 1
     return halves
 
@@ -93,7 +98,7 @@ def check_batch(batch, shape, sequences):
 
 
 def test_random_steps_are_packed_as_batches_are_made():
-    draw, cuts = random.Random(3), 0
+    draw, cuts, kept = random.Random(3), 0, 0
     for turn in range(60):
         sequences = draw.randrange(1, 24)
         rows = random_rows(
@@ -117,7 +122,11 @@ def test_random_steps_are_packed_as_batches_are_made():
             check_batch(batch, part, mine)
         starts = {row.start for row in rows}
         cuts += any(row[2] not in starts for row in batches[-1].rows.tolist() if row[1])
+        named = sum(int((batch.pieces[:, 2] >= 0).sum()) for batch in batches)
+        assert named == sum(len(row.snapshots) for row in rows), "each snapshot in one half"
+        kept += named
     assert cuts > 5  # sequences that stand in both halves
+    assert kept > 20
 
 
 def test_an_empty_step_touches_the_scratch_page_alone():

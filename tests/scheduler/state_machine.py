@@ -188,6 +188,7 @@ class StateMachine:
         accepted = found.totals.accepted_draft_tokens
         return {
             "taken": states.counts.snapshots_taken,
+            "left_behind": sum(len(row.snapshots) for plan in self.sim.plans for row in plan.rows),
             "read": states.counts.snapshots_read,
             "evicted": states.counts.snapshots_evicted,
             "accepted_drafts": accepted,

@@ -25,6 +25,7 @@ def test_no_order_of_events_gives_a_row_the_states_of_other_tokens(examples):
     counts = run_machine(examples, 1)
     names = ("taken", "read", "evicted", "accepted_drafts", "wrong_drafts", "preemptions")
     assert all(counts[name] > examples for name in names), counts
+    assert counts["left_behind"] > examples / 2, counts
 
 
 def take_snapshots_a_row_late(monkeypatch):
@@ -37,6 +38,23 @@ def take_snapshots_a_row_late(monkeypatch):
             self.boundary[:-1] = self.boundary[1:]
 
     monkeypatch.setattr(FakeSlot, "copy", late)
+
+
+def leave_snapshots_a_row_late(monkeypatch):
+    """What a row leaves behind has the first row behind its page end, too."""
+    compute = FakeSlot.compute
+
+    def late(self, ids, row, weights, old_keys, snapshots):
+        compute(self, ids, row, weights, old_keys, snapshots)
+        for snapshot in snapshots.values():
+            snapshot.boundary[:-1] = snapshot.boundary[1:]
+
+    monkeypatch.setattr(FakeSlot, "compute", late)
+
+
+def leave_snapshots_where_the_state_is_not(monkeypatch):
+    """A row leaves a snapshot behind at its last page end, which it may not pass by a chunk."""
+    monkeypatch.setattr(state_use, "keeps_by_pass", lambda position, end: end > position)
 
 
 def take_snapshots_anywhere(monkeypatch):
@@ -101,7 +119,8 @@ def forget_an_event(monkeypatch):
 
 
 BUGS = (
-    take_snapshots_a_row_late, take_snapshots_anywhere, begin_behind_every_cached_page,
+    take_snapshots_a_row_late, leave_snapshots_a_row_late, leave_snapshots_where_the_state_is_not,
+    take_snapshots_anywhere, begin_behind_every_cached_page,
     advance_by_drafts, let_drafts_run_on, keep_snapshots_of_other_weights, free_slots_in_flight,
     leave_the_last_inputs, forget_an_event,
 )  # fmt: skip

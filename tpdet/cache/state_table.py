@@ -27,6 +27,7 @@ from tpdet.control.plan import (
     Row,
     StateEvent,
     row_name,
+    snapshot_columns,
 )
 from tpdet.errors import IntegrityError
 from tpdet.kernels.order import CHUNK_TOKENS, PAGE_TOKENS
@@ -50,6 +51,14 @@ def last_draft_end(start: int) -> int:
     chunks too, and the convolution's last three inputs before `start` are kept.
     """
     return min((start // CHUNK_TOKENS + 2) * CHUNK_TOKENS - 1, start + 2 * CHUNK_TOKENS - 3)
+
+
+def keeps_by_pass(position: int, end: int) -> bool:
+    """Whether a row that passes `position` and has this end must leave a snapshot of it behind.
+
+    Where no more than a chunk of rows lies behind, one can be taken after the step too.
+    """
+    return end > position + CHUNK_TOKENS
 
 
 class StateRoom(NamedTuple):
@@ -98,12 +107,14 @@ class StateTable:
         """Refuse (IntegrityError) rows whose slots are not theirs or stand at another chunk.
 
         A row goes on from the start of its first chunk, or of the one before. Drafts end where
-        `last_draft_end` says.
+        `last_draft_end` says. Snapshots that rows leave behind go to free slots, at page ends.
         """
         if len(rows) and not self._may_touch(rows):
             for row in rows:
                 self._refuse(row)
             raise IntegrityError("two rows of a step have one slot of states")
+        if rows.snapshots:
+            self._check_snapshots(rows)
 
     def advance(self, rows: PlanRows) -> None:
         """Let the slots follow a plan's rows; call it after `check_rows`."""
@@ -112,7 +123,9 @@ class StateTable:
         slots, drafts = rows.state_columns[0], rows.samples > 1
         ends = rows.start + rows.count
         self._chunks[slots] = np.where(drafts, rows.start, ends - 1) // CHUNK_TOKENS
-        link = rows.states + self._chunks[slots].tobytes()
+        _, chunks, snapshots = snapshot_columns(rows)
+        self._owners[snapshots], self._chunks[snapshots] = SHARED, chunks
+        link = rows.states + self._chunks[slots].tobytes() + rows.snapshots
         self._chain = blake3.blake3(self._chain + link).digest()
 
     def digest(self) -> bytes:
@@ -175,6 +188,24 @@ class StateTable:
             start = int(rows.start[index])
             sound[index] &= start + rows.count[index] <= last_draft_end(start)
         return bool(sound.all()) and len(np.unique(slots)) == len(slots)
+
+    def _check_snapshots(self, rows: PlanRows) -> None:
+        """Raise IntegrityError for a snapshot that its row cannot leave behind, or not there."""
+        columns = snapshot_columns(rows)
+        for index, chunk, slot in columns.T.tolist():
+            row, start = rows[index], chunk * CHUNK_TOKENS
+            if not self.running <= slot < self.count or self.owner(slot) != NOBODY:
+                raise IntegrityError(
+                    f"{row_name(row)} would leave a snapshot in slot {slot}, which is not free"
+                )
+            inside = row.start < start and keeps_by_pass(start, row.start + len(row.token_ids))
+            if not inside or row.samples > 1 or start % PAGE_TOKENS:
+                raise IntegrityError(
+                    f"{row_name(row)} would leave a snapshot of chunk {chunk}, which is not the "
+                    "first one of a page in the middle of it"
+                )
+        if len(np.unique(columns[2])) < columns.shape[1]:
+            raise IntegrityError("two rows of a step leave a snapshot in one slot of states")
 
     def _refuse(self, row: Row) -> None:
         """Raise IntegrityError for a row that may not touch its slot."""

@@ -6,7 +6,7 @@ from collections import abc
 from dataclasses import dataclass, field
 
 from tpdet.cache.prefix import CachedPage
-from tpdet.cache.state_table import chunk_after
+from tpdet.cache.state_table import chunk_after, keeps_by_pass
 from tpdet.kernels.order import CHUNK_TOKENS, PAGE_TOKENS
 
 NO_SNAPSHOTS = sys.maxsize  # as `taken`
@@ -35,15 +35,15 @@ class StateUse:
         """A step computes positions [start, end)."""
         self.standing = chunk_after(start, end, drafts)
 
-    def cut(self, start: int, end: int) -> int:
-        """Where a row from position `start` on ends, at `end` or before: where a snapshot is due.
-
-        A snapshot can still be taken when no more than a chunk of rows lies behind its page end.
-        """
-        for position in self.snapshot_ends:
-            if start < position and end > position + CHUNK_TOKENS:
-                return position
-        return end
+    def passed(self, start: int, end: int) -> list[int]:
+        """The page ends of which a row of positions [start, end) leaves snapshots behind, once."""
+        ends = [
+            position
+            for position in self.snapshot_ends
+            if max(start, self.taken) < position and keeps_by_pass(position, end)
+        ]
+        self.taken = max([self.taken, *ends])
+        return ends
 
     def due(self, computed: int) -> int | None:
         """The page end at which a snapshot is due, once, when `computed` positions are."""

@@ -81,14 +81,12 @@ class StatePool:
     """The states of all linear layers of a rank: `running` sequences, pad rows, `snapshots`.
 
     whole: those of L layers in one tensor of each kind [L, ...]; its rings have a place for each
-    running sequence and one for pad rows; boundaries go on with snapshots. tails
-    [L, snapshots, 3, C]: the rows before each snapshot.
+    running sequence and one for pad rows; boundaries go on with snapshots.
     """
 
     running: int
     snapshots: int
     whole: LinearState
-    tails: torch.Tensor
 
     @cached_property
     def layers(self) -> tuple[LinearState, ...]:
@@ -107,14 +105,14 @@ class StatePool:
 
     def fill(self, value: float) -> None:
         """Write a value everywhere; integers become the largest ones."""
-        for part in (*self.whole, self.tails):
+        for part in self.whole:
             part.fill_(value if part.is_floating_point() else torch.iinfo(part.dtype).max)
 
     def restore(self, snapshot: int, slot: int, position: int) -> None:
         """Have a sequence go on at a snapshot's position, a chunk's start."""
         boundary = self.whole.boundary
         boundary[:, slot].copy_(boundary[:, self.boundary_of(snapshot)])
-        self._tail(slot, position).copy_(self.tails[:, snapshot])
+        self._tail(slot, position).copy_(self.whole.tails[:, snapshot])
 
     def keep(self, slot: int, snapshot: int, position: int) -> None:
         """Copy a sequence's states at a chunk's start to a snapshot, as `keep_tail` its rows."""
@@ -124,11 +122,11 @@ class StatePool:
 
     def keep_tail(self, slot: int, snapshot: int, position: int) -> None:
         """Copy the rows before a chunk's start, from which on none is stored, to a snapshot."""
-        self.tails[:, snapshot].copy_(self._tail(slot, position))
+        self.whole.tails[:, snapshot].copy_(self._tail(slot, position))
 
     def boundary_of(self, snapshot: int) -> int:
         """Where a snapshot's states lie among the boundaries."""
-        return self.running + 1 + snapshot
+        return boundary_of(self.running + snapshot)
 
     def _tail(self, slot: int, position: int) -> torch.Tensor:
         """The rows before a chunk's start in a slot's ring of inputs [L, 3, C], a view."""
@@ -146,13 +144,11 @@ def allocate_states(
     """States of zeros. Raises ResourceError with the size in GiB when memory is short."""
     layers, boundaries = shape.layers, running + 1 + snapshots
     try:
-        whole = LinearState(
-            torch.zeros((layers, boundaries, *shape.boundary), device=device),
-            *(
-                torch.zeros((layers, running + 1, *part), dtype=kind, device=device)
-                for part, kind in shape.rings(dtype)
-            ),
-        )
+        boundary = torch.zeros((layers, boundaries, *shape.boundary), device=device)
+        rings = [
+            torch.zeros((layers, running + 1, *part), dtype=kind, device=device)
+            for part, kind in shape.rings(dtype)
+        ]
         tails = torch.zeros(
             (layers, snapshots, TAIL_ROWS, shape.channels), dtype=dtype, device=device
         )
@@ -162,4 +158,9 @@ def allocate_states(
             f"no memory for the states of {running} sequences and {snapshots} snapshots "
             f"({size / 2**30:.1f} GiB) on {device}: lower --max-num-seqs"
         ) from error
-    return StatePool(running, snapshots, whole, tails)
+    return StatePool(running, snapshots, LinearState(*[boundary, *rings, tails]))
+
+
+def boundary_of(slot: int) -> int:
+    """Where the states of a plan's slot of a snapshot lie: behind those of pad rows."""
+    return slot + 1

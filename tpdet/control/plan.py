@@ -20,7 +20,7 @@ from tpdet.kernels.inputs.plain_rows import pack_row
 from tpdet.kernels.inputs.row_params import PlainParams
 from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 
-PLAN_VERSION = 12
+PLAN_VERSION = 13
 MAX_PLAN_BYTES = 64 << 20
 DIGEST_BYTES = 32  # of the version table
 MAX_STEP_DRAFTS = 1024  # drafts of all rows of a step, at most
@@ -81,7 +81,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `slot` holds the sequence's states of linear-attention layers (-1: the model has none), which
     stand for the start of chunk `standing` before the step: the row's first chunk, or the one
-    before.
+    before. `snapshots`: (chunk, slot) of each snapshot that the row leaves behind: the states at
+    the start of `chunk` go to `slot`. The row begins before that chunk, and ends behind it.
     """
 
     admission: int
@@ -97,6 +98,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     standing: int = 0
     unverified: int = 0
     expected: tuple[int, ...] = ()
+    snapshots: tuple[tuple[int, int], ...] = ()
 
 
 _NUMBERS = (
@@ -105,6 +107,8 @@ _NUMBERS = (
 """The columns of `PlanRows.numbers`, each int64 [n] (version_id: uint64)."""
 _STATES = ("slot", "standing")
 """The columns of `PlanRows.states`, each int64 [n]."""
+_SNAPSHOTS = ("row", "chunk", "slot")
+"""The columns of `PlanRows.snapshots`, each int64 [m]."""
 _INT64, _INT32 = np.dtype("<i8"), np.dtype("<i4")
 
 
@@ -115,6 +119,7 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
     the rows' token ids (int64), pages (int32) and versions (int64), one row after another.
     `states` int64 [2, n] has a row's `_STATES`; empty for a model without linear attention.
     `expected` (int64) has `unverified + count` ids of each row behind unverified drafts.
+    `snapshots` int64 [3, m] has the `_SNAPSHOTS` of all rows, row after row.
     """
 
     numbers: bytes
@@ -123,6 +128,7 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
     versions: bytes
     states: bytes = b""
     expected: bytes = b""
+    snapshots: bytes = b""
 
     @staticmethod
     def of(rows: Sequence[Row]) -> "PlanRows":
@@ -146,6 +152,7 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
         ):
             numbers[place] = column
         states = [[row.slot, row.standing] for row in rows]
+        kept = [(index, *of) for index, row in enumerate(rows) for of in row.snapshots]
         return PlanRows(
             numbers.tobytes(),
             np.array([*chain.from_iterable(row.token_ids for row in rows)], _INT64).tobytes(),
@@ -153,6 +160,7 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
             np.array([*chain.from_iterable(row.versions for row in rows)], _INT64).tobytes(),
             np.array(states, _INT64).T.tobytes() if any(row.slot >= 0 for row in rows) else b"",
             np.array([*chain.from_iterable(row.expected for row in rows)], _INT64).tobytes(),
+            np.array(kept, _INT64).T.tobytes(),
         )
 
     def __len__(self) -> int:
@@ -245,7 +253,11 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
         ids, pages = self.ids.tolist(), self.page_ids.tolist()
         versions, expected = self.page_versions.tolist(), expected_ids(self).tolist()
         states = self.state_columns.T.tolist() or [(-1, 0)] * len(self)
-        rows, token, page, known = [], 0, 0, 0
+        kept: list[list[tuple[int, int]]] = [[] for _ in range(len(self))]
+        for index, chunk, slot in snapshot_columns(self).T.tolist():
+            kept[index].append((chunk, slot))
+        rows: list[Row] = []
+        token = page = known = 0
         for numbers, (slot, standing) in zip(zip(*columns, strict=True), states, strict=True):
             admission, choice, version_id, start, count, held, logits, samples, before = numbers
             behind = before + count if before else 0
@@ -264,6 +276,7 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
                     standing,
                     before,
                     tuple(expected[known : known + behind]),
+                    tuple(kept[len(rows)]),
                 )
             )
             token, page, known = token + count, page + held, known + behind
@@ -273,6 +286,11 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
 def expected_ids(rows: PlanRows) -> np.ndarray:
     """The expected ids of all rows behind unverified drafts, one row after another: int64."""
     return np.frombuffer(rows.expected, _INT64)
+
+
+def snapshot_columns(rows: PlanRows) -> np.ndarray:
+    """Row, chunk and slot of each snapshot that rows leave behind: int64 [3, m]."""
+    return np.frombuffer(rows.snapshots, _INT64).reshape(len(_SNAPSHOTS), -1)
 
 
 def settle_rows(rows: PlanRows, sampled: np.ndarray) -> tuple[PlanRows, np.ndarray]:
@@ -311,11 +329,22 @@ def _check_rows(rows: PlanRows) -> None:
         ids = int((rows.unverified + rows.count)[behind].sum())
         sound &= len(rows.expected) == ids * _INT64.itemsize
         sound &= not behind.any() or (not rows.states and rows.count[behind].min() > 0)
+        sound &= _names_rows(rows)
         ordered = (rows.samples <= rows.logits) & (rows.logits <= rows.count)
         if lengths == expected and sound and ordered.all():
             _check_drafts(rows)
             return
     raise IntegrityError(f"step plan does not fit its schema: columns of {whole} rows")
+
+
+def _names_rows(rows: PlanRows) -> bool:
+    """Whether snapshots are of rows that have states."""
+    if not rows.snapshots:
+        return True
+    if not rows.states or len(rows.snapshots) % (len(_SNAPSHOTS) * _INT64.itemsize):
+        return False
+    row = snapshot_columns(rows)[0]
+    return bool(row.min() >= 0 and row.max() < len(rows))
 
 
 def _check_drafts(rows: PlanRows) -> None:

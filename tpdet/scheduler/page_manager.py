@@ -113,6 +113,12 @@ class PageManager:
             self.states.take(sequence)
             self.states.settle(sequence, self.prefixes.index.holds)
 
+    def leave_snapshots(
+        self, sequences: abc.Sequence[Sequence], counts: abc.Sequence[int]
+    ) -> bytes:
+        """The `PlanRows.snapshots` of rows that compute the next `counts[i]` of `sequences[i]`."""
+        return b"" if self.states is None else self.states.leave_behind(sequences, counts)
+
     def release(self, sequence: Sequence) -> None:
         """Take every page of `sequence` back, the last position first; shared ones stay cached.
 

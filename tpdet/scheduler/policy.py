@@ -18,7 +18,6 @@ from tpdet.scheduler.sequence import (
     Sequence,
     awaits_known_answer,
     known_drafts,
-    next_row,
     pages_for,
 )
 from tpdet.scheduler.state_slots import StateSlots
@@ -221,7 +220,7 @@ class Policy:
             budget = max(0, min(budget, rows - decoding))
         for sequence, _ in prompts:
             if budget:
-                counts[sequence.key] = next_row(sequence, budget)
+                counts[sequence.key] = min(sequence.remaining, budget)
                 budget -= counts[sequence.key]
         return counts, budget
 
@@ -249,6 +248,6 @@ class Policy:
             self.waiting.remove(sequence)
             sequence.tokens_when_admitted = len(sequence.tokens)
             self.running.put(sequence)
-            counts[sequence.key] = next_row(sequence, budget)
+            counts[sequence.key] = min(sequence.remaining, budget)
             budget -= counts[sequence.key]
         return budget

@@ -15,11 +15,14 @@ _OTHER_NAMES = {"bias": "logit_bias"}  # of a row's fields among a request's par
 _of_request = attrgetter("temperature", *(_OTHER_NAMES.get(name, name) for name in OF_REQUEST))
 
 
-def plan_rows(sequences: abc.Sequence[Sequence], counts: abc.Sequence[int]) -> PlanRows:
+def plan_rows(
+    sequences: abc.Sequence[Sequence], counts: abc.Sequence[int], snapshots: bytes = b""
+) -> PlanRows:
     """The rows that compute the next `counts[i]` tokens of `sequences[i]`, i ascending.
 
     A pending token is named by its place among those that the step before samples
-    (`Sequence.sample_index`): -1 for the first one, -2 for the second.
+    (`Sequence.sample_index`): -1 for the first one, -2 for the second. snapshots: those that the
+    rows leave behind (`PlanRows.snapshots`).
     """
     numbers = np.empty((9, len(sequences)), np.int64)
     identities = b"".join([sequence.identity for sequence in sequences])
@@ -55,6 +58,7 @@ def plan_rows(sequences: abc.Sequence[Sequence], counts: abc.Sequence[int]) -> P
         ),
         _states(sequences),
         np.array([id_ for s in sequences for id_ in s.expected], np.int64).tobytes(),
+        snapshots,
     )
 
 

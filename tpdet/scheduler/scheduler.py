@@ -184,8 +184,9 @@ class Scheduler:
             if unverified_drafts(sequence) and not sequence.expected:
                 follow_drafts(sequence, ())
         self._requests.started(chosen)
-        self.policy.page_manager.take_snapshots(chosen)
-        plan = self._plan(plan_rows(chosen, [counts[sequence.key] for sequence in chosen]))
+        pages, tokens = self.policy.page_manager, [counts[sequence.key] for sequence in chosen]
+        pages.take_snapshots(chosen)
+        plan = self._plan(plan_rows(chosen, tokens, pages.leave_snapshots(chosen, tokens)))
         self._pending.begin(plan, chosen)
         self._totals.batches += 1
         self._totals.batched_rows += len(chosen)

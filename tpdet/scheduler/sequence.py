@@ -232,17 +232,6 @@ def settle_row(sequence: Sequence, accepted: int, drafts: int) -> None:
     sequence.expected = []
 
 
-def next_row(sequence: Sequence, most: int) -> int:
-    """Tokens of a sequence's next row, which has no more than `most`, or than remain.
-
-    The row of a prompt ends where a snapshot of its states is to be taken.
-    """
-    count, computed = min(sequence.remaining, most), sequence.computed
-    if sequence.states is None or count < 2:
-        return count
-    return sequence.states.cut(computed, computed + count) - computed
-
-
 def awaits_known_answer(sequence: Sequence) -> bool:
     """Whether it awaits results only because its next row is to carry its request's drafts."""
     return sequence.waits and bool(sequence.request.drafts)

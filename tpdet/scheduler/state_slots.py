@@ -18,6 +18,7 @@ import heapq
 from collections import OrderedDict, abc
 
 import msgspec
+import numpy as np
 
 from tpdet.cache.prefix import CachedPage
 from tpdet.cache.state_table import StateTable
@@ -119,6 +120,23 @@ class StateSlots:
         self._record(kind, slot, SHARED, use.slot, chunk)
         self._counts.snapshots_taken += 1
         use.pending[end] = slot
+
+    def leave_behind(self, sequences: abc.Sequence[Sequence], counts: abc.Sequence[int]) -> bytes:
+        """The `PlanRows.snapshots` of rows that compute the next `counts[i]` of `sequences[i]`."""
+        kept: list[tuple[int, int, int]] = []
+        if len(counts) == sum(counts):
+            return b""
+        for row, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
+            use = sequence.states
+            if use is None or count < 2 or sequence.drafted or sequence.has_old_keys:
+                continue
+            for end in use.passed(sequence.computed, sequence.computed + count):
+                slot = self._free_snapshot()
+                if slot is not None:
+                    kept.append((row, end // CHUNK_TOKENS, slot))
+                    use.pending[end] = slot
+        self._counts.snapshots_taken += len(kept)
+        return np.array(kept, np.int64).T.tobytes()
 
     def settle(self, sequence: Sequence, holds: abc.Callable[[CachedPage], bool]) -> None:
         """Give the snapshots of `sequence` to the pages that it shared meanwhile.

@@ -10,6 +10,7 @@ import torch
 from tpdet.kernels.cpu.pointwise.activation import activate_alone
 from tpdet.kernels.inputs.linear_state import TAPS, LinearState
 from tpdet.kernels.inputs.paged_batch import PagedBatch
+from tpdet.kernels.order import CHUNK_TOKENS
 
 
 def short_convolution(
@@ -17,7 +18,8 @@ def short_convolution(
 ) -> torch.Tensor:
     """x [M, C], weight [C, 4] -> [M, C] in x's dtype; stores x in the state's ring of inputs.
 
-    Of a run longer than the ring its last rows are stored. Rows that no sequence names are zeros.
+    Of a run longer than the ring its last rows are stored, and those before each snapshot in its
+    tail. Rows that no sequence names are zeros.
     """
     ring = state.inputs.shape[1]
     taps = weight.float().t()
@@ -36,6 +38,9 @@ def short_convolution(
         y[sequence.first_row : sequence.first_row + sequence.count] = activate_alone(
             total, "silu"
         ).to(x.dtype)
+        for chunk, snapshot in sequence.kept.items():
+            first = chunk * CHUNK_TOKENS - sequence.start
+            state.tails[snapshot - len(state.inputs)] = seen[first : first + TAPS - 1]
         kept = seen[-ring:]
         stored[torch.arange(sequence.length - len(kept), sequence.length) % ring] = kept
     return y

@@ -120,8 +120,9 @@ def gated_delta(
 
     Value head h reads key head h // (Hv / Hk). A sequence whose first row begins a chunk that its
     state does not stand for has it moved first, in place. Where its rows go past the end of a
-    chunk the state moves in place too, of a run with drafts in scratch. Raises ValueError where a
-    state stands elsewhere, or drafts cross two ends of chunks.
+    chunk the state moves in place too, of a run with drafts in scratch; where a sequence says so, a
+    chunk's start is kept as a snapshot. Raises ValueError where a state stands elsewhere, or drafts
+    cross two ends of chunks.
     """
     check_states(batch)
     strength = sigmoid(b)
@@ -267,6 +268,9 @@ def _compute(
     stored = layout.stored_new
     state.keys[stored], state.decays[stored] = rows.k[number[new]], rows.decays[number[new]]
     boundary = _boundary(pieces, layout.chunks, state, scratch)
+    for piece, begun in zip(pieces, boundary, strict=True):
+        if piece.first % CHUNK_TOKENS == 0 and piece.chunk in piece.sequence.kept:
+            state.boundary[piece.sequence.kept[piece.chunk]] = begun
     total, own = _from_before(layout, rows, state, boundary)
     keys, queries = own.chunk(2, 2)  # p and p' inside the block [P, Hv, 16, 16]
     factors = _factors(rows, number)

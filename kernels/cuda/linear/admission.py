@@ -7,12 +7,14 @@ import torch
 from tpdet.kernels.cuda.linear import delta_rule, forms
 from tpdet.kernels.cuda.linear.decode_launch import takes_rows_alone
 from tpdet.kernels.cuda.linear.whole_chunks_launch import takes_whole_chunks
-from tpdet.kernels.inputs.linear_state import BLOCK_ROWS, DeltaGates, LinearState
+from tpdet.kernels.inputs.linear_state import BLOCK_ROWS, TAPS, DeltaGates, LinearState
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import CHUNK_TOKENS, PAGE_TOKENS
 
 _Rows = tuple[torch.Tensor, ...]
 _PROMPT = 4 * CHUNK_TOKENS + 9
+_KEPT = 2
+"""The chunk of a prompt at whose start a snapshot is taken."""
 _STARTS = (1, 15, 16, 40, 63)
 """Positions of rows that are a sequence's only ones: in each block, at the ends of some."""
 
@@ -74,7 +76,7 @@ def _drawn(rows: int, heads: forms.Heads, device: torch.device) -> tuple[_Rows, 
 
 
 def _state(slots: int, heads: forms.Heads, device: torch.device) -> LinearState:
-    """States of sequences without rows; what nobody may read is NaN or far off."""
+    """States of sequences without rows, and a snapshot; what nobody may read is NaN or far off."""
     key_heads, value_heads, key_size, value_size = heads
     ring = slots, 2 * CHUNK_TOKENS
 
@@ -82,12 +84,13 @@ def _state(slots: int, heads: forms.Heads, device: torch.device) -> LinearState:
         return torch.full((*ring, *sizes), torch.nan, dtype=dtype, device=device)
 
     return LinearState(
-        torch.zeros(slots, value_heads, key_size, value_size, device=device),
+        torch.zeros(slots + 1, value_heads, key_size, value_size, device=device),
         poison(key_heads, key_size, dtype=torch.bfloat16),
         poison(value_heads, value_size),
         poison(value_heads, BLOCK_ROWS),
         torch.full((*ring, value_heads), -(2**60), device=device),
         poison(1, dtype=torch.bfloat16),
+        torch.zeros(1, TAPS - 1, 1, dtype=torch.bfloat16, device=device),
     )
 
 
@@ -99,7 +102,8 @@ def _run(
     for slot, (start, count) in enumerate(spans):
         pages = (0,) * -(-(start + count) // PAGE_TOKENS)
         standing = max(start - 1, 0) // CHUNK_TOKENS
-        sequences.append(PagedSequence(first, count, start, pages, slot, standing))
+        kept = ((_KEPT, len(state.keys)),)
+        sequences.append(PagedSequence(first, count, start, pages, slot, standing, False, kept))
         first += count
     batch = make_batch(tuple(sequences), rows[0].device)
     q, k, v, a, b = rows
@@ -117,7 +121,7 @@ def _rows_alone(heads: forms.Heads, device: torch.device) -> list[torch.Tensor]:
 
 
 def _prompt(heads: forms.Heads, device: torch.device) -> list[torch.Tensor]:
-    """A prompt of several chunks from within one: its o, and the state behind it."""
+    """A prompt of several chunks from within one: its o, the state behind it, a snapshot."""
     state = _state(1, heads, device)
     rows, gates = _drawn(_PROMPT, heads, device)
     begun = [part[:9] for part in rows], [part[9:] for part in rows]

@@ -18,6 +18,7 @@ from tpdet.kernels.cuda.linear.tables import (
     CHUNK,
     INVERSE,
     KEYS,
+    PIECE_FIELDS,
     QUERIES,
     TILES,
     VECTORS,
@@ -103,7 +104,7 @@ def chunk_factors(
     TERMS: tl.constexpr = 2 if SHAPE.TWO else 1
     ALONE: tl.constexpr = 1 if SHAPE.ALONE else 0
     first_row, slot, chunk, low, high = rows_of_piece(tables, piece)
-    _, start, end, _ = sequence_of(tables, tl.load(tables.pieces + piece * 2))
+    _, start, end, _ = sequence_of(tables, tl.load(tables.pieces + piece * PIECE_FIELDS))
     if end - start <= ALONE:
         return
     row = tl.arange(0, CHUNK)

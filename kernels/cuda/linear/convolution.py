@@ -4,9 +4,10 @@
 
 SiLU is that of `pointwise/activation.py`. Rows before the step's are read from the ring of inputs;
 the rows go there in a launch of its own, when all have been read. A sequence's single row has a
-kernel of its own, which does both.
+kernel of its own, which does both. The rows before a chunk at whose start a snapshot is taken go to
+its tail.
 
-Shapes: M rows, C channels. x, y [M, C]; weight [C, 4]; inputs [N, R, C].
+Shapes: M rows, C channels. x, y [M, C]; weight [C, 4]; inputs [N, R, C]; tails [S, 3, C].
 """
 
 import torch
@@ -17,6 +18,8 @@ from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv
 from tpdet.kernels.cuda.linear.tables import (
     CHUNK,
+    KEPT,
+    PIECE_FIELDS,
     Tables,
     has_rows_alone,
     pieces_of_runs,
@@ -44,14 +47,19 @@ def convolve_rows(
     y,
     inputs,
     tables,
+    tails,
     stride,
     channels,
     ring,
+    slots,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid: parts of the channels x pieces of runs, and parts of ROWS rows of their chunk."""
+    """Grid: parts of the channels x pieces of runs, and parts of ROWS rows of their chunk.
+
+    slots: N, behind which snapshots are counted.
+    """
     await_earlier(DEPENDENT)
     parts: tl.constexpr = CHUNK // ROWS
     piece, part = tl.program_id(1) // parts, tl.program_id(1) % parts
@@ -60,10 +68,24 @@ def convolve_rows(
     column = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     new = (row >= low) & (row < high)
     mask = new[:, None] & (column < channels)
-    _, start, end, _ = sequence_of(tables, tl.load(tables.pieces + piece * 2))
+    fields = tables.pieces + piece * PIECE_FIELDS
+    _, start, end, _ = sequence_of(tables, tl.load(fields))
     if (end - start <= 1) | (part * ROWS >= high) | (part * ROWS + ROWS <= low):
         return
     first = chunk * CHUNK + part * ROWS
+    snapshot = tl.load(fields + KEPT).to(tl.int64)
+    if (part == 0) & (snapshot >= 0):
+        lane = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+        tail = tails + (snapshot - slots) * (_TAPS - 1) * channels + lane
+        for tap in tl.static_range(_TAPS - 1):
+            position = first + (tap + 1 - _TAPS)
+            if position >= start:
+                number = (first_row + (tap + 1 - _TAPS)).to(tl.int64)
+                value = tl.load(x + number * stride + lane, mask=lane < channels)
+            else:
+                stored = slot * ring + (position + ring) % ring
+                value = tl.load(inputs + stored * channels + lane, mask=lane < channels)
+            tl.store(tail + tap * channels, value, mask=lane < channels)
     total = tl.zeros((ROWS, CHANNELS), tl.float32)
     for tap in tl.static_range(_TAPS):
         position = first + tl.arange(0, ROWS) + (tap + 1 - _TAPS)
@@ -150,8 +172,8 @@ def short_convolution(
 ) -> torch.Tensor:
     """x [M, C], weight [C, 4] -> [M, C] in x's dtype; stores x in the state's ring of inputs.
 
-    Of a run longer than the ring its last rows are stored. Rows that no sequence names are
-    undefined.
+    Of a run longer than the ring its last rows are stored, and those before each snapshot in its
+    tail. Rows that no sequence names are undefined.
     """
     x = x if x.stride(1) == 1 else x.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -168,7 +190,8 @@ def short_convolution(
         return y
     grid = cdiv(channels, _CHANNELS), pieces_of_runs(batch) * (CHUNK_TOKENS // _ROWS)
     forms = {"ROWS": _ROWS, "CHANNELS": _CHANNELS, "num_warps": 4, "enable_fp_fusion": False}
-    convolve_rows[grid](*read, *sizes, **forms, **dependent_launch(x.device))
+    tails = state.tails, *sizes, len(state.inputs)
+    convolve_rows[grid](*read, *tails, **forms, **dependent_launch(x.device))
     kept = cdiv(channels, _KEPT_CHANNELS), cdiv(ring, _ROWS), len(tables.runs)
     forms |= {"CHANNELS": _KEPT_CHANNELS}
     keep_inputs[kept](x, *read[3:], *sizes, **forms, **dependent_launch(x.device))

@@ -2,7 +2,8 @@
 
 All of a sequence's rows of this step, chunk by chunk, blocks of 16 in turn; a decode row is a chunk
 with one new row. `kernels/cpu/linear/delta_rule.py` has the expressions. States that move end in
-`boundary`; of a run with drafts they stay in registers.
+`boundary`; of a run with drafts they stay in registers. A piece says where the state at its chunk's
+start is kept as a snapshot, if it is.
 """
 
 import triton
@@ -21,7 +22,9 @@ from tpdet.kernels.cuda.linear.products import (
 from tpdet.kernels.cuda.linear.tables import (
     CHUNK,
     INVERSE,
+    KEPT,
     KEYS,
+    PIECE_FIELDS,
     QUERIES,
     TILES,
     VECTORS,
@@ -154,6 +157,11 @@ def pass_chunks(
         ring = slot * SHAPE.RING + chunk * CHUNK % SHAPE.RING
         chunk_piece = piece + chunk - first_chunk
         of_head = chunk_piece * HEADS + head
+        if PART != FIRST_CHUNK:  # of which no snapshot is: it is not whole
+            snapshot = tl.load(tables.pieces + chunk_piece * PIECE_FIELDS + KEPT).to(tl.int64)
+            if snapshot >= 0:
+                kept, _ = state_pointers(state, snapshot, head, part, SHAPE)
+                tl.store(kept, total, mask=inside)
         vector = scratch.vectors + of_head * (VECTORS * CHUNK)
         state_high, state_low = high_and_low(total, TWO)
         moved = (nothing, nothing)

@@ -14,6 +14,7 @@ CHUNK = tl.constexpr(CHUNK_TOKENS)
 # to the diagonal, then T. Vectors [64] of its rows: e, d_Cj, c, n, m; three are spare.
 KEYS, QUERIES, INVERSE, TILES = (tl.constexpr(first) for first in (0, 10, 20, 24))
 VECTORS = tl.constexpr(8)
+PIECE_FIELDS, KEPT = tl.constexpr(3), tl.constexpr(2)
 
 
 class Tables(NamedTuple):
@@ -91,8 +92,8 @@ def sequence_of(tables, index):
 @triton.jit
 def rows_of_piece(tables, piece):
     """(first row, slot, chunk, low, high): rows [low, high) of the chunk are this step's."""
-    chunk = tl.load(tables.pieces + piece * 2 + 1)
-    first_row, start, end, slot = sequence_of(tables, tl.load(tables.pieces + piece * 2))
+    chunk = tl.load(tables.pieces + piece * PIECE_FIELDS + 1)
+    first_row, start, end, slot = sequence_of(tables, tl.load(tables.pieces + piece * PIECE_FIELDS))
     low = tl.maximum(start - chunk * CHUNK, 0)
     high = tl.minimum(end - chunk * CHUNK, CHUNK)
     return first_row + chunk * CHUNK - start, slot, chunk, low, high

@@ -28,7 +28,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tpdet.kernels.cuda.gemm.variants.chain import send_tile
 from tpdet.kernels.cuda.launch.dependent import await_earlier
 from tpdet.kernels.cuda.launch.warp_pipeline import copy_tile, reinterpreted
-from tpdet.kernels.cuda.linear.tables import CHUNK, INVERSE, KEYS, QUERIES, TILES, VECTORS
+from tpdet.kernels.cuda.linear.tables import (
+    CHUNK,
+    INVERSE,
+    KEPT,
+    KEYS,
+    PIECE_FIELDS,
+    QUERIES,
+    TILES,
+    VECTORS,
+)
 from tpdet.kernels.cuda.linear.transposed import (
     BLOCK,
     add_terms,
@@ -251,7 +260,7 @@ def open_stream(q_tiles, k_tiles, v_tiles, term_tiles, HALVES: gl.constexpr):
 
 @gluon.jit
 def run_of(tables, index, head, part, SHAPE: gl.constexpr):
-    """A sequence's `ChunkRun`, its slot, and whether it has drafts."""
+    """A sequence's `ChunkRun`, its slot, whether it has drafts, where snapshots are named."""
     HEADS: gl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
     start = gl.load(tables.rows + index * 3 + 2)
     end = start + gl.load(tables.rows + index * 3 + 1)
@@ -266,7 +275,37 @@ def run_of(tables, index, head, part, SHAPE: gl.constexpr):
         HEADS,
     )
     slot = gl.load(tables.states + index * 4).to(gl.int64)
-    return run, slot, gl.load(tables.states + index * 4 + 2)
+    kept = tables.pieces + piece * PIECE_FIELDS + KEPT
+    return run, slot, gl.load(tables.states + index * 4 + 2), kept
+
+
+@gluon.jit
+def made_anew(x):
+    """x as a value of its own each time, so that what follows from it is made there and then."""
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def state_pointers(boundary, number, head, part, SHAPE: gl.constexpr):
+    """Pointers to a program's columns of a state's first half [64, 64].
+
+    They are made where they are used: a thread has 64 registers of them.
+    """
+    HEADS: gl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
+    column = part * COLUMNS + made_anew(gl.arange(0, COLUMNS, layout=gl.SliceLayout(1, WIDE)))
+    key = made_anew(gl.arange(0, HALF, layout=gl.SliceLayout(0, WIDE)))
+    head = boundary + (number * HEADS + head) * (SHAPE.KEY_SIZE * SHAPE.VALUE_SIZE)
+    return head + (key[None, :] * SHAPE.VALUE_SIZE + column[:, None])
+
+
+@gluon.jit
+def store_state(boundary, number, head, part, state, SHAPE: gl.constexpr):
+    """A program's columns of a state go to its target among the boundaries."""
+    at_state = state_pointers(boundary, number, head, part, SHAPE)
+    for half in gl.static_range(SHAPE.KEY_SIZE // HALF):
+        gl.store(at_state + half * (HALF * SHAPE.VALUE_SIZE), state[half])
 
 
 @gluon.jit
@@ -285,7 +324,7 @@ def pass_whole_chunks(
     """Grid: value heads x parts of 64 columns x sequences; num_warps=4.
 
     A sequence's chunks from the first whole one up to, and without, its last: of a run with drafts
-    none. The state goes on from `boundary` and ends there.
+    none. The state goes on from `boundary` and ends there; a snapshot of it goes there too.
     """
     await_earlier(DEPENDENT)
     HEADS: gl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
@@ -295,7 +334,7 @@ def pass_whole_chunks(
     head, part, index = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     if SHAPE.ALONE:
         index = gl.load(tables.runs + index)
-    run, slot, drafts = run_of(tables, index, head, part, SHAPE)
+    run, slot, drafts, kept = run_of(tables, index, head, part, SHAPE)
     if (run.steps <= 0) | (drafts != 0):
         return
     steps = run.steps
@@ -310,11 +349,9 @@ def pass_whole_chunks(
     of_chunk = vectors + gl.cast(run.tile, gl.int64) * COUNT
     keep_vectors(stream, 0, gl.load(of_chunk + lane))
     whole = gl.load(of_chunk + (BEGUN * CHUNK + CHUNK - 1))
+    target = gl.load(kept)
     # 3. the state, and what stays the same
-    column = part * COLUMNS + gl.arange(0, COLUMNS, layout=gl.SliceLayout(1, WIDE))
-    key = gl.arange(0, HALF, layout=gl.SliceLayout(0, WIDE))
-    at_state = boundary + (slot * HEADS + head) * (SHAPE.KEY_SIZE * SHAPE.VALUE_SIZE)
-    at_state += key[None, :] * SHAPE.VALUE_SIZE + column[:, None]
+    at_state = state_pointers(boundary, slot, head, part, SHAPE)
     state = ()
     for half in gl.static_range(HALVES):
         state = with_one_more(state, gl.load(at_state + half * (HALF * SHAPE.VALUE_SIZE)))
@@ -330,6 +367,8 @@ def pass_whole_chunks(
         there = lane < gl.where(step + 1 < steps, COUNT, 0)
         coming = gl.load(of_chunk + lane, mask=there, other=0.0)
         mbarrier.wait(stream.full.index(slot_of_step), step // STAGES & 1)
+        if target >= 0:
+            store_state(boundary, gl.cast(target, gl.int64), head, part, state, SHAPE)
         # 4. what the state gives to keys
         operands = in_terms(state, HALVES)
         of_low, of_high = by_state(operands, stream.k, HALVES, slot_of_step * HALVES, wide_none)
@@ -377,11 +416,12 @@ def pass_whole_chunks(
         moved = joined(high_of_moved), joined(low_of_moved)
         state = moved_on(state, moved, whole, stream, slot_of_step * HALVES, HALVES, wide_none)
         whole = gl.load(of_chunk + (BEGUN * CHUNK + CHUNK - 1), mask=step + 1 < steps, other=0.0)
+        kept += PIECE_FIELDS
+        target = gl.load(kept, mask=step + 1 < steps, other=-1)
         tl.debug_barrier()
         for block in gl.static_range(BLOCKS):
             row = run.row + step * CHUNK + block * BLOCK
             send_tile(out_tiles, [row, run.value_column], results.index(block))
         ask(stream, run, step + STAGES, SHAPE)
-    for half in gl.static_range(HALVES):
-        gl.store(at_state + half * (HALF * SHAPE.VALUE_SIZE), state[half])
+    store_state(boundary, slot, head, part, state, SHAPE)
     tma.store_wait(0)

@@ -7,7 +7,17 @@ and without. Two ranks run as threads of this process on the one GPU, without gr
 from tests.gpu.lib.checks import Differences
 from tests.gpu.lib.suite import Check
 from tests.lib.engine_harness import ask, run
-from tests.lib.hybrid_answers import CUTS, LONG, SHORT, asked, crowd, digest, drafted
+from tests.lib.hybrid_answers import (
+    BEHIND,
+    CUTS,
+    LONG,
+    SHORT,
+    asked,
+    crowd,
+    digest,
+    drafted,
+    left_behind,
+)
 from tpdet.kernels.order import CHUNK_TOKENS
 from tpdet.tools.synthetic.make_model import make_model
 
@@ -57,6 +67,13 @@ def hits(model, expected, how):
     alike(found, alone, "on", first=found.cached("on") - 1)
 
 
+def left(model, how):
+    """Prompts that begin at snapshots which a step left behind."""
+    found = left_behind(model, **how, **SHORT)
+    alike(found, run(model, [asked(BEHIND)], **how, **SHORT), "hits")
+    alike(found, found, "again")
+
+
 def with_drafts(model, expected, right, length, how):
     """The answer with drafts in runs of `length`, of which the first `right` are right."""
     same_answer(drafted(model, expected.tokens("a"), right, length, **how, **SHORT), expected)
@@ -84,6 +101,7 @@ def check_one_digest(model, dtype, eager):
     for preempt_every in (0, 4):
         wrong.keep(crowded, model, expected, preempt_every, how)
     wrong.keep(hits, model, expected, how)
+    wrong.keep(left, model, how)
     for right, length in DRAFTS:
         wrong.keep(with_drafts, model, expected, right, length, how)
     wrong.keep(across, model, how)

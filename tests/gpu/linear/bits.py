@@ -8,7 +8,13 @@ import torch
 from tests.gpu.lib.checks import Differences, poisoned_workspaces, same
 from tests.gpu.lib.suite import Check
 from tests.gpu.linear.operands import delta_rule as in_torch
-from tests.lib.kernels.linear_rows import LinearRows, linear_rows, linear_sequence, poisoned_state
+from tests.lib.kernels.linear_rows import (
+    LinearRows,
+    kept_at_cuts,
+    linear_rows,
+    linear_sequence,
+    poisoned_state,
+)
 from tpdet.kernels.cpu.linear import convolution as cpu_convolution
 from tpdet.kernels.cpu.linear import gated_norm as cpu_norm
 from tpdet.kernels.cpu.pointwise.norm import reciprocal_length
@@ -51,8 +57,8 @@ def on_gpu(rows):
     return LinearRows(*(x.cuda() for x in rows[:5]), gates)
 
 
-def state_of(rows, slots=1):
-    return LinearState(*(x.cuda() for x in poisoned_state(rows, slots)))
+def state_of(rows, slots=1, snapshots=0):
+    return LinearState(*(x.cuda() for x in poisoned_state(rows, slots, snapshots)))
 
 
 def run(rows, state, start, count, *, drafts=False, standing=None, slot=0):
@@ -144,6 +150,32 @@ def a_moved_state_stands_where_its_rows_end():
     delta_rule.advance_states((state,), (StateMove(0, 2, 1),))
     same(run(rows, state, 128, 72, slot=2, standing=2), wanted[128:], "from the snapshot")
     same(run(rows, state, 128, 72, standing=1), wanted[128:], "from the slot itself")
+
+
+def snapshots_within_a_step_have_the_bytes_of_those_at_a_cut():
+    wrong, chunks = Differences(), (1, 2, 4)
+    kept = tuple((chunk, place) for place, chunk in enumerate(chunks, 1))
+    for dtype, heads in CASES:
+        rows = on_gpu(linear_rows(400, **heads, dtype=dtype))
+        wanted = kept_at_cuts(delta_rule, rows, chunks)
+        o = run(rows, state_of(rows), 0, 400)
+        x = torch.randn(400, poisoned_state(rows).inputs.shape[2], device="cuda").to(dtype)
+        tails = torch.stack([x[chunk * 64 - 3 : chunk * 64] for chunk in chunks])
+        for steps in ((400,), (30, 370), (64, 336), (127, 2, 271)):
+            state, first, parts = state_of(rows, 1, 3), 0, []
+            for count in steps:
+                last = first + count
+                batch = make_batch((linear_sequence(0, count, first, snapshots=kept),), "cuda")
+                convolution.short_convolution(x[first:last], x[:4].t(), state, batch)
+                parts.append(delta_rule.gated_delta(*rows.at(first, last), state, batch))
+                first = last
+            what = f"{dtype} steps of {steps}"
+            wrong.keep(same, torch.cat(parts), o, what)
+            wrong.keep(same, state.boundary[1:], wanted, f"snapshots, {what}")
+            wrong.keep(same, state.tails, tails, f"rows before snapshots, {what}")
+        late = kept_at_cuts(delta_rule, rows.at(1, 400), chunks)
+        assert not torch.equal(late, wanted), "snapshots a row late are the same"
+    return wrong.finish()
 
 
 def factors_have_the_bits_of_the_cpu():
@@ -251,6 +283,7 @@ def linear_checks():
         Check("drafts", drafts_that_were_wrong_leave_nothing),
         Check("neighbours and heads", neighbours_and_heads_reach_no_bit),
         Check("moved states", a_moved_state_stands_where_its_rows_end),
+        Check("snapshots within a step", snapshots_within_a_step_have_the_bytes_of_those_at_a_cut),
         Check("factors as on the CPU", factors_have_the_bits_of_the_cpu),
         Check("errors", errors_are_those_of_two_terms),
         Check("bad rows", a_bad_row_reaches_no_earlier_one),

@@ -9,6 +9,7 @@ from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.kernels.linear_rows import (
     compute,
     compute_in_steps,
+    kept_at_cuts,
     linear_rows,
     linear_sequence,
     poisoned_state,
@@ -38,6 +39,24 @@ def test_steps_of_any_size_give_the_bits_of_one(dtype):
         assert_same_bits(other.boundary, state.boundary, f"boundary {steps}")
     alone = rows.at(0, 70)
     assert_same_bits(compute_in_steps(alone, poisoned_state(rows), [1] * 70), wanted[:70], "decode")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("steps", [(ROWS + 60,), (70, 160), (64, 166), (127, 2, 101)])
+def test_snapshots_within_a_step_have_the_bytes_of_those_at_a_cut(dtype, steps):
+    """Two in a step, one in each, at a step's first row, and between two rows."""
+    rows, chunks = linear_rows(ROWS + 60, dtype=dtype), (1, 2, 3)
+    kept = tuple((chunk, chunk) for chunk in chunks)  # behind one slot
+    state, first, parts = poisoned_state(rows, 1, 3), 0, []
+    for count in steps:
+        sequence = linear_sequence(0, count, first, snapshots=kept)
+        parts.append(compute(rows.at(first, first + count), state, sequence))
+        first += count
+    assert_same_bits(torch.cat(parts), whole(rows), "rows")
+    wanted = kept_at_cuts(delta_rule, rows, chunks)
+    assert_same_bits(state.boundary[1:], wanted, "snapshots")
+    late = kept_at_cuts(delta_rule, rows.at(1, len(rows.q)), chunks)
+    assert not same_bits(late, wanted), "a row late is another state: else this shows nothing"
 
 
 @pytest.mark.parametrize("parts", [2, 4, 8])

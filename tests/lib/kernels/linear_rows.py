@@ -5,7 +5,13 @@ from typing import NamedTuple
 import torch
 
 from tpdet.kernels import ops
-from tpdet.kernels.inputs.linear_state import BLOCK_ROWS, DeltaGates, LinearState
+from tpdet.kernels.inputs.linear_state import (
+    BLOCK_ROWS,
+    TAPS,
+    DeltaGates,
+    LinearState,
+    StateMove,
+)
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import CHUNK_TOKENS, PAGE_TOKENS
 
@@ -51,7 +57,7 @@ def linear_rows(
     return LinearRows(q, k, v, drawn(heads), drawn(heads), gates)
 
 
-def poisoned_state(rows, slots=1):
+def poisoned_state(rows, slots=1, snapshots=0):
     """A state of sequences without rows; what nobody may read is NaN or far off."""
     _, key_heads, key_size = rows.k.shape
     heads, value_size = rows.v.shape[1:]
@@ -62,21 +68,22 @@ def poisoned_state(rows, slots=1):
         return torch.full((*rings, *shape), torch.nan, dtype=dtype)
 
     return LinearState(
-        torch.zeros(slots, heads, key_size, value_size),
+        torch.zeros(slots + snapshots, heads, key_size, value_size),
         poison(key_heads, key_size, dtype=rows.k.dtype),
         poison(heads, value_size),
         poison(heads, BLOCK_ROWS),
         torch.full((*rings, heads), -(2**60)),
         torch.zeros(slots, INPUTS, channels, dtype=rows.k.dtype),
+        torch.zeros(snapshots, TAPS - 1, channels, dtype=rows.k.dtype),
     )
 
 
-def linear_sequence(first_row, count, start, slot=0, drafts=False, standing=None):
+def linear_sequence(first_row, count, start, slot=0, drafts=False, standing=None, snapshots=()):
     """A sequence of a batch; standing: of a step that came before it without drafts if None."""
     if standing is None:
         standing = max(start - 1, 0) // CHUNK_TOKENS
     pages = tuple(range(-(-(start + count) // PAGE_TOKENS)))
-    return PagedSequence(first_row, count, start, pages, slot, standing, drafts)
+    return PagedSequence(first_row, count, start, pages, slot, standing, drafts, snapshots)
 
 
 def compute(rows, state, *sequences):
@@ -93,3 +100,20 @@ def compute_in_steps(rows, state, steps, slot=0):
         parts.append(compute(rows.at(first, last), state, sequence))
         first = last
     return torch.cat(parts)
+
+
+def kept_at_cuts(rule, rows, chunks):
+    """The states at the start of each of these chunks, of a prompt that ends there.
+
+    rule: the module of `gated_delta` and `advance_states`.
+    """
+    kept = []
+    for chunk in chunks:
+        alone, state = rows.at(0, chunk * CHUNK_TOKENS), poisoned_state(rows, 1, 1)
+        device = rows.q.device
+        state = LinearState(*(part.to(device) for part in state))
+        sequence = linear_sequence(0, len(alone.q), 0)
+        rule.gated_delta(*alone, state, make_batch((sequence,), device))
+        rule.advance_states((state,), (StateMove(0, 1, chunk - 1),))
+        kept.append(state.boundary[1])
+    return torch.stack(kept)

@@ -62,11 +62,14 @@ def listed(batch):
         first, count, start = rows[sequence]
         pages = tables[sequence][: -(-(start + count) // PAGE_TOKENS)]
         slot, standing, drafts, piece = states[sequence] if states else (-1, 0, 0, 0)
+        kept = []
         if states:
             chunks = range(start // CHUNK_TOKENS, -(-(start + count) // CHUNK_TOKENS))
-            wanted = [[sequence, chunk] for chunk in chunks]
-            assert batch.pieces[piece : piece + len(wanted)].tolist() == wanted
-        made.append(PagedSequence(first, count, start, tuple(pages), slot, standing, bool(drafts)))
+            named = batch.pieces[piece : piece + len(chunks)].tolist()
+            assert [fields[:2] for fields in named] == [[sequence, chunk] for chunk in chunks]
+            kept = [(chunk, place) for _, chunk, place in named if place >= 0]
+        state = slot, standing, bool(drafts), tuple(kept)
+        made.append(PagedSequence(first, count, start, tuple(pages), *state))
     runs = [sequence for sequence in batch.runs.tolist() if rows[sequence][1]]
     assert not states or sorted(runs) == [i for i, (_, count, _) in enumerate(rows) if count > 1]
     named = sum(count for _, count, _ in rows)

@@ -46,10 +46,18 @@ class FakeSlot:
         """The rows of positions from `start` on."""
         return self.rows[np.arange(start, start + count) % len(self.rows)]
 
-    def compute(self, ids: np.ndarray, row: Row, weights: int, old_keys: bool) -> None:
+    def compute(
+        self,
+        ids: np.ndarray,
+        row: Row,
+        weights: int,
+        old_keys: bool,
+        snapshots: "dict[int, FakeSlot]",
+    ) -> None:
         """Compute a row, after which positions [0, end) have these ids; AssertionError if not.
 
-        old_keys: other weights may have computed some of them.
+        old_keys: other weights may have computed some of them. snapshots: those of chunks at whose
+        start the states are kept.
         """
         start, end, ring = row.start, len(ids), len(self.rows)
         window = np.arange(max(0, start - TAPS), start)
@@ -63,6 +71,8 @@ class FakeSlot:
             begin, stop = max(start, chunk * CHUNK_TOKENS), min(end, (chunk + 1) * CHUNK_TOKENS)
             if chunk > first and row.samples <= 1:
                 self.boundary = self.advanced(chunk - 1)
+            if chunk in snapshots:
+                snapshots[chunk].copy(self, chunk, advances=False)
             places = np.arange(begin, stop) % ring
             self.rows[places] = self.inputs[places] = ids[begin:stop] + weights * WEIGHTS
         behind = self.of(len(self.boundary), end - len(self.boundary))
@@ -91,7 +101,8 @@ class FakeStates:
     def compute(self, row: Row, ids: np.ndarray) -> None:
         """Compute a row; ids: of all positions up to its end, as its pages have them."""
         old_keys = row.version_id in self.old_keys
-        self.slots[row.slot].compute(ids, row, self.weights, old_keys)
+        snapshots = {chunk: self.slots[slot] for chunk, slot in row.snapshots}
+        self.slots[row.slot].compute(ids, row, self.weights, old_keys, snapshots)
 
     def apply(self, events: tuple[StateEvent, ...]) -> None:
         """Apply a plan's events."""

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tpdet.control.plan import PlanRows
+from tpdet.cache.states import boundary_of
+from tpdet.control.plan import PlanRows, snapshot_columns
 from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedBatch, PagedSequence
 from tpdet.kernels.order import CHUNK_TOKENS, PAGE_TOKENS
 
@@ -23,10 +24,11 @@ _ALIGNED = 4  # int32 values in 16 bytes
 _INT64 = 2  # int32 values of one int64: an id, a position, a slot
 _FIRST, _COUNT, START = range(3)
 """Columns of `spans`: a sequence's first row, its number of rows, the first row's position."""
-_SEQUENCE, _OFFSET = range(2)
+_SEQUENCE, _OFFSET, _KEPT = range(3)
 """Columns of the lists. `_OFFSET` is a row of the sequence in `blocks`, a split of the sequence in
-`splits`, the sequence's first entry of `splits` in `short`, and a chunk in `pieces`."""
-_, _STANDING, _DRAFTS = range(3)
+`splits`, the sequence's first entry of `splits` in `short`, and a chunk in `pieces`, which alone
+have `_KEPT`: where a snapshot goes."""
+_SLOT, _STANDING, _DRAFTS = range(3)
 """Columns of `StepSpans.states`; the buffer has a sequence's first piece behind them."""
 _FIRST_PIECE = _DRAFTS + 1
 _Buffer = Any  # a tensor, or an array over its memory: both are cut and viewed alike
@@ -112,7 +114,7 @@ class BatchShape:
             splits=(self.splits, columns),
             short=(self.short, columns),
             states=((self.sequences + 1) * self.linear, _FIRST_PIECE + 1),
-            pieces=(self.pieces, columns),
+            pieces=(self.pieces, _KEPT + 1),
             runs=(self.runs, 1),
         )
 
@@ -170,6 +172,7 @@ class StepSpans:
 
     states int64 [n, 3]: slot, standing, and whether it has drafts; zeros without linear layers.
     unverified int64 [n]: positions by which it may begin later, for which its splits are enough.
+    snapshots int64 [m, 3]: slot, chunk and place of each that the whole step leaves behind.
     """
 
     first: np.ndarray
@@ -178,6 +181,7 @@ class StepSpans:
     tables: np.ndarray
     states: np.ndarray
     unverified: np.ndarray
+    snapshots: np.ndarray
 
     @staticmethod
     def of(rows: PlanRows, width: int, scratch: int) -> "StepSpans":
@@ -189,8 +193,10 @@ class StepSpans:
         if rows.states:
             states[:, :_DRAFTS] = rows.state_columns.T
             states[:, _DRAFTS] = rows.samples > 1
+        owner, chunk, slot = snapshot_columns(rows)
+        snapshots = np.stack([states[owner, _SLOT], chunk, boundary_of(slot)], 1)
         first = np.cumsum(count) - count
-        return StepSpans(first, count, rows.start, tables, states, rows.unverified)
+        return StepSpans(first, count, rows.start, tables, states, rows.unverified, snapshots)
 
     def cut(self, middle: int) -> tuple["StepSpans", "StepSpans"]:
         """The rows before `middle`, and the others counted from it; a sequence may be cut."""
@@ -203,8 +209,8 @@ class StepSpans:
         early_half = self.first, early, self.start, self.tables, self.states, self.unverified
         late_half = first, late, start, self.tables, states, self.unverified
         return (
-            StepSpans(*(column[before] for column in early_half)),
-            StepSpans(*(column[after] for column in late_half)),
+            StepSpans(*[*(column[before] for column in early_half), self.snapshots]),
+            StepSpans(*[*(column[after] for column in late_half), self.snapshots]),
         )
 
     def within(self, shape: StepShape) -> list["StepSpans"] | None:
@@ -309,7 +315,14 @@ class StepSpans:
         pieces[:total, _SEQUENCE] = sequence
         pieces[:total, _OFFSET] = np.arange(total) - states[sequence, _FIRST_PIECE]
         pieces[:total, _OFFSET] += self.start[sequence] // CHUNK_TOKENS
-        pieces[total:] = (shape.sequences, 0)
+        pieces[:total, _KEPT] = -1
+        for slot, chunk, snapshot in self.snapshots.tolist():
+            begins = chunk * CHUNK_TOKENS - self.start
+            passes = (self.states[:, _SLOT] == slot) & (begins >= 0) & (begins < self.count)
+            for index in np.flatnonzero(passes):
+                number = chunk - self.start[index] // CHUNK_TOKENS
+                pieces[states[index, _FIRST_PIECE] + number, _KEPT] = snapshot
+        pieces[total:] = (shape.sequences, 0, -1)
         runs[:count], runs[count:] = order[:count], shape.sequences
 
 

@@ -151,7 +151,7 @@ def wanted_rows(rows: PlanRows, spans: StepSpans) -> StepSpans:
     start = spans.start[owner] + number - spans.first[owner]
     one = np.ones_like(number)
     of = spans.tables[owner], spans.states[owner], spans.unverified[owner]
-    return StepSpans(number, one, start, *of)
+    return StepSpans(number, one, start, *of, spans.snapshots[:0])
 
 
 def pack_ends(wanted: StepSpans, shape: StepShape, packed: torch.Tensor, scratch: int) -> None:

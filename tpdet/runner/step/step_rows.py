@@ -8,6 +8,7 @@ section 8).
 
 from dataclasses import dataclass, replace
 
+from tpdet.cache.states import boundary_of
 from tpdet.control.plan import PlanRows
 from tpdet.kernels.inputs.paged_batch import PagedSequence
 
@@ -37,7 +38,8 @@ def gather_rows(
     sequences, ends = [], []
     for row in rows:
         count = len(row.token_ids)
-        state = row.slot, row.standing, row.samples > 1
+        kept = tuple((chunk, boundary_of(slot)) for chunk, slot in row.snapshots)
+        state = row.slot, row.standing, row.samples > 1, kept
         sequences.append(PagedSequence(len(ids), count, row.start, row.pages, *state))
         if row.logits:
             before = count - row.logits

@@ -9,6 +9,7 @@ import torch
 from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.kernels.linear_rows import (
     INPUTS,
+    kept_at_cuts,
     linear_rows,
     linear_sequence,
     poisoned_state,
@@ -90,6 +91,36 @@ def test_prompts_decode_rows_and_drafts_have_the_bits_of_the_cpu(dtype, steps, h
     for name in ("keys", "updates", "inverses", "decays"):
         left, right = (getattr(state, name)[:, chunk] for state in states)
         assert_same_bits(right, left, name)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "steps"),
+    some_slow(
+        [(torch.bfloat16, (200,))],
+        [
+            (torch.bfloat16, (200,)),
+            (torch.float32, (30, 170)),
+            (torch.bfloat16, (64, 136)),
+            (torch.float32, (127, 2, 71)),
+        ],
+    ),
+)
+def test_snapshots_within_a_step_have_the_bytes_of_those_at_a_cut(dtype, steps):
+    """Of the states by the CPU, of the rows before them as they came."""
+    rows = linear_rows(200, 1, 2, 16, 16, dtype=dtype)
+    x = torch.randn(200, 48 + 16, generator=torch.Generator().manual_seed(1)).to(dtype)
+    state, first = poisoned_state(rows, 2, 2), 0
+    for count in steps:
+        batch = make_batch((linear_sequence(0, count, first, 1, snapshots=((1, 2), (2, 3))),))
+        last = first + count
+        convolution.short_convolution(x[first:last], x[:4].t(), state, batch)
+        delta_rule.gated_delta(*rows.at(first, last), state, batch)
+        first = last
+    wanted = kept_at_cuts(cpu_rule, rows, (1, 2))
+    assert_same_bits(state.boundary[2:], wanted, "states")
+    tails = torch.stack([x[61:64], x[125:128]])
+    assert_same_bits(state.tails, tails, "rows before them")
+    assert not same_bits(kept_at_cuts(cpu_rule, rows.at(1, 200), (1, 2)), wanted), "a row late"
 
 
 @pytest.mark.parametrize("wrong", some_slow([torch.inf], [torch.inf, torch.nan]))
