@@ -66,7 +66,8 @@ CANDIDATES = (
     PackedTile(16, 1, 64, 6), PackedTile(32, 1, 64, 4), PackedTile(64, 1, 64, 4),
     PackedTile(64, 2, 64, 4), PackedTile(64, 2, 64, 6, True), PackedTile(128, 1, 64, 4),
     PackedTile(128, 2, 64, 4), PackedTile(128, 2, 64, 4, True), PackedTile(256, 2, 64, 4),
-    PackedTile(256, 1, 64, 3),
+    PackedTile(256, 1, 64, 3), PackedTile(8, 1, 64, 6, programs=4),
+    PackedTile(16, 1, 64, 6, programs=3), PackedTile(64, 1, 64, 4, programs=3),
 )  # fmt: skip
 """Tiles worth measuring."""
 _TURNS = 230_000_000  # bytes

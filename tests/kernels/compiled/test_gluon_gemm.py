@@ -238,7 +238,7 @@ TILES = {
     if (way := way_of(m, bits, (1, n, k))) is not None and not way.tile.specialised
 }
 SOME_PACKED = [
-    (E4M3, PackedTile(16, 1, 128, 4), 1),
+    (E4M3, PackedTile(16, 1, 64, 6, programs=3), 1),
     (INT4, PackedTile(128, 2, 64, 4), 0),
 ]
 
@@ -259,7 +259,8 @@ def packed_kernel(recipe, tile, gated, cut=1, k=4096, rows_of=DENSE):
         "expert_ids": "*i32",
     } | dict.fromkeys(("m", "n", "steps", "blocks"), "i32")
     root = RootShape(1, 1, cut)
-    kept, ends = 1 << (cut * k // group - 1).bit_length(), (k // tile.depth % 2 == 1, rows_of.value)
+    kept, odd = 1 << (cut * k // group - 1).bit_length(), k // tile.depth % 2 == 1
+    ends = odd, rows_of.value, tile.programs
     form = PackedForm(recipe, bits, *tile[:4], group, scale_rows, kept, False, gated, root, *ends)
     multiples = "scales", "y", "bias", "n"
     options = {"num_warps": 4 * tile.groups}

@@ -77,6 +77,7 @@ def launch(
     depth=DEPTH,
     root=ONE_LEAF,
     blocks=None,
+    programs=0,
 ):
     """Every program of the kernel in turn: x [M, L * K] -> y [units of the root, M, N].
 
@@ -102,6 +103,7 @@ def launch(
         root,
         k // depth % 2 == 1,
         0 if blocks is None else 1 + blocks.of_step,
+        programs,
     )
     arguments = {
         "code_tiles": described(weight.codes),
@@ -150,7 +152,7 @@ class TestTheDenseChain:
     def test_of_a_column_product(self, form):
         matrix, x = drawn(form, 200, 256), rows(19, 256)
         for depth in (64, 128):
-            got = launch(x, ordered_weight([matrix]), depth=depth)[0]
+            got = launch(x, ordered_weight([matrix]), depth=depth, programs=depth // 64)[0]
             assert_same_bits(got, chained(x, matrix[:]).bfloat16(), f"{form} {depth}")
 
     def test_of_leaves(self, form):
@@ -174,8 +176,9 @@ def test_leaves_are_folded_in_the_order_of_their_root(order_name):
         form = None if parts is None else root_form(0, 8, parts[0])
         if form is not None:
             wanted = [order.evaluate(unit, lambda i: sums[i], torch.add) for unit in parts[0]]
-            got = launch(x, weight, torch.float32, root=form.shape)
-            assert_same_bits(got, torch.stack(wanted), f"{order_name}, {cut} leaves")
+            for programs in (0, 2):
+                got = launch(x, weight, torch.float32, root=form.shape, programs=programs)
+                assert_same_bits(got, torch.stack(wanted), f"{order_name}, {cut} leaves")
 
 
 def test_a_bias_is_added_before_the_rounding():

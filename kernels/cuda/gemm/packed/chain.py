@@ -19,7 +19,6 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -37,7 +36,14 @@ from tpdet.kernels.cuda.gemm.packed.numbers import (
 from tpdet.kernels.cuda.gemm.variants.gated import join
 from tpdet.kernels.cuda.gemm.variants.root_form import RootShape
 from tpdet.kernels.cuda.launch.dependent import await_earlier
-from tpdet.kernels.cuda.launch.warp_pipeline import copy_tile, reinterpreted
+from tpdet.kernels.cuda.launch.warp_pipeline import (
+    copy_tile,
+    init_barriers,
+    limit_registers,
+    reinterpreted,
+    release,
+    wait_free,
+)
 from tpdet.kernels.inputs.gated import GROUP
 
 _GROUP = gl.constexpr(GROUP)
@@ -55,6 +61,7 @@ class PackedForm(NamedTuple):
     SCALE_ROWS: weight rows that do; SCALES: of a tile along K, a power of two or more than K has.
     GATED: the number of an activation. ROOT: the form of what a program folds (`RootShape`).
     ODD: whether a leaf is an odd number of steps. EXPERTS: `DENSE`, `IN_BLOCKS` or `OF_STEP`.
+    PROGRAMS: of a multiprocessor, for which a warp of their own copies; 0: none.
     """
 
     RECIPE: int
@@ -71,6 +78,7 @@ class PackedForm(NamedTuple):
     ROOT: RootShape
     ODD: bool
     EXPERTS: int
+    PROGRAMS: int = 0
 
 
 class PackedStream(NamedTuple):
@@ -80,6 +88,7 @@ class PackedStream(NamedTuple):
     x: Any
     kept: Any
     full: Any
+    free: Any
     code_tiles: Any
     x_tiles: Any
 
@@ -92,6 +101,27 @@ class PackedTilePlace(NamedTuple):
     row: Any
     column: Any
     steps: Any
+
+
+class PackedOutput(NamedTuple):
+    """Where a tile's sums go and its scales are: unit of y, first leaf, group of 64 weight rows."""
+
+    y: Any
+    bias: Any
+    scales: Any
+    zeros: Any
+    unit: Any
+    first: Any
+    group: Any
+    row: Any
+    m: Any
+    n: Any
+
+
+@gluon.constexpr_function
+def registers_of(programs, warps):
+    """Registers of a thread at the launch, and of the warp that copies."""
+    return 65536 // (programs * 32 * (warps + 4)) // 8 * 8, 40 if programs < 3 else 24
 
 
 @gluon.constexpr_function
@@ -141,6 +171,25 @@ def ask(stream, spot, step, FORM: gl.constexpr):
 
 
 @gluon.jit
+def give_back(stream, spot, step, FORM: gl.constexpr):
+    """The slot of a step is free: a later step has it."""
+    if FORM.PROGRAMS:
+        release(stream.free, step)
+    else:
+        tl.debug_barrier()
+        ask(stream, spot, step + FORM.STAGES, FORM)
+
+
+@gluon.jit
+def copy_steps(stream, spot, FORM: gl.constexpr):
+    """The copying warp: all steps of all leaves of the program."""
+    CUT: gl.constexpr = FORM.ROOT.GROUPS * FORM.ROOT.PARTS * FORM.ROOT.PAIR
+    for step in range(CUT * spot.steps):
+        wait_free(stream.free, step)
+        ask(stream, spot, step, FORM)
+
+
+@gluon.jit
 def unpacked(stream, step, FORM: gl.constexpr):
     """The weight of a step, once its codes have arrived."""
     S: gl.constexpr = stream.kept.shape[2]
@@ -165,7 +214,6 @@ def added(weight, x, step, total):
 @gluon.jit
 def leaf_chain(stream, spot, begin, FORM: gl.constexpr):
     """The chain over a leaf's steps, from the program's step `begin` on."""
-    STAGES: gl.constexpr = FORM.STAGES
     HEIGHT: gl.constexpr = 64 * FORM.GROUPS
     ROWS: gl.constexpr = FORM.ROWS
     PRODUCT: gl.constexpr = product_layout(FORM.GROUPS, FORM.ROWS)
@@ -177,21 +225,18 @@ def leaf_chain(stream, spot, begin, FORM: gl.constexpr):
         step = begin + 2 * pair
         odd = unpacked(stream, step + 1, FORM)
         total = added(odd, stream.x, step + 1, total)
-        tl.debug_barrier()
-        ask(stream, spot, step + STAGES, FORM)
+        give_back(stream, spot, step, FORM)
         even = unpacked(stream, step + 2, FORM)
         total = added(even, stream.x, step + 2, total)
-        tl.debug_barrier()
-        ask(stream, spot, step + STAGES + 1, FORM)
+        give_back(stream, spot, step + 1, FORM)
     if not FORM.ODD:
         odd = unpacked(stream, last, FORM)
         total = added(odd, stream.x, last, total)
     total = warpgroup_mma_wait(0, deps=(total,))
     if FORM.ROOT.GROUPS * FORM.ROOT.PARTS * FORM.ROOT.PAIR > 1:
-        tl.debug_barrier()
         if not FORM.ODD:
-            ask(stream, spot, last - 1 + STAGES, FORM)
-        ask(stream, spot, last + STAGES, FORM)
+            give_back(stream, spot, last - 1, FORM)
+        give_back(stream, spot, last, FORM)
     return total
 
 
@@ -254,6 +299,22 @@ def finished(total, y, bias, row, column, m, n, FORM: gl.constexpr):
     gl.store(y + rows.to(gl.int64)[:, None] * n + columns[None, :], value, mask=inside)
 
 
+@gluon.jit
+def one_tile(stream, spot, result, FORM: gl.constexpr):
+    """All scales of a tile, its chains over K, and its store."""
+    CUT: gl.constexpr = FORM.ROOT.GROUPS * FORM.ROOT.PARTS * FORM.ROOT.PAIR
+    groups = spot.steps * FORM.DEPTH // FORM.SCALE_GROUP
+    across = gl.cdiv(result.n, UNIT) * UNIT // FORM.SCALE_ROWS
+    begin = result.first * groups * across
+    column = result.group * UNIT
+    own = result.scales + begin, result.zeros + begin
+    keep_scales(stream.kept, *own, column, CUT * groups, across, FORM)
+    tl.debug_barrier()
+    total = folded_leaves(stream, spot, FORM)
+    y = result.y + result.unit * result.m * result.n
+    finished(total, y, result.bias, result.row, column, result.m, result.n, FORM)
+
+
 @gluon.jit(do_not_specialize=["m", "steps", "blocks"])
 def packed_chain(
     code_tiles,
@@ -310,22 +371,25 @@ def packed_chain(
     KEPT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     kept = gl.allocate_shared_memory(gl.int32, [FORM.SCALES // S, UNIT * FORM.GROUPS, S], KEPT)
     full = gl.allocate_shared_memory(gl.int64, [FORM.STAGES, 1], mbarrier.MBarrierLayout())
-    STAGES: gl.constexpr = FORM.STAGES
-    for slot in gl.static_range(STAGES):
-        mbarrier.init(full.index(slot), count=1)
-    fence_async_shared()
+    free = gl.allocate_shared_memory(gl.int64, [FORM.STAGES, 1], mbarrier.MBarrierLayout())
+    init_barriers((full,), (free,), 1)
     tl.debug_barrier()
     # 2. the first steps, and all scales
-    stream = PackedStream(codes, x, kept, full, code_tiles, x_tiles)
+    stream = PackedStream(codes, x, kept, full, free, code_tiles, x_tiles)
     spot = PackedTilePlace(first * blocks + group, blocks, row_of_x, depth, steps)
-    for early in gl.static_range(STAGES):
-        ask(stream, spot, early, FORM)
-    groups = steps * FORM.DEPTH // FORM.SCALE_GROUP
-    across = gl.cdiv(n, UNIT) * UNIT // FORM.SCALE_ROWS
-    begin = first * groups * across
-    own = scales + begin, zeros + begin
-    keep_scales(kept, *own, group * UNIT, CUT * groups, across, FORM)
-    tl.debug_barrier()
-    # 3. the chains over K
-    total = folded_leaves(stream, spot, FORM)
-    finished(total, y + unit * m * n, bias, row, group * UNIT, m, n, FORM)
+    result = PackedOutput(y, bias, scales, zeros, unit, first, group, row, m, n)
+    if FORM.PROGRAMS:
+        SHARES: gl.constexpr = registers_of(FORM.PROGRAMS, 4 * FORM.GROUPS)
+        LAUNCHED: gl.constexpr = SHARES[0]
+        COPYING: gl.constexpr = SHARES[1]
+        limit_registers(LAUNCHED)
+        gl.warp_specialize(
+            [(one_tile, (stream, spot, result, FORM)), (copy_steps, (stream, spot, FORM))],
+            [1],
+            [COPYING],
+        )
+    else:
+        STAGES: gl.constexpr = FORM.STAGES
+        for early in gl.static_range(STAGES):
+            ask(stream, spot, early, FORM)
+        one_tile(stream, spot, result, FORM)

@@ -18,6 +18,13 @@ _PROGRAMS = 132  # multiprocessors of an H100 and an H200
 _EIGHT, _EIGHT_DEEP = PackedTile(8, 1, 64, 6), PackedTile(8, 1, 128, 4)
 _SIXTEEN, _SIXTEEN_DEEP = PackedTile(16, 1, 64, 6), PackedTile(16, 1, 128, 4)
 _FEW = (PackedTile(32, 1, 64, 4), PackedTile(64, 1, 64, 4))
+_COPIED = (
+    PackedTile(8, 1, 64, 6, programs=4),
+    PackedTile(16, 1, 64, 6, programs=3),
+    _FEW[0],  # that with a warp is not timed
+    PackedTile(64, 1, 64, 4, programs=3),
+)
+"""Tiles of many weight rows of 8 bits: for most of them a warp copies."""
 _NARROW, _WIDE, _WIDEST = (
     PackedTile(128, 1, 64, 4),
     PackedTile(128, 2, 64, 4),
@@ -50,6 +57,8 @@ def way_of(m: int, bits: int, shape: tuple[int, int, int]) -> PackedWay | None:
     if m > most and _VALUE_BYTES * leaves * n * k <= SCRATCH_BYTES:
         return None
     if m <= _FEW[-1].rows:
+        if bits == 8 and leaves == 1 and n >= _MANY:
+            return PackedWay(next(tile for tile in _COPIED if tile.rows >= m))
         return PackedWay(_small_tile(m, k))
     if bits == 8:
         return _by_float(m, leaves, n, k)

@@ -30,13 +30,15 @@ _UNPACKED_DEPTH = 128  # columns of a program that writes numbers
 
 class PackedTile(NamedTuple):
     """rows: of x; groups: warpgroups of 64 weight rows; depth, stages: of K; specialised: whether
-    another warp copies for them (`warp_specialised.py`), which takes two groups."""
+    another warp copies for them (`warp_specialised.py`), which takes two groups; programs: of a
+    multiprocessor, where in `chain.py` another warp copies, else 0."""
 
     rows: int
     groups: int
     depth: int
     stages: int
     specialised: bool = False
+    programs: int = 0
 
 
 class RowBlocks(NamedTuple):
@@ -119,6 +121,7 @@ def _run_chain(
             root,
             k // tile.depth % 2 == 1,
             _rows_of(blocks),
+            tile.programs,
         ),
         num_warps=4 * tile.groups,
         enable_fp_fusion=False,
