@@ -430,10 +430,6 @@ def _unscored(probe: Request) -> Request:
     return msgspec.structs.replace(probe, params=params)
 
 
-if __name__ == "__main__":
-    sys.exit(run_rank(main))
-
-
 def count_node_folds() -> Callable[[], int]:
     """Start to count; returns a function that gives this process's number of two-level folds."""
     fold, seen = NodeExchange.everyones, 0
@@ -447,3 +443,7 @@ def count_node_folds() -> Callable[[], int]:
 
     NodeExchange.everyones = counted  # type: ignore[assignment, method-assign]
     return lambda: seen
+
+
+if __name__ == "__main__":
+    sys.exit(run_rank(main))
