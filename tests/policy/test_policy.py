@@ -281,6 +281,17 @@ def test_launch_uses_the_standard_library_only():
     assert not wrong
 
 
+def test_a_program_stands_behind_all_that_it_uses():
+    """What a module defines behind its `__main__` is not there yet when it runs as a program."""
+    early = [
+        path.relative_to(ROOT).as_posix()
+        for path in sources()
+        for node in tree_of(path).body[:-1]
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+    ]
+    assert not early
+
+
 NAMES_PYTHON = {"launch/start/mpirun": 3, "launch/start/slurm": 1}
 """How often a file names this Python to somebody, or looks beside it, and starts nothing."""
 
