@@ -29,6 +29,7 @@ from tpdet.kernels.cuda.exchange.words import (
     QUIET_PAIR,
     advance,
     awaited_words,
+    warps_for,
     words_of,
 )
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
@@ -43,6 +44,7 @@ from tpdet.kernels.cuda.pointwise.finish import (
 from tpdet.kernels.inputs.norm import Finish
 
 _TILE = 2048  # words that a program awaits at a time
+_WARPS = 4
 
 
 @triton.jit
@@ -181,7 +183,7 @@ def run_gather_columns(
         PART=part,
         BLOCK=block,
         PHASES=phases,
-        num_warps=4,
+        num_warps=warps_for(peers.ranks * block, _WARPS),
         enable_fp_fusion=False,
         **dependent_launch(x.device),
     )

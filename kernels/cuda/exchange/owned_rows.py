@@ -19,7 +19,7 @@ import triton.language as tl
 
 from tpdet.kernels.cuda.exchange.arguments import ALL_PHASES, OFFSETS, Buffers, Peers, Phases
 from tpdet.kernels.cuda.exchange.columns import disarmed
-from tpdet.kernels.cuda.exchange.words import advance, awaited_words, words_of
+from tpdet.kernels.cuda.exchange.words import advance, awaited_words, warps_for, words_of
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 
@@ -142,7 +142,7 @@ def run_push_owned_rows(
         N=n,
         BLOCK=block,
         PHASES=phases,
-        num_warps=_WARPS,
+        num_warps=warps_for(block, _WARPS),
         enable_fp_fusion=False,
         **dependent_launch(h.device),
     )

@@ -21,6 +21,12 @@ What is pushed is read and armed in the same exchange, however many rows it has:
 behind for one with other rows. Dependent launches (`dependent`) change none of this: a kernel's
 first statement waits until all earlier ones of its stream have ended and their stores are in
 memory, and waits for no peer; its successor comes when its last program has ended.
+
+A word is armed again once all warps have seen it. Of a tile with fewer words than a warp has
+threads (a word of each rank) every warp loads all, and leaves its loop by what it saw itself, but
+one thread arms them: a warp that came to a word armed again would wait for ever. No tile has more
+words than a warp has threads and fewer than the program has (`warps_for`): it would be cut over
+some warps and repeated by others, which see it at other times.
 """
 
 import triton
@@ -34,8 +40,14 @@ QUIET_16 = tl.constexpr(0x7FFF)  # the NaN that a value of 2 bytes with all bits
 QUIET_32 = tl.constexpr(0x7FFFFFFF)  # the same of 4 bytes
 QUIET_PAIR = tl.constexpr(0x7FFF7FFF)  # two of 2 bytes, or one of 4: a NaN either way
 EPOCHS = tl.constexpr((1 << 31) - 1)  # tags and flags hold 1 to this; new memory holds 0
+_WARP = 32  # threads
 _POLLS = tl.constexpr(256)  # of about a microsecond, between two readings of clock and control
 _LOST_BASE = tl.constexpr(LOST_BASE)
+
+
+def warps_for(words: int, most: int) -> int:
+    """Warps of a program that awaits tiles of `words`, a power of two: each has some of its own."""
+    return max(1, min(most, words // _WARP))
 
 
 @triton.jit
@@ -60,8 +72,8 @@ def next_poll(missing, polls, deadline, links, number, WORLD: tl.constexpr):
     """(waiting, deadline) after a poll; missing: source + 1 of each word, 0 where it has come.
 
     The control words are read once in _POLLS polls. What is decided from them comes out of a
-    reduction over the program, so all its threads decide alike. Unless `WORLD.live`, a kernel polls
-    once (tests).
+    reduction over the tile, so all threads decide alike that share its words; warps that each have
+    all of a small tile decide apart. Unless `WORLD.live`, a kernel polls once (tests).
     """
     waiting = tl.max(tl.max(missing, axis=1), axis=0)
     if WORLD.live:
@@ -161,7 +173,8 @@ def awaited_sum(
         total = stack[0]  # type: ignore[misc] # no longer the empty tuple
         waiting, deadline = next_poll(missing, polls, deadline, links, number, WORLD)
         polls += 1
-    # 2. Arm the slots for the exchange after the next.
+    # 2. Arm the slots for the exchange after the next, once every warp has seen the words.
+    tl.debug_barrier()
     for i in tl.static_range(len(PROGRAM.planes)):
         if PROGRAM.sources[i] >= 0:
             slot = target + PROGRAM.planes[i] * slot_plane
@@ -181,5 +194,6 @@ def awaited_words(slots, at, present, source, links, number, WORLD: tl.constexpr
         missing = tl.where(words == ARMED, source + 1, 0)
         waiting, deadline = next_poll(missing, polls, deadline, links, number, WORLD)
         polls += 1
+    tl.debug_barrier()  # every warp has seen the words
     tl.store(slots + at, tl.full(at.shape, ARMED, slots.dtype.element_ty), mask=present)
     return words

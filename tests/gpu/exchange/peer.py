@@ -7,6 +7,7 @@ leaves the others waiting. The last check loses a peer on purpose.
 """
 
 import sys
+import time
 
 import torch
 
@@ -196,6 +197,38 @@ def check_stream_rows(world):
     return wrong.finish()
 
 
+def check_many_pushes(world):
+    """Rows of the stream 100,000 times, ranks out of step: no warp comes to a word too late.
+
+    One that does waits as long as for a lost peer, and nobody reports it.
+    """
+    case, wrong = Case(world, "tree", 4096, torch.bfloat16, 512), Differences()
+    limit, numbers = 1.0, torch.arange(8, device="cuda") * 25
+    whole, delay = draw(200, 4096, dtype=torch.float32, seed=5), torch.zeros(1 << 22, device="cuda")
+    case.exchange.stream_rows(whole, numbers, (200,))
+    case.memory.settle()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for push in range(100):
+            delay[: (push * 97 + world.rank * 1013) % 4001 << 10].mul_(0.5)
+            found = case.exchange.stream_rows(whole, numbers, (200,))
+    case.exchange.carrier.set_timeout(limit)
+    for turn in range(25):
+        case.memory.settle()
+        start, replays = time.monotonic(), min(1 << turn, 50)
+        for _ in range(replays):
+            graph.replay()
+        case.memory.settle()
+        taken = time.monotonic() - start
+        what = f"{replays * 100} pushes, turn {turn}: {taken:.2f} s, as long as for a lost peer"
+        late = b"late" * (taken >= limit)
+        if any(world.gather_bytes(late)):
+            raise AssertionError(what)
+    wrong.keep(same, found, whole[numbers], "rows of the last push")
+    wrong.keep(case.check_armed)
+    return wrong.finish()
+
+
 def check_gather(world):
     """Small payloads of any bits, back to back in both buffers."""
     case, wrong = Case(world, "pairs", 1024, torch.bfloat16, 64), Differences()
@@ -248,6 +281,7 @@ def main():
     good.append(attempt(world, "graphs and eager in turn", check_graphs))
     good.append(attempt(world, "embedding rows", check_rows))
     good.append(attempt(world, "rows of the stream", check_stream_rows))
+    good.append(attempt(world, "many pushes of rows", check_many_pushes))
     good.append(attempt(world, "all-gather", check_gather))
     if "--no-times" not in sys.argv:
         good.append(attempt(world, "times", print_times))

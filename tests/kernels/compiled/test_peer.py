@@ -27,6 +27,7 @@ from tpdet.kernels.cuda.exchange.arguments import (
     OwnSums,
     Slots,
 )
+from tpdet.kernels.cuda.exchange.words import warps_for
 from tpdet.kernels.cuda.pointwise.finish import StreamRows
 from tpdet.kernels.fold_program import own_program, rank_program
 from tpdet.kernels.partial_sums import relative_roots
@@ -50,11 +51,31 @@ def constants(name, ranks, rank, n, dtype, behind):
 
 
 def aligned_compile(kernel, types, values, warps):
+    """PTX and log of an `aligned_kernel`."""
+    done = aligned_kernel(kernel, types, values, warps)
+    return done.ptx, done.log
+
+
+def aligned_kernel(kernel, types, values, warps):
     """Pointers are aligned, and strides, which stand beside them in tuples."""
     aligned = [name for name, kind in types.items() if kind[0].startswith("*")]
     options = {"num_warps": warps, "num_stages": 3}
     done = hopper_kernel(kernel, types, values, aligned, options)
-    return done.ptx, done.log
+    check_armed_behind_barriers(done.ttgir)
+    return done
+
+
+def check_armed_behind_barriers(ttgir):
+    """All warps meet between the last look at words and the store that arms them; how many such."""
+    armed = set(re.findall(r"(%\w+) = arith\.constant dense<-1> : tensor<\w+xi(?:16|32)\b", ttgir))
+    met, stores = False, 0
+    for line in ttgir.splitlines():
+        met = "barrier" in line or (met and "isVolatile" not in line)
+        store = re.search(r"tt\.store \S+, (%\w+)", line)
+        if store and store[1] in armed:
+            assert met, f"words are armed before all warps have seen them: {line}"
+            stores += 1
+    return stores
 
 
 def check(ptx, log, name, floats=True):
@@ -117,12 +138,21 @@ def test_exchange_kernels_compile(name, ranks, rank, n, dtype, factor, behind):
 
 
 def test_rows_of_the_stream_are_pushed_by_their_owners():
+    """Every warp waits for the ranks' words by itself; negative control: armed without barriers."""
     types = {"links": LINKS, "h": "*i32", "numbers": "*i64", "whole": "*i32"}
     types |= dict.fromkeys(("rows", "first", "m", "early", "late"), "i32")
     values = {"WORLD": KernelWorld(1, 4, True), "BUFFERS": Buffers(4096, 1 << 20)}
     values |= {"N": 4096, "BLOCK": 2048, "PHASES": ALL_PHASES}
-    ptx, log = aligned_compile(peer_owned.push_owned_rows, types, values, 8)
-    check(ptx, log, "owned rows")
+    done = aligned_kernel(peer_owned.push_owned_rows, types, values, 8)
+    check(done.ptx, done.log, "owned rows")
+    assert check_armed_behind_barriers(done.ttgir) == 2
+    with pytest.raises(AssertionError, match="before all warps"):
+        check_armed_behind_barriers(re.sub(r".*barrier.*\n", "", done.ttgir))
+
+
+def test_no_word_is_cut_over_some_warps_and_repeated_by_others():
+    found = [warps_for(words, 8) for words in (2, 16, 32, 64, 256, 2048)]
+    assert found == [1, 1, 1, 2, 8, 8]
 
 
 def test_words_are_gathered_and_rows_read_by_address():
