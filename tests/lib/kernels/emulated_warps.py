@@ -254,9 +254,9 @@ def language(machine, program, programs):
     def assembly(code, _, arguments, dtype, *__, **___):
         if code.startswith("{.reg .b32 s, t;shl.b32 s, $2, 8;"):
             return numbers_of_codes(*arguments)
-        if not code.startswith("cvt.rn.bf16x2.f32"):
-            raise AssertionError(f"no emulation of {code}")
-        return arguments[0].to(dtype)
+        if code.startswith(("cvt.rn.bf16x2.f32", "mov.b32 ")):
+            return arguments[0].to(dtype)
+        raise AssertionError(f"no emulation of {code}")
 
     through_numpy = lambda f: lambda *xs: torch.from_numpy(f(*(x.numpy() for x in xs)))
     return SimpleNamespace(
