@@ -1,6 +1,5 @@
 """Makes vLLM's module names importable below `tpdet`, from the table of names alone."""
 
-import json
 import sys
 from collections.abc import Sequence
 from functools import cache, partial
@@ -32,6 +31,8 @@ class VllmNames(NamedTuple):
 @cache
 def vllm_names() -> VllmNames:
     """The table, which is read when the first name is looked up."""
+    import json  # not before the command has left the working directory, which may have another
+
     return VllmNames(**json.loads(Path(__file__).with_name("names.json").read_text("utf-8")))
 
 
