@@ -38,11 +38,11 @@ def page_rows(head, fp8):
 
 
 @gluon.constexpr_function
-def _key_layout(pairs):
-    """Pairs of lanes of keys [64, pairs] where the matrix instruction wants them."""
-    registers = [[0, 1], [8, 0]] + [[0, 8 << i] for i in range((pairs // 8).bit_length() - 1)]
+def swapped_registers(columns):
+    """Where threads have a product [64, columns], and pairs of lanes of keys [64, columns]."""
+    registers = [[0, 1], [8, 0]] + [[0, 8 << i] for i in range((columns // 8).bit_length() - 1)]
     lanes = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [64, pairs])
+    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [64, columns])
 
 
 @gluon.constexpr_function
@@ -67,7 +67,7 @@ def placed_lanes(HEAD: gl.constexpr, LAYOUT: gl.constexpr, FP8: gl.constexpr):
 def key_numbers(codes, OPERAND: gl.constexpr):
     """Codes of keys [64, D / 2] -> q * 2^-120 [64, D], lanes by place."""
     PAIRS: gl.constexpr = codes.shape[1]
-    packed = codes.load(_key_layout(PAIRS))
+    packed = codes.load(swapped_registers(PAIRS))
     even, odd = gl.inline_asm_elementwise(
         _NUMBERS, "=r,=r,r", [packed], (gl.bfloat16, gl.bfloat16), True, 2
     )

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tpdet.kernels.cuda.attention.fp8_tiles import (
     key_numbers,
     score_factors,
+    swapped_registers,
     value_numbers,
     weight_factors,
 )
@@ -25,19 +26,12 @@ from tpdet.kernels.cuda.attention.streamed_split import seen_scores, swapped_lay
 from tpdet.kernels.cuda.launch.warp_pipeline import release, slot_of, wait_full
 
 
-@gluon.constexpr_function
-def _thread_layout(rows):
-    """`swapped_layout` of [64, R], by its bits."""
-    registers = [[0, 1], [8, 0]] + [[0, 8 << i] for i in range((rows // 8).bit_length() - 1)]
-    lanes = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [64, rows])
-
-
 @gluon.jit
 def _both_weights(weight, factor, ROWS: gl.constexpr):
     """Weights [64, R] fp32 rounded, and these times the factors of their values [64]: [64, 2R]."""
-    rounded = gl.convert_layout(weight.to(gl.bfloat16), _thread_layout(ROWS), assert_trivial=True)
-    factor = gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, _thread_layout(ROWS))), 1)
+    LAYOUT: gl.constexpr = swapped_registers(ROWS)
+    rounded = gl.convert_layout(weight.to(gl.bfloat16), LAYOUT, assert_trivial=True)
+    factor = gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, LAYOUT)), 1)
     both = gl.join(rounded, rounded * factor)
     return both.permute([0, 2, 1]).reshape([TILE, 2 * ROWS])
 

@@ -15,7 +15,7 @@ from tpdet.kernels.order import CHUNK_TOKENS
 WARPS = 4  # of 16 columns each
 FACTOR_WARPS = 1
 REGISTERS = 96
-"""Of a thread, in both launches, at most: few spill, and more programs are on a multiprocessor."""
+"""A thread of either launch has at most so many: few spill, and more programs run at once."""
 
 
 def takes_rows_alone(key_size: int, device: torch.device) -> bool:

@@ -113,7 +113,7 @@ OPTIONS = {
     "decode_factors": {"num_warps": decode_launch.FACTOR_WARPS, "maxnreg": decode_launch.REGISTERS},
     "decode_rows": {"num_warps": decode_launch.WARPS, "maxnreg": decode_launch.REGISTERS},
 }
-"""Of kernels that are not launched with four warps and as many registers as they take."""
+"""They stand for kernels that have other warps than four, or a limit of registers."""
 
 
 @pytest.mark.parametrize(("kernel", "constants", "product", "spills"), some_slow(CASES[:-1], CASES))

@@ -36,7 +36,7 @@ LAYOUTS = (
     (streamed, "swapped_layout"),
     (streamed_split, "swapped_layout"),
     (streamed_codes, "swapped_layout"),
-    (streamed_codes, "_thread_layout"),
+    (streamed_codes, "swapped_registers"),
 )
 
 

@@ -106,7 +106,7 @@ def test_prompts_decode_rows_and_drafts_have_the_bits_of_the_cpu(dtype, steps, h
     ),
 )
 def test_snapshots_within_a_step_have_the_bytes_of_those_at_a_cut(dtype, steps):
-    """Of the states by the CPU, of the rows before them as they came."""
+    """A snapshot's states are the CPU's, and the rows before them are those that came."""
     rows = linear_rows(200, 1, 2, 16, 16, dtype=dtype)
     x = torch.randn(200, 48 + 16, generator=torch.Generator().manual_seed(1)).to(dtype)
     state, first = poisoned_state(rows, 2, 2), 0
