@@ -206,10 +206,12 @@ def serve(
     reload: Reload,
     control: ControlPlane,
 ) -> None:
-    """Rank 0's loop: receive requests, step, deliver outputs; returns after a complete drain."""
-    while True:
-        drain.look(engine)
-        reload.look()
+    """Rank 0's loop: receive requests, step, deliver outputs; returns after a complete drain.
+
+    Who asks for a change of state is answered once every HTTP process goes by the new one.
+    """
+
+    def report() -> None:
         usable = engine.weights.usable
         bridge.state = state(drain, canary, idle_checks, reload, control.pause, usable)
         if bridge.state != "reloading":
@@ -218,6 +220,12 @@ def serve(
             reload.refuse("the server is paused and keeps its requests: resume it first")
         counted = {"canary_mismatches": canary.mismatches, **engine.gauges, **control.gauges}
         bridge.report(engine, unasked=canary.running, **counted)
+
+    while True:
+        drain.look(engine)
+        reload.look()
+        report()
+        reload.tell()
         idle = BUSY_POLL_SECONDS if control.busy else IDLE_POLL_SECONDS
         heard = bridge.receive(engine, 0.0 if engine.interventions.may_step else idle)
         if heard or drain.begun:
@@ -225,6 +233,9 @@ def serve(
         elif not reload.begun and not control.pause.mode:
             canary.begin_if_due()
         control.go_on(drain.begun)
+        if control.busy:
+            report()
+            control.tell()
         if reload.go_on():
             bridge.listen_again()
             pulse.note()
@@ -235,6 +246,8 @@ def serve(
             control.publish()
             bridge.deliver(outputs, time.monotonic() - began)
         elif drain.begun and not heard and not engine.has_work:
+            control.tell(ending=True)
+            reload.tell(ending=True)
             return
         else:
             pulse.beat_if_due()

@@ -125,7 +125,7 @@ class Client:
 
     async def control(self, verb, body):
         self.served.calls.append((self.served.link, Control(1, verb, body)))
-        self.served.control.go_on()
+        self.served.turn()
         return self.served.answers.pop()
 
 

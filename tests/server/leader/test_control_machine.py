@@ -39,6 +39,7 @@ class Machine:
         bridge = SimpleNamespace(
             state="accepting",
             take_calls=self.take_calls,
+            reached=lambda besides: True,
             deliver=lambda outputs, seconds: self.driver.hear(outputs),
         )
         canary = SimpleNamespace(take=lambda outputs: outputs, abandon=lambda: None)
@@ -56,11 +57,16 @@ class Machine:
     def call(self, verb, **fields):
         link = SimpleNamespace(socket=self.socket)
         self.calls.append((link, Control(len(self.answers), verb, fields_of(verb, fields, {}))))
+        self.go_on()
+
+    def go_on(self):
+        """Take the calls that came, and send the answers that there are."""
         self.plane.go_on()
+        self.plane.tell()
 
     def turn(self):
         """One round of rank 0's loop."""
-        self.plane.go_on()
+        self.go_on()
         before = {key: len(outputs) for key, outputs in self.driver.heard.items()}
         if self.engine.interventions.may_step:
             outputs = self.engine.step()

@@ -110,6 +110,19 @@ def test_a_refused_reload_says_why_and_the_old_weights_serve(server):
     assert server.canary() == before and server.http.get("/ready").status_code == 200
 
 
+@pytest.mark.parametrize(("model", "code"), [("second", 0), ("bad", 65)])
+def test_its_result_comes_once_requests_are_taken_again(server, model, code):
+    """An HTTP process that is held up would still refuse: until it goes on nobody is told."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        server.child.suspend()
+        done = pool.submit(reload, server, "--model", model, code=code)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            done.result(1.0)
+        server.child.resume()
+        done.result()
+        assert server.http.get("/ready").status_code == 200 == server.complete().status_code
+
+
 def test_impatience_gives_the_reload_up_and_harms_nobody(server):
     before = names(server.complete(seed=1))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:

@@ -36,7 +36,11 @@ class Served:
         self.engine, self.reports, self.announced = engine, 0, []
         self.calls, self.answers = [], []
         self.bridge = SimpleNamespace(
-            take_calls=self.take, deliver=lambda *given: None, report=self.report, state="accepting"
+            take_calls=self.take,
+            deliver=lambda *given: None,
+            report=self.report,
+            reached=lambda besides: True,
+            state="accepting",
         )
         self.link = SimpleNamespace(socket=SimpleNamespace(send=self.answers.append))
         canary = Canary(engine, 0.0)
@@ -60,10 +64,15 @@ class Served:
         if self.stops and self.reports > 3:
             raise DrainTimeoutError("no time is left")
 
+    def turn(self):
+        """One round of rank 0's loop."""
+        self.control.go_on()
+        self.control.tell()
+
     def __call__(self, verb, **body):
         """Status and content that a client would get."""
         self.calls.append((self.link, Control(1, verb, fields_of(verb, body, {}))))
-        self.control.go_on()
+        self.turn()
         answer = self.answers.pop()
         assert isinstance(answer, Controlled) and not self.answers
         return answer.status, json.loads(answer.body)

@@ -216,8 +216,10 @@ class EngineClient:
             case protocol.Outputs():
                 self._deliver(message)
             case protocol.Status():
-                self.status = message
+                news, self.status = message.news != self.status.news, message
                 self.state = next_state(self.state, message.state)
+                if news:
+                    self._send(protocol.NewsHeard(message.news))
             case protocol.Accepted():
                 self._settle(message.group_id, seed=message.seed)
             case protocol.Refused():

@@ -90,11 +90,15 @@ class EngineSocket:
 
 
 class HttpLink:
-    """One HTTP process and the socket to it; `heard` is when it last said something."""
+    """One HTTP process and the socket to it; `heard` is when it last said something.
+
+    `news` is the number of the last news that it goes by.
+    """
 
     def __init__(self, socket: EngineSocket, process: HttpProcess) -> None:
         self.socket, self.process = socket, process
         self.heard = time.monotonic()
+        self.news = 0
         self.early: list[protocol.ToEngine] = []
 
     def receive(self, seconds: float) -> list[protocol.ToEngine]:
@@ -148,6 +152,7 @@ class Bridge:
         # The first of either ends the server: as long as it can be asked there was none.
         self._more: dict[str, float] = {"plan_digest_mismatches": 0, "page_version_conflicts": 0}
         self.state = "accepting"
+        self._news = 0
         self._calls: list[tuple[HttpLink, protocol.Control]] = []
 
     def open(
@@ -167,6 +172,7 @@ class Bridge:
     def announce(self, start: EngineFacts) -> None:
         """Tell what is served from now on. The HTTP processes were not listened to meanwhile."""
         self._send_all(start)
+        self._news += 1
         self.listen_again()
 
     def listen_again(self) -> None:
@@ -191,7 +197,17 @@ class Bridge:
                 engine.abort(message.request_id, message.choice)
             elif isinstance(message, protocol.Control):
                 self._calls.append((link, message))
-        return any(not isinstance(message, protocol.Ping) for _, message in found)
+            elif isinstance(message, protocol.NewsHeard):
+                link.news = message.news
+        unasked = protocol.NewsHeard, protocol.Ping
+        return any(not isinstance(message, unasked) for _, message in found)
+
+    def reached(self, besides: HttpLink | None = None) -> bool:
+        """Whether all HTTP processes go by the state and the facts that were last reported.
+
+        besides: one that need not say so, since what it is sent next comes behind the report.
+        """
+        return all(link is besides or link.news == self._last.news for link in self._links)
 
     def take_calls(self) -> list[tuple[HttpLink, protocol.Control]]:
         """The control calls that came since the last time, each with whom to answer."""
@@ -223,12 +239,14 @@ class Bridge:
         if unasked:
             none = {"requests_running": 0, "requests_waiting": 0, "sequences_running": 0}
             found = msgspec.structs.replace(found, **none)
-        key = (self.state, found.requests_running, found.requests_waiting)
-        now = time.monotonic()
-        last = (self._last.state, self._last.running, self._last.waiting)
+        self._news += self.state != self._last.state
+        key = (self.state, found.requests_running, found.requests_waiting, self._news)
+        now, before = time.monotonic(), self._last
+        last = (before.state, before.running, before.waiting, before.news)
         if key == last and now - self._reported < STATUS_SECONDS:
             return
-        self._last, self._reported = protocol.Status(*key, counters_of(found) | self._more), now
+        self._last = protocol.Status(*key[:3], counters_of(found) | self._more, self._news)
+        self._reported = now
         self._send_all(self._last)
 
     def stop(self) -> None:

@@ -62,6 +62,7 @@ class ControlPlane:
         self._engine, self._bridge, self._canary = engine, bridge, canary
         self._announce = announce
         self._open: list[tuple[HttpLink, int, ControlCall]] = []
+        self._answers: list[tuple[HttpLink, Controlled]] = []
         self._published = engine.versions.number, engine.versions.version
         self.pause = Pause(engine)
         self._handlers: dict[str, Handler] = {
@@ -92,7 +93,7 @@ class ControlPlane:
     @property
     def busy(self) -> bool:
         """Whether a call has no answer yet."""
-        return bool(self._open)
+        return bool(self._open or self._answers)
 
     def go_on(self, draining: bool = False) -> None:
         """Take the calls that came, and ask the handlers of all that are open. Called each round.
@@ -110,10 +111,24 @@ class ControlPlane:
         try:
             fields = verbs.read_fields(message.verb, message.body)
         except ApiError as problem:
-            _refuse(link, message.call_id, problem)
+            self._refuse(link, message.call_id, problem)
             return
         call = ControlCall(message.verb, fields, time.monotonic())
         self._open.append((link, message.call_id, call))
+
+    def tell(self, ending: bool = False) -> None:
+        """Send each answer once every HTTP process goes by what its call has changed.
+
+        The process that asked hears of it before the answer, on the same connection. ending: the
+        server is about to end, and waits for none.
+        """
+        waiting = []
+        for link, answer in self._answers:
+            if ending or self._bridge.reached(besides=link):
+                link.socket.send(answer)
+            else:
+                waiting.append((link, answer))
+        self._answers = waiting
 
     def _ask(self, link: HttpLink, call_id: int, call: ControlCall) -> bool:
         """Whether the call's handler has answered it."""
@@ -121,14 +136,17 @@ class ControlPlane:
             answer = self._handlers[call.verb](call)
         except ApiError as problem:
             _log.warning("%s: refused: %s", call.verb, problem.message[:MESSAGE_CHARACTERS])
-            _refuse(link, call_id, problem)
+            self._refuse(link, call_id, problem)
             return True
         call.begun = True
         if answer is None:
             return False
         body = msgspec.json.encode(answer.content)
-        link.socket.send(Controlled(call_id, answer.status, body))
+        self._answers.append((link, Controlled(call_id, answer.status, body)))
         return True
+
+    def _refuse(self, link: HttpLink, call_id: int, problem: ApiError) -> None:
+        self._answers.append((link, Controlled(call_id, problem.status, problem.body())))
 
     def publish(self) -> None:
         """Tell the HTTP processes of other weights, or another name, before any token of them."""
@@ -304,7 +322,3 @@ def _names_of(request_id: str) -> tuple[str, str, str]:
 
 def _conflict(message: str) -> ApiError:
     return ApiError(409, message, code="conflict")
-
-
-def _refuse(link: HttpLink, call_id: int, problem: ApiError) -> None:
-    link.socket.send(Controlled(call_id, problem.status, problem.body()))

@@ -1,7 +1,8 @@
 """Weight reload in rank 0's loop: refuse new requests, finish running ones, load, serve again.
 
 The HTTP process hears of the new weights before anything is accepted under them, on the same
-ordered connection, so each answer names the weights that it was computed with.
+ordered connection, so each answer names the weights that it was computed with. Whoever asked for a
+reload is told its result once every HTTP process takes requests again, or refuses them otherwise.
 """
 
 import logging
@@ -44,6 +45,7 @@ class Reload:
         self._looked = 0.0
         self._deadline = 0.0
         self._wanted: ReloadRequest | None = None
+        self._result: ReloadAnswer | None = None
 
     @property
     def begun(self) -> bool:
@@ -52,6 +54,8 @@ class Reload:
 
     def look(self) -> None:
         """Look for a reload request in the run directory, at most ten times a second."""
+        if self._result is not None:
+            return
         now = time.monotonic()
         if self.begun or now - self._looked < LOOK_SECONDS:
             return
@@ -66,6 +70,15 @@ class Reload:
         """Answer a reload that cannot be: the server is ending, or is not to be trusted."""
         if self._wanted is not None:
             self._answer(75, "refused", why)
+
+    def tell(self, ending: bool = False) -> None:
+        """Write the result of a reload that has ended, once every HTTP process goes by it.
+
+        ending: the server is about to end, and waits for none.
+        """
+        if self._result is not None and (ending or self._bridge.reached()):
+            result, self._result = self._result, None
+            answer_reload(self._run, result)
 
     def go_on(self) -> bool:
         """Load once no client's request can run; True if loading was tried. Called each round."""
@@ -115,6 +128,5 @@ class Reload:
         if exit_code:
             _log.warning("no reload of %s: %s", self._wanted.model or "the weights", message)
         fingerprint = self._engine.system_fingerprint
-        answer = ReloadAnswer(self._wanted.id, exit_code, code, message, fingerprint)
+        self._result = ReloadAnswer(self._wanted.id, exit_code, code, message, fingerprint)
         self._wanted = None
-        answer_reload(self._run, answer)

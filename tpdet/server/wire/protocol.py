@@ -7,8 +7,8 @@ standard input; it is not the run secret, so that a process which faces clients 
 the ranks would obey.
 
 Order of a life: Hello (HTTP is able to serve) -> EngineFacts (the engine is ready) -> Serving (the
-port accepts) -> Submit, Abort, Control, Ping against Accepted, Refused, Prompts, Outputs,
-Controlled, Status -> Stop or Dead -> the HTTP process ends.
+port accepts) -> Submit, Abort, Control, NewsHeard, Ping against Accepted, Refused, Prompts,
+Outputs, Controlled, Status -> Stop or Dead -> the HTTP process ends.
 """
 
 import secrets
@@ -78,6 +78,12 @@ class Control(msgspec.Struct, frozen=True, tag="control"):
     body: bytes
 
 
+class NewsHeard(msgspec.Struct, frozen=True, tag="news heard"):
+    """HTTP to engine: whoever asks this process from now on meets the state of Status `news`."""
+
+    news: int
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """HTTP to engine, every second: the HTTP process is not stuck."""
 
@@ -120,7 +126,8 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs", omit_defaults=True):
 class Status(msgspec.Struct, frozen=True, tag="status"):
     """Engine to HTTP, every half second and at changes: the engine makes progress.
 
-    `state` is "accepting" or one of REFUSALS.
+    `state` is "accepting" or one of REFUSALS. `news` counts changes of it and of the facts that are
+    served: the HTTP process answers each new number by NewsHeard.
     `counters` holds the engine's statistics by name; `tpdet.server.front.metrics` knows
     which it shows.
     """
@@ -129,6 +136,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     running: int
     waiting: int
     counters: dict[str, float]
+    news: int = 0
 
 
 class Controlled(msgspec.Struct, frozen=True, tag="controlled"):
@@ -150,7 +158,7 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
     message: str
 
 
-ToEngine = Hello | Serving | Submit | Abort | Control | Ping
+ToEngine = Hello | Serving | Submit | Abort | Control | NewsHeard | Ping
 ToHttp = EngineFacts | Accepted | Refused | Prompts | Outputs | Controlled | Status | Stop | Dead
 
 _encoder = msgspec.msgpack.Encoder()
