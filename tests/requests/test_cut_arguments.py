@@ -41,7 +41,7 @@ def call_of(kind: str, custom: bool = False) -> Call:
     forms = {
         "chat": None,
         "messages": MessagesForm(),
-        "responses": ResponsesForm({}, {"f": ("custom", "f", "")} if custom else {}),
+        "responses": ResponsesForm(echo={}, names={"f": ("custom", "f", "")} if custom else {}),
     }
     plain = dict.fromkeys(("logprobs", "prompt_logprobs"))
     plain |= dict.fromkeys(

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from tpdet.errors import RequestError
 
 MAX_TOOLS = 1024
@@ -107,9 +109,21 @@ def dropped_names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(islice(names, _MOST_NAMED))
 
 
-def dropped_header(names: tuple[str, ...]) -> list[tuple[bytes, bytes]]:
-    """The header of some `dropped_names`; none where there are none."""
-    return [(b"tpdet-dropped-tools", ", ".join(names).encode())] if names else []
+class ChatForm(msgspec.Struct, frozen=True):
+    """The form of another API that a chat's answer has; dropped: `dropped_names` of its body."""
+
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def api(self) -> Any:
+        """The route that has this form."""
+        return self.__struct_config__.tag
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What the head of the answer says of the request."""
+        names = ", ".join(self.dropped).encode()
+        return [(b"tpdet-dropped-tools", names)] if names else []
 
 
 def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:

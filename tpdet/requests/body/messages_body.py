@@ -5,18 +5,17 @@ It becomes the body of a chat, so that everything is checked and prepared in one
 
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-import msgspec
-from pydantic import Field, WithJsonSchema, create_model
+from pydantic import Field, WithJsonSchema
 
 from tpdet.requests.body.idle_fields import IDLE
 from tpdet.requests.body.messages_blocks import Conversation
 from tpdet.requests.body.parse import parse_part
 from tpdet.requests.body.problems import ApiError, bad_request
-from tpdet.requests.body.schema import Body, ChatBody, Count
+from tpdet.requests.body.schema import Body, ChatBody, Count, with_fields
 from tpdet.requests.routes import Route, path_of
-from tpdet.requests.tools import dropped_header, dropped_names, header_name
+from tpdet.requests.tools import ChatForm, dropped_names, header_name
 
 Json = dict[str, Any]
 _OF_PROMPT = ("model", "metadata", "chat_template_kwargs")
@@ -89,11 +88,6 @@ class MessagesToolChoice(Body):
 class _PromptFields(Body):
     """What makes the prompt, in Anthropic's words."""
 
-    parts: ClassVar[dict[str, type[Body]]] = {
-        "thinking": Thinking,
-        "output_config": OutputConfig,
-        "tool_choice": MessagesToolChoice,
-    }
     idle = IDLE["messages"]
     messages: Annotated[Any, WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE})]
     system: Annotated[Any, WithJsonSchema({"anyOf": [*_BLOCKS["anyOf"], {"type": "null"}]})] = None
@@ -117,30 +111,16 @@ class _AnswerFields(_PromptFields):
 
 def _with_same(name: str, base: type[Body], route: Route, same: Iterable[str]) -> Any:
     """A body that also has some fields of chats."""
-    fields: Any = {
-        one: (ChatBody.model_fields[one].annotation, ChatBody.model_fields[one]) for one in same
-    }
-    return create_model(name, __base__=base, __doc__=f"`POST {path_of(route)}`.", **fields)
+    fields = {field: ChatBody.model_fields[field] for field in same}
+    return with_fields(name, base, f"`POST {path_of(route)}`.", fields)
 
 
 MessagesBody = _with_same("MessagesBody", _AnswerFields, "messages", _SAME)
 CountTokensBody = _with_same("CountTokensBody", _PromptFields, "count_tokens", _OF_PROMPT)
 
 
-class MessagesForm(msgspec.Struct, frozen=True, tag="messages"):
-    """How the answer is written. dropped: the tools and blocks that were left out."""
-
-    dropped: tuple[str, ...] = ()
-
-    @property
-    def api(self) -> Literal["messages"]:
-        """The API that has this form."""
-        return "messages"
-
-    @property
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """What the head of the answer says of the request."""
-        return dropped_header(self.dropped)
+class MessagesForm(ChatForm, frozen=True, tag="messages"):
+    """How the answer is written; tools and blocks may have been left out."""
 
 
 class MessagesChat:

@@ -1,8 +1,9 @@
 """Validates a parsed JSON object as one of the schema's bodies; reports the first error."""
 
 import re
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
@@ -11,19 +12,11 @@ from tpdet.requests.body.problems import ApiError, bad_request
 from tpdet.requests.body.responses_body import ResponsesBody
 from tpdet.requests.body.schema import (
     Body,
-    CalledFunction,
     ChatBody,
-    ChatMessage,
     CompletionBody,
-    DeclaredTool,
     DetokenizeBody,
-    OwnFields,
-    Prediction,
-    Resume,
     TextPart,
     TokenizeBody,
-    ToolCall,
-    ToolFields,
 )
 from tpdet.requests.body.sglang_body import SglangBody
 from tpdet.requests.body.token_bodies import TokensBody
@@ -53,8 +46,6 @@ _REMEDIES = {
 }
 
 _SCHEMA = 'send {"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}'
-# Of the openai client's `parse`; of LiteLLM, which keeps there what else an answer has.
-_READINGS = ("parsed", "parsed_arguments", "provider_specific_fields")
 # What other engines' types of `response_format` are called here.
 _FORMS = {
     "json": _SCHEMA,
@@ -70,32 +61,14 @@ Parsed = TypeVar("Parsed", bound=Body)
 
 def parse_body(model: type[Parsed], body: dict[str, Any]) -> Parsed:
     """The body as its model. Raises ApiError 400, or RequestError, naming the first wrong field."""
+    if "response_format" in model.model_fields:
+        _refuse_other_format(body.get("response_format"))
     given = _known(model, body)
     bias = given.get("logit_bias")
     if isinstance(bias, dict) and len(bias) > MAX_LOGIT_BIAS_IDS:
         raise bad_request(
             f"logit_bias has {len(bias)} ids; the limit is {MAX_LOGIT_BIAS_IDS}", "logit_bias"
         )
-    if isinstance(given.get("messages"), list) and issubclass(model, ToolFields):
-        given["messages"] = [
-            _known_message(f"messages[{index}]", message)
-            for index, message in enumerate(given["messages"])
-        ]
-    if isinstance(given.get("tools"), list) and issubclass(model, ToolFields):
-        given["tools"] = [
-            _known(DeclaredTool, tool, f"tools[{index}]") if isinstance(tool, dict) else tool
-            for index, tool in enumerate(given["tools"])
-        ]
-    if isinstance(given.get("prediction"), dict):
-        given["prediction"] = _with_text_parts(Prediction, "prediction", given["prediction"])
-    if isinstance(given.get("tpdet"), dict):
-        given["tpdet"] = own = _known(OwnFields, given["tpdet"], "tpdet")
-        if isinstance(own.get("resume"), dict):
-            own["resume"] = _known(Resume, own["resume"], "tpdet.resume")
-    _refuse_other_format(given.get("response_format"))
-    for name, part in model.parts.items():
-        if isinstance(given.get(name), dict):
-            given[name] = _known(part, given[name], name)
     for sampling in (given, given.get("sampling_params")):
         if isinstance(sampling, dict):
             _drop_idle_filter(sampling)
@@ -116,19 +89,21 @@ def parse_part(model: type[Parsed], value: Any, place: str) -> Parsed:
 
 
 def _known(model: type[Body], body: dict[str, Any], place: str = "") -> dict[str, Any]:
-    """The fields that ask for something, each of them known.
+    """The fields that ask for something, each of them known, in the objects inside too.
 
     Pydantic would list every unknown one. `place`: of an object inside the body, for messages.
     """
-    given = {}
+    given, inner = {}, _bodies_in(model)
     for name, value in body.items():
-        if name in model.model_fields:
+        where = f"{place}.{name}" if place else name
+        if name in inner:
             if value is not None:
-                given[name] = value
+                given[name] = _known_inside(inner[name], value, where)
+        elif name in model.readings:
+            continue
         elif name not in model.idle:
             raise _unknown(model, name, place)
         elif value is not None and not model.idle[name].accepts(value):
-            where = f"{place}.{name}" if place else name
             shown = _shown(value)
             raise bad_request(
                 f"{where}{' ' + shown if shown else ''} is not supported: "
@@ -139,44 +114,29 @@ def _known(model: type[Body], body: dict[str, Any], place: str = "") -> dict[str
     return given
 
 
-def _known_message(place: str, message: Any) -> Any:
-    """A message with its known fields, its parts text; any other shape stays as it is."""
-    if not isinstance(message, dict):
-        return message
-    message = _with_text_parts(ChatMessage, place, _without_readings(message))
-    if isinstance(message.get("tool_calls"), list):
-        message["tool_calls"] = [
-            _known_call(f"{place}.tool_calls[{index}]", call)
-            for index, call in enumerate(message["tool_calls"])
-        ]
-    return message
+def _known_inside(model: type[Body] | None, value: Any, place: str) -> Any:
+    """As `_known` of an object, or of each in a list; any other value stays as it is."""
+    if model is not None and isinstance(value, dict):
+        return _known(model, value, place)
+    if model is None or not isinstance(value, list):
+        return value
+    if model is TextPart:
+        refuse_other_parts(place, value)
+    return [_known_inside(model, one, f"{place}[{index}]") for index, one in enumerate(value)]
 
 
-def _with_text_parts(model: type[Body], place: str, value: dict[str, Any]) -> dict[str, Any]:
-    """The known fields of an object at `place`; the parts of its `content` are text."""
-    found = _known(model, value, place)
-    if isinstance(found.get("content"), list):
-        refuse_other_parts(f"{place}.content", found["content"])
-        found["content"] = [
-            _known(TextPart, part, f"{place}.content[{index}]") if isinstance(part, dict) else part
-            for index, part in enumerate(found["content"])
-        ]
-    return found
+@cache
+def _bodies_in(model: type[Body]) -> dict[str, type[Body] | None]:
+    """The fields of a body by their names in JSON: the body of objects in each, None for others."""
+    fields = model.model_fields.items()
+    return {field.alias or name: next(_bodies(field.annotation), None) for name, field in fields}
 
 
-def _known_call(place: str, call: Any) -> Any:
-    if not isinstance(call, dict):
-        return call
-    call = _known(ToolCall, call, place)
-    if isinstance(call.get("function"), dict):
-        function = _without_readings(call["function"])
-        call["function"] = _known(CalledFunction, function, f"{place}.function")
-    return call
-
-
-def _without_readings(value: dict[str, Any]) -> dict[str, Any]:
-    """An object without what its client read out of an answer, and sends back."""
-    return {name: inner for name, inner in value.items() if name not in _READINGS}
+def _bodies(kind: Any) -> Iterator[type[Body]]:
+    if isinstance(kind, type) and issubclass(kind, Body):
+        yield kind
+    for inner in get_args(kind):
+        yield from _bodies(inner)
 
 
 def _refuse_other_format(response_format: object) -> None:

@@ -314,21 +314,15 @@ class Preparer:
     def responses(self, body: ResponsesBody, request_id: str) -> Call:
         """The request of `POST /v1/responses`. Raises ApiError."""
         fields, form, items = chat_of(body)
-        try:
-            with request_errors_as_problems():
-                call = self.chat(parse_body(ChatBody, fields), request_id)
-        except ApiError as error:
-            raise by_response_names(error, items) from None
+        with request_errors_as_problems(lambda error: by_response_names(error, items)):
+            call = self.chat(parse_body(ChatBody, fields), request_id)
         return replace(call, form=form)
 
     def messages(self, body: MessagesBody, request_id: str) -> Call:
         """The request of `POST /v1/messages`. Raises ApiError."""
         chat = MessagesChat(body)
-        try:
-            with request_errors_as_problems():
-                call = self.chat(parse_body(ChatBody, chat.fields), request_id)
-        except ApiError as error:
-            raise chat.refused(error) from None
+        with request_errors_as_problems(chat.refused):
+            call = self.chat(parse_body(ChatBody, chat.fields), request_id)
         return replace(call, form=chat.form)
 
     def check_model(self, name: str | None) -> None:

@@ -5,7 +5,7 @@ tracebacks.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tpdet.errors import RequestError
@@ -56,15 +56,7 @@ class ApiError(Exception):
 
     def reworded(self, message: str, param: str | None) -> "ApiError":
         """The same refusal in other words, about a field by another name."""
-        return ApiError(
-            self.status,
-            message,
-            kind=self.kind,
-            param=param,
-            code=self.code,
-            headers=self.headers,
-            tei=self.tei,
-        )
+        return ApiError(**vars(self) | {"message": message, "param": param})
 
     def body(self) -> bytes:
         """The JSON body, at most MAX_ERROR_BYTES."""
@@ -91,12 +83,19 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 @contextmanager
-def request_errors_as_problems() -> Iterator[None]:
-    """While it is entered, a RequestError becomes the ApiError that a client gets."""
+def request_errors_as_problems(
+    renamed: Callable[[ApiError], ApiError] = lambda error: error,
+) -> Iterator[None]:
+    """While it is entered, a RequestError becomes the ApiError that a client gets.
+
+    renamed: words it, and what ApiError is raised, by the client's own names of fields.
+    """
     try:
         yield
     except RequestError as error:
-        raise bad_request(str(error), error.param) from None
+        raise renamed(bad_request(str(error), error.param)) from None
+    except ApiError as error:
+        raise renamed(error) from None
 
 
 def from_code(code: str, message: str, param: str | None = None) -> ApiError:

@@ -4,10 +4,9 @@ It becomes the body of a chat, so that everything is checked and prepared in one
 """
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-import msgspec
-from pydantic import WithJsonSchema, create_model
+from pydantic import WithJsonSchema
 
 from tpdet.requests.answer.json_pieces import json_text
 from tpdet.requests.body import limits
@@ -15,8 +14,8 @@ from tpdet.requests.body.idle_fields import IDLE
 from tpdet.requests.body.problems import ApiError, bad_request
 from tpdet.requests.body.responses_items import Items
 from tpdet.requests.body.responses_tools import ResponseTools
-from tpdet.requests.body.schema import Body, ChatBody, Count
-from tpdet.requests.tools import dropped_header
+from tpdet.requests.body.schema import Body, ChatBody, Count, with_fields
+from tpdet.requests.tools import ChatForm
 
 Json = dict[str, Any]
 _STATELESS = "answers are not stored: send the whole conversation as input"
@@ -52,7 +51,6 @@ class _ResponseFields(Body):
     """What chats do not have."""
 
     idle = IDLE["responses"]
-    parts: ClassVar[dict[str, type[Body]]] = {"reasoning": ReasoningFields, "text": TextFields}
     input: Annotated[
         Any,
         WithJsonSchema(
@@ -75,44 +73,27 @@ class _ResponseFields(Body):
     ] = None
 
 
-if TYPE_CHECKING:
-    ResponsesBody = _ResponseFields
-else:
-    ResponsesBody = create_model(
-        "ResponsesBody",
-        __base__=_ResponseFields,
-        __doc__="`POST /v1/responses`.",
-        **{
-            name: (ChatBody.model_fields[name].annotation, ChatBody.model_fields[name])
-            for name in _SAME
-        },
-    )
+ResponsesBody: Any = with_fields(
+    "ResponsesBody",
+    _ResponseFields,
+    "`POST /v1/responses`.",
+    {name: ChatBody.model_fields[name] for name in _SAME},
+)
 
 
-class ResponsesForm(msgspec.Struct, frozen=True, tag="responses"):
+class ResponsesForm(ChatForm, frozen=True, kw_only=True, tag="responses"):
     """What the answer repeats of its request, and how it names the tools that it calls.
 
     echo: by the name of a field, what is repeated as JSON text, which no event loop writes anew.
     names: by the name that the model sees, type, own name and namespace of a tool (empty for none).
-    dropped: the types of tools that were left out. encrypted: reasoning is asked for as
-    `encrypted_content` too. limited: the request has max_output_tokens.
+    encrypted: reasoning is asked for as `encrypted_content` too. limited: the request has
+    max_output_tokens.
     """
 
     echo: dict[str, str]
     names: dict[str, tuple[str, str, str]]
-    dropped: tuple[str, ...] = ()
     encrypted: bool = False
     limited: bool = False
-
-    @property
-    def api(self) -> Literal["responses"]:
-        """The API that has this form."""
-        return "responses"
-
-    @property
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """What the head of the answer says of the request."""
-        return dropped_header(self.dropped)
 
 
 class AskedChat(NamedTuple):

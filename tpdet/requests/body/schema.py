@@ -5,6 +5,7 @@ spans fields is checked where a body becomes requests.
 """
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -15,6 +16,7 @@ from pydantic import (
     WithJsonSchema,
     create_model,
 )
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -106,15 +108,15 @@ Prompt = Annotated[Any, WithJsonSchema({"anyOf": [TEXT, IDS, batch_of(TEXT), bat
 class Body(BaseModel):
     """Strict: no coercion, no unknown fields, finite numbers.
 
-    `idle`: known fields of which only values that ask for nothing are taken. `parts`: fields that
-    are objects with known fields of their own.
+    `idle`: known fields of which only values that ask for nothing are taken. `readings`: what
+    clients read out of an answer and send back, which is left out.
     """
 
     model_config = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
     )
     idle: ClassVar[dict[str, Idle]] = {}
-    parts: ClassVar[dict[str, type["Body"]]] = {}
+    readings: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -124,6 +126,14 @@ class Body(BaseModel):
         schema = handler.resolve_ref_schema(handler(core))
         add_to_schema(schema, cls.idle)
         return schema
+
+
+def with_fields(
+    name: str, base: type[Body], description: str, fields: Mapping[str, FieldInfo]
+) -> Any:
+    """A body that has fields of other bodies, by the names that they have here."""
+    given: Any = {field: (info.annotation, info) for field, info in fields.items()}
+    return create_model(name, __base__=base, __doc__=description, **given)
 
 
 class StreamOptions(Body):
@@ -249,10 +259,6 @@ class GenerationBody(_FieldsOfRows):
     """The fields completions and chat share."""
 
     idle = IDLE["generation"]
-    parts: ClassVar[dict[str, type[Body]]] = {
-        "stream_options": StreamOptions,
-        "response_format": ResponseFormat,
-    }
     seed: Annotated[int, _within(SEED)] | None = None
     stop: StopStrings = None
     stop_token_ids: TokenIds | None = None
@@ -290,6 +296,10 @@ class GenerationBody(_FieldsOfRows):
     tpdet: OwnFields | None = None
 
 
+# Of the openai client's `parse`; of LiteLLM, which keeps there what else an answer has.
+_READINGS = ("parsed", "parsed_arguments", "provider_specific_fields")
+
+
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
@@ -302,6 +312,7 @@ class CompletionBody(GenerationBody):
 class CalledFunction(Body):
     """The function that a tool call names; `arguments` is a JSON object, as text or as it is."""
 
+    readings = _READINGS
     name: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)]
     arguments: str | dict[str, Any] | None = None
 
@@ -322,7 +333,7 @@ class ChatMessage(Body):
     `reasoning_content` are two names of one field.
     """
 
-    idle = IDLE["message"]
+    idle, readings = IDLE["message"], _READINGS
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)] | None = None

@@ -5,9 +5,9 @@ It becomes the body of a completion, so that everything is checked and prepared 
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import Field, WithJsonSchema, create_model
+from pydantic import Field, WithJsonSchema
 
 from tpdet.requests.body import limits
 from tpdet.requests.body.idle_fields import IDLE
@@ -21,6 +21,7 @@ from tpdet.requests.body.schema import (
     OwnFields,
     TokenIds,
     batch_of,
+    with_fields,
 )
 from tpdet.requests.field_ranges import ALTERNATIVES
 
@@ -53,19 +54,12 @@ class _SglangSamplingBase(Body):
     regex: str | None = None
 
 
-if TYPE_CHECKING:
-    SglangSampling = _SglangSamplingBase
-else:
-    SglangSampling = create_model(
-        "SglangSampling",
-        __base__=_SglangSamplingBase,
-        __doc__="SGLang's sampling parameters.",
-        **{
-            name: (field.annotation, field)
-            for name, ours in [*zip(_SAME, _SAME, strict=True), *NAMES.items()]
-            for field in (CompletionBody.model_fields[ours],)
-        },
-    )
+SglangSampling: Any = with_fields(
+    "SglangSampling",
+    _SglangSamplingBase,
+    "SGLang's sampling parameters.",
+    {name: CompletionBody.model_fields[NAMES.get(name, name)] for name in (*_SAME, *NAMES)},
+)
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,6 @@ class SglangBody(Body):
     conversation_id: str | None = None
     routing_key: str | None = None
     tpdet: OwnFields | None = None
-    parts: ClassVar[dict[str, type[Body]]] = {"sampling_params": SglangSampling}
 
     def completion(self) -> CompletionBody:
         """The same request as a completion's body. Raises ApiError for a prompt that is none."""

@@ -3,13 +3,20 @@
 It becomes the body of a completion, so that everything is checked and prepared in one way.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, create_model
+from pydantic import Field
 
 from tpdet.requests.body import limits
 from tpdet.requests.body.idle_fields import IDLE, Idle
-from tpdet.requests.body.schema import Body, CompletionBody, OwnFields, StreamOptions, TokenIds
+from tpdet.requests.body.schema import (
+    Body,
+    CompletionBody,
+    OwnFields,
+    StreamOptions,
+    TokenIds,
+    with_fields,
+)
 from tpdet.requests.sampling_params import SamplingParams
 from tpdet.requests.structured_outputs import FIELD
 from tpdet.requests.vllm_parameters import PARAMETERS
@@ -25,29 +32,22 @@ class _TokenSamplingBase(Body):
     routed_experts_format: Literal["npy", "object"] | None = None
 
 
-if TYPE_CHECKING:
-    TokenSampling = _TokenSamplingBase
-else:
-    TokenSampling = create_model(
-        "TokenSampling",
-        __base__=_TokenSamplingBase,
-        __doc__="vLLM's sampling parameters, as completions take them beside the prompt.",
-        **{
-            name: (field.annotation, field)
-            for name, field in CompletionBody.model_fields.items()
-            if name in SamplingParams.__struct_fields__ or name == FIELD
-        },
-    )
+TokenSampling: Any = with_fields(
+    "TokenSampling",
+    _TokenSamplingBase,
+    "vLLM's sampling parameters, as completions take them beside the prompt.",
+    {
+        name: field
+        for name, field in CompletionBody.model_fields.items()
+        if name in SamplingParams.__struct_fields__ or name == FIELD
+    },
+)
 
 
 class TokensBody(Body):
     """`POST /inference/v1/generate`: token ids in and out. The answer repeats `request_id`."""
 
     idle = IDLE["tokens"]
-    parts: ClassVar[dict[str, type[Body]]] = {
-        "stream_options": StreamOptions,
-        "sampling_params": TokenSampling,
-    }
     model: Annotated[str, Field(max_length=limits.MAX_MODEL_CHARACTERS)] | None = None
     request_id: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)] | None = None
     token_ids: Annotated[TokenIds, Field(min_length=1)]

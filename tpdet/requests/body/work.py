@@ -11,7 +11,7 @@ from tpdet.requests.body.messages_body import CountTokensBody, MessagesBody, Mes
 from tpdet.requests.body.parse import parse_body
 from tpdet.requests.body.pooling.pooling_body import PooledCall, bodies_of, pooled_call
 from tpdet.requests.body.prepare import Call, Preparer
-from tpdet.requests.body.problems import ApiError, bad_request, request_errors_as_problems
+from tpdet.requests.body.problems import bad_request, request_errors_as_problems
 from tpdet.requests.body.responses_body import ResponsesBody
 from tpdet.requests.body.schema import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tpdet.requests.body.sglang_body import SglangBody, by_its_names, with_one_value
@@ -50,11 +50,8 @@ def prepare_call(route: Route, preparer: Preparer, fields: dict[str, Any], reque
 def _sglang_call(preparer: Preparer, fields: dict[str, Any], request_id: str) -> Call:
     """The call of SGLang's body; a refusal names the fields as that body does."""
     prompt = "text" if fields.get("input_ids") is None else "input_ids"
-    try:
-        with request_errors_as_problems():
-            return preparer.sglang(parse_body(SglangBody, with_one_value(fields)), request_id)
-    except ApiError as error:
-        raise by_its_names(error, prompt) from None
+    with request_errors_as_problems(lambda error: by_its_names(error, prompt)):
+        return preparer.sglang(parse_body(SglangBody, with_one_value(fields)), request_id)
 
 
 def work_on(
@@ -106,11 +103,8 @@ def _counted(preparer: Preparer, fields: dict[str, Any]) -> dict[str, Any]:
     body = parse_body(CountTokensBody, fields)
     preparer.check_model(body.model)
     chat = MessagesChat(body)
-    try:
-        with request_errors_as_problems():
-            tokens = preparer.prompts.chat_tokens(parse_body(ChatBody, chat.fields))
-    except ApiError as error:
-        raise chat.refused(error) from None
+    with request_errors_as_problems(chat.refused):
+        tokens = preparer.prompts.chat_tokens(parse_body(ChatBody, chat.fields))
     return {"input_tokens": len(tokens)}
 
 

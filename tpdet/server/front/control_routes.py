@@ -1,10 +1,10 @@
 """The control routes: each hands its fields to a verb of the engine's, and its answer back."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
@@ -21,17 +21,6 @@ _READ = ("/is_paused", "/weight_info", "/get_weight_version")  # by GET alone
 _BOTH = ("/flush_cache",)
 _VERBS = {"/get_weight_version": "weight_info", "/weights_checker": "weight_checker"}
 """Paths whose verb has another name than they."""
-
-
-class _ErrorFields(msgspec.Struct):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class _ErrorBody(msgspec.Struct):
-    error: _ErrorFields
 
 
 def add_control_routes(app: FastAPI, client: EngineClient) -> None:
@@ -86,13 +75,6 @@ def _query(request: Request) -> dict[str, str]:
 
 def _problem(answer: Controlled) -> ApiError:
     """The engine's refusal."""
-    error = msgspec.json.decode(answer.body, type=_ErrorBody).error
+    error = json.loads(answer.body)["error"]
     retry = (("retry-after", str(RETRY_AFTER_SECONDS)),) if answer.status == 503 else ()
-    return ApiError(
-        answer.status,
-        error.message,
-        kind=error.type,
-        param=error.param,
-        code=error.code,
-        headers=retry,
-    )
+    return ApiError(answer.status, kind=error.pop("type"), headers=retry, **error)

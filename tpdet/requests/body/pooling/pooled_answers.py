@@ -6,6 +6,7 @@ TEI is text-embeddings-inference. Needs no torch.
 import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -41,26 +42,9 @@ Values = Sequence[bytes]
 """The fp32 values, little-endian, of each prompt of a call."""
 
 
-def _base64(value: bytes) -> str:
-    return base64.b64encode(value).decode("ascii")
-
-
-def _embeddings(shape: AnswerShape, values: Values) -> dict[str, Any]:
-    return _rows(shape, values, "embedding", "embedding")
-
-
-def _pooled(shape: AnswerShape, values: Values) -> dict[str, Any]:
-    return _rows(shape, values, "pooling", "data")
-
-
-def _rows(shape: AnswerShape, values: Values, kind: str, key: str) -> dict[str, Any]:
-    encode: Callable[[bytes], Any] = _base64 if shape.base64 else numbers_of
-    return {
-        "data": [
-            {"object": kind, "index": index, key: encode(value)}
-            for index, value in enumerate(values)
-        ]
-    }
+def _rows(kind: str, key: str, shape: AnswerShape, values: Values) -> dict[str, Any]:
+    shown = [base64.b64encode(v).decode() if shape.base64 else numbers_of(v) for v in values]
+    return {"data": [{"object": kind, "index": i, key: one} for i, one in enumerate(shown)]}
 
 
 def _labels(shape: AnswerShape, values: Values) -> dict[str, Any]:
@@ -126,10 +110,6 @@ def _best(scores: Sequence[float]) -> list[tuple[int, float]]:
     return sorted(enumerate(scores), key=lambda pair: (-pair[1], pair[0]))
 
 
-def _vectors(shape: AnswerShape, values: Values) -> list[list[float]]:
-    return [numbers_of(value) for value in values]
-
-
 def _cosines(shape: AnswerShape, values: Values) -> list[float]:
     """The product of each pair of vectors, as `similarity` of `kernels/exact/pooling.py`."""
     rows = np.frombuffer(b"".join(values), "<f4").reshape(len(values), -1).astype(np.float64)
@@ -144,12 +124,12 @@ def _cosines(shape: AnswerShape, values: Values) -> list[float]:
 
 
 ANSWERS: dict[PooledForm, Callable[[AnswerShape, Values], Any]] = {
-    "embeddings": _embeddings,
-    "pooling": _pooled,
+    "embeddings": partial(_rows, "embedding", "embedding"),
+    "pooling": partial(_rows, "pooling", "data"),
     "classify": _labels,
     "score": _scores,
     "rerank": _ranking,
-    "embed": _vectors,
+    "embed": lambda shape, values: [numbers_of(value) for value in values],
     "predict": _predictions,
     "similarity": _cosines,
     "ranks": _ranks,

@@ -71,10 +71,6 @@ class SimilarityParameters(_Truncating):
 class SimilarityBody(TeiBody):
     """`POST /similarity`: the cosine of one sentence's vector and each other's."""
 
-    parts: ClassVar[dict[str, type[Body]]] = {
-        "inputs": Sentences,
-        "parameters": SimilarityParameters,
-    }
     inputs: Sentences
     parameters: SimilarityParameters = SimilarityParameters()
     use_activation: ClassVar[bool] = True
@@ -94,7 +90,6 @@ class PredictBody(TeiBody):
     list as those of many do.
     """
 
-    parts: ClassVar[dict[str, type[Body]]] = {"parameters": PredictParameters}
     inputs: Predicted
     raw_scores: bool | None = None
     parameters: PredictParameters | None = None
