@@ -98,10 +98,7 @@ def error_is_terminal() -> bool:
 
 
 def argument_text(argument: str) -> str:
-    """An argument that is a text, no path, in whatever locale it was typed.
-
-    Raises UsageError for bytes that are no UTF-8.
-    """
+    """A typed text that is no path. Raises UsageError for bytes that are no UTF-8."""
     try:
         return argument.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError:

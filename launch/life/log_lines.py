@@ -113,10 +113,7 @@ class LineFormatter(logging.Formatter):
 
 
 def open_log(who: str, level: int = logging.INFO) -> Log:
-    """Send this process's log to standard error: its own lines from `level`, others' warnings.
-
-    To be called once, before anything else logs.
-    """
+    """Log to standard error, once: own lines from `level`, others' warnings."""
     log = Log(sys.stderr.fileno(), who)
     root = logging.getLogger()
     root.addHandler(log)

@@ -76,10 +76,7 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class ExitDecision:
-    """How the server ended: exit code, machine-readable name, the rank that decided, and why.
-
-    The rank is -1 where it was none of them.
-    """
+    """How the server ended: exit code, its name, the rank that decided (-1: none), and why."""
 
     exit: int
     code: str

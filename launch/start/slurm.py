@@ -100,10 +100,7 @@ def script(job: SlurmJob, arguments: Sequence[str]) -> str:
 
 
 def submit(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """Hand a script to sbatch; the job's number.
-
-    Raises NotFoundError where there is no sbatch, ResourceError with its message if it refuses.
-    """
+    """Hand a script to sbatch; the job's number. Raises NotFoundError and ResourceError."""
     try:
         done = subprocess.run(
             ["sbatch", "--parsable"],

@@ -235,10 +235,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
 
 
 def stored_tensors(directory: Path) -> tuple[Tensors, list[str]]:
-    """The tensors in a directory's files of safetensors as they are stored, and these files' names.
-
-    Raises as `open_checkpoint`.
-    """
+    """A directory's safetensors as stored, and their files' names. Raises as `open_checkpoint`."""
     if find_weights(directory).name == INDEX:
         return _open_sharded(directory)
     return _open(directory / SINGLE), [SINGLE]

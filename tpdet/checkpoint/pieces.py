@@ -40,10 +40,7 @@ class TensorRead(NamedTuple):
         return self.cut(sum(piece.width for piece in self.each()))
 
     def each(self) -> "list[PieceRead]":
-        """This rank's pieces.
-
-        Raises ValueError unless the bounds cover each element of the dimension exactly once.
-        """
+        """This rank's pieces. Raises ValueError unless bounds cover the dimension exactly once."""
         dim, bounds = self.pieces.dim, self.pieces.bounds or ((0, self.shape[0]),)
         edges = [0, *(last for _, last in bounds)]
         if edges[:-1] != [first for first, _ in bounds] or edges[-1] != self.shape[dim]:

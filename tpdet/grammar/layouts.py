@@ -49,10 +49,7 @@ LAYOUTS = msgspec.json.decode(
 
 
 def layout_of(family: str, tokens: Collection[str], template: str) -> str:
-    """The name of a family's layout.
-
-    tokens: the tokenizer's added tokens; template: the source of the chat template.
-    """
+    """A family's layout, by the tokenizer's added tokens and the source of the chat template."""
     if family == "mistral" and "[ARGS]" in tokens:
         return "mistral identified" if "[CALL_ID]" in tokens else "mistral named"
     if family == "glm":

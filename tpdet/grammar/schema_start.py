@@ -20,10 +20,7 @@ class SchemaStart:
         self._begin: int | None = None if ids else first
 
     def begin(self, tokens: Sequence[int], position: int) -> int | None:
-        """Where the schema that holds at `position` begins; None where none holds.
-
-        tokens: prompt and output, all known before `position`.
-        """
+        """Where the schema begins that holds at `position` of prompt and output; None for none."""
         if self._row and position == self._first:
             return position
         while self._begin is None and self._seen < position:

@@ -15,10 +15,7 @@ from tpdet.models.layer import DecoderLayer
 
 
 def layer_products(partition: Partition, index: int = -1) -> tuple[LayerProduct, ...]:
-    """A decoder layer's products on this rank, in the order of a step; the last layer's.
-
-    Most layers of a model are like its last.
-    """
+    """The products of the last decoder layer, like most, on this rank, in the order of a step."""
     config = partition.config
     return DecoderLayer.products(partition, index % config.num_layers)
 

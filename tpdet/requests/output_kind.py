@@ -14,10 +14,7 @@ class RequestOutputKind(IntEnum):
 
 
 def read_output_kind(value: object) -> RequestOutputKind:
-    """The kind of its number; an enumeration of the same names is taken too. Raises RequestError.
-
-    None is CUMULATIVE.
-    """
+    """The kind of a number or a like-named enumeration; None: CUMULATIVE. Raises RequestError."""
     number = 0 if value is None else getattr(value, "value", value)
     if isinstance(number, int) and number in {*RequestOutputKind}:
         return RequestOutputKind(number)

@@ -16,10 +16,7 @@ class ResumeMismatch(DisagreementError):
 
 
 class ResumedTokens:
-    """The tokens of an answer's choices that are still to be compared.
-
-    `pending`: some are, or one was wrong, so nothing may be shown yet.
-    """
+    """Tokens of choices that are still to be compared; nothing may be shown while `pending`."""
 
     def __init__(self, counts: Sequence[int], ids: Sequence[Sequence[int]] = ()) -> None:
         """counts: tokens of each choice that the client has; ids: they themselves, if it has."""
@@ -62,10 +59,7 @@ def shown_digests(fingerprint: str) -> tuple[str, str] | None:
 
 
 def check_resume_origin(resumed: AnswerOrigin, here: AnswerOrigin, by: str = "a server") -> None:
-    """Refuse (ResumeMismatch) to go on with what something else computed.
-
-    by: what should be asked in place of this one.
-    """
+    """Refuse (ResumeMismatch) what something else computed; by: whom to ask instead."""
     for name, theirs, ours in zip(AnswerOrigin._fields, resumed, here, strict=True):
         if not ours.startswith(theirs):
             verb = "are" if name == "weights" else "is"

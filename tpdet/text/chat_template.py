@@ -302,10 +302,7 @@ class ChatTemplate:
 def _compiled(
     source: str,
 ) -> tuple[jinja2.Template, CountedTemplate | None, ClockUse, frozenset[str]]:
-    """The plain template, the one whose work is counted, the use of the clock, and its inputs.
-
-    Raises CheckpointError.
-    """
+    """The template plain and counted, its use of the clock, its inputs. Raises CheckpointError."""
     language = TemplateLanguage()
     try:
         language.check_size(source)

@@ -17,10 +17,7 @@ NFC_SHRINKS = 4
 
 
 def bytes_per_token(description: Mapping[str, Any]) -> int | None:
-    """The largest number of bytes of text that one token stands for; None if there is no bound.
-
-    description: the object in `tokenizer.json`.
-    """
+    """The most bytes of a token's text, None if unbounded; description: of `tokenizer.json`."""
     shrinks = _shrinks(description.get("normalizer"))
     splits = _kinds(description.get("pre_tokenizer"))
     model = description["model"]

@@ -13,10 +13,7 @@ from tpdet.kernels.inputs.packed import PackedMatrix, join_rows
 
 
 class Rows:
-    """The rows [first, first + width) of each group of `step` rows of a stored tensor.
-
-    Nothing of it is read yet.
-    """
+    """The rows [first, first + width) of each `step` rows of a stored tensor, not read yet."""
 
     def __init__(self, stored: Any, first: int, width: int, step: int) -> None:
         self._stored, self._first, self._width, self._step = stored, first, width, step
@@ -56,10 +53,7 @@ class Rows:
 
 
 def split_fused(tensors: Tensors, fused: FusedParts) -> Tensors:
-    """The tensors with parts in place of fused ones.
-
-    Raises CheckpointError for a checkpoint that has a part and the fused tensor as well.
-    """
+    """The tensors, parts in place of fused ones. Raises CheckpointError where both are stored."""
     split = dict(tensors)
     for name, tensor in tensors.items():
         ending = next((ending for ending in fused if name.endswith(f".{ending}")), None)

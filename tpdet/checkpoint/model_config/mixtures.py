@@ -38,10 +38,7 @@ def qwen_experts(config: Fields, layers: int) -> Mixture | None:
 
 
 def qwen_next_experts(config: Fields, layers: int) -> Mixture | None:
-    """Qwen3-Next and Qwen3.5: as Qwen3-MoE, beside a shared expert with a gate.
-
-    Weights sum to one, unless `norm_topk_prob` denies it.
-    """
+    """Qwen3-MoE's, whose weights sum to one by default, beside a shared expert with a gate."""
     experts = qwen_experts(config, layers)
     assert experts is not None
     return replace(

@@ -44,10 +44,7 @@ class _Consumer:
 
 
 class ArrivingWeights(WeightSource):
-    """Places tensors as they arrive: `announce` them, then `arrive`; `missing` says what did not.
-
-    One thread at a time may use it.
-    """
+    """Places tensors as they are announced, then arrive; one thread at a time may use it."""
 
     from_files = False
 

@@ -60,10 +60,7 @@ def call_piece(event: Event, ids: ShownIds, choice: int) -> Json | None:
 
 
 def parts_of(delta: TextDelta) -> Iterator[TextDelta]:
-    """What a token adds, as deltas that say one thing each; its end is one without anything.
-
-    The first has the token.
-    """
+    """A token's deltas that say one thing each, its ids in the first; an end says nothing else."""
     reason, stop = delta.finish_reason, delta.stop_reason
     rest = msgspec.structs.replace(
         delta, text="", reasoning="", events=(), finish_reason=None, stop_reason=None

@@ -17,10 +17,7 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_object(body: bytes, name: str = "the body") -> dict[str, Any]:
-    """The JSON object in `body`, which messages call `name`.
-
-    Raises ApiError 400 with the first error in it.
-    """
+    """The JSON object in `body`, called `name`. Raises ApiError 400 with its first error."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -40,10 +40,7 @@ _NAMES = {"tool_call_id": "tool_use_id", "reasoning_content": "thinking"}
 
 
 class Conversation:
-    """The messages of a chat, one after the other.
-
-    places: what each is called in the client's body. dropped: the types of blocks left out.
-    """
+    """A chat's messages, the client's `places` of each, and the types of blocks `dropped`."""
 
     def __init__(self) -> None:
         self.messages: list[Json] = []

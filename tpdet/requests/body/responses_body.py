@@ -105,10 +105,7 @@ class AskedChat(NamedTuple):
 
 
 def chat_of(body: ResponsesBody) -> AskedChat:
-    """The chat that a body asks for. Raises ApiError naming the field.
-
-    It is `fitted`: it takes what the model has.
-    """
+    """The `fitted` chat that a body asks for. Raises ApiError naming the field."""
     _check_include(body.include or [])
     tools = ResponseTools.of(body.tools, body.tool_choice)
     same = {name: value for name in _SAME if (value := _plain(getattr(body, name))) is not None}

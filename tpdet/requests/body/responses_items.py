@@ -33,10 +33,7 @@ _FIELDS = {
 
 
 class Items:
-    """Makes messages of the items of one input.
-
-    places: where each message begins there. calls: where each call of each message stands.
-    """
+    """Makes messages of items: `places` says where each begins, `calls` where its calls stand."""
 
     def __init__(self) -> None:
         self.places: list[str] = []

@@ -10,10 +10,7 @@ from tpdet.text.outputs import TextDelta
 
 
 class Resumption:
-    """The tokens of a call's choices that are still to be compared.
-
-    `pending`: some are, or one was wrong, so nothing may be sent yet.
-    """
+    """A call's tokens that are still to be compared; nothing may be sent while `pending`."""
 
     def __init__(self, call: Call) -> None:
         self._point = call.resume

@@ -69,10 +69,7 @@ class CapturedSteps:
         batches: Sequence[PagedBatch],
         alike: AlikeLayers | None,
     ) -> Results:
-        """Run the model over the rows; what a graph keeps of them: their logits.
-
-        Each result is [M, ...], in parts that follow each other.
-        """
+        """Run the model over the rows: the logits [M, ...] that a graph keeps of each part."""
         return ([model.local_logits(model.hidden(ids_M, self._pages, *batches, alike=alike))],)
 
     def _rehearse(self, shape: StepShape, packed: torch.Tensor) -> None:

@@ -24,10 +24,7 @@ _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, HEAD_ROWS)
 def decode_shapes(
     max_rows: int, width: int, fixed_rows: int = 0, linear: bool = False
 ) -> list[StepShape]:
-    """Shapes that graphs are captured for, ascending; tables have `width` pages.
-
-    linear: whether the model has linear layers.
-    """
+    """Shapes of graphs, ascending, their tables `width` pages wide. linear: as the model is."""
     return [
         StepShape((BatchShape(rows, rows, 0, splits, width, linear=linear),))
         for rows in row_buckets(max_rows, fixed_rows)

@@ -27,10 +27,7 @@ _log = logging.getLogger("tpdet.engine")
 
 @dataclass(frozen=True)
 class Graphs:
-    """`steps` is None where the arithmetic cannot be captured for steps with prompt rows.
-
-    `drafts` is None where rows have none.
-    """
+    """`steps`: None where prompts' steps cannot be captured; `drafts`: None without drafts."""
 
     decode: DecodeGraphs
     steps: StepGraphs | None

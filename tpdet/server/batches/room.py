@@ -49,10 +49,7 @@ class BatchRoom:
 
     @asynccontextmanager
     async def place(self, call: Call, gone: "asyncio.Future[None]") -> AsyncIterator[None]:
-        """Wait until the call may begin; it leaves its place at the end.
-
-        Raises ClientGone once `gone` resolves before that.
-        """
+        """Wait until the call may begin, and hold its place. Raises ClientGone if `gone` before."""
         share = Share.of(call)
         async with self._order:
             while not self._is_open(share):

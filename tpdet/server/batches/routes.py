@@ -47,10 +47,7 @@ class BatchBody(Body):
 
 
 def add_batch_routes(app: FastAPI, batches: Batches | str) -> None:
-    """Add the routes of files and of batches.
-
-    batches: the path of a socket where another process has them, to which all is sent on.
-    """
+    """Add the routes of files and batches, or send all on to the socket at the path `batches`."""
     for (method, path), handler in _HANDLERS.items():
         answer = partial(handler, batches) if isinstance(batches, Batches) else _sent_on(batches)
         app.add_api_route(path, answer, methods=[method], name=handler.__name__.lstrip("_"))

@@ -58,10 +58,7 @@ class AnswerRow(NamedTuple):
 
 
 class StoredFiles:
-    """The files of one directory; used by one thread at a time, and by one server.
-
-    Methods raise StoreUnavailableError where the disk fails.
-    """
+    """One server's files, used by a thread at a time. Raises StoreUnavailableError by the disk."""
 
     def __init__(self, directory: Path, lock: bool = True) -> None:
         """lock: for a server, which also makes what is not there.

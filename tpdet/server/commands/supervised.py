@@ -48,10 +48,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def serve_command(arguments: Sequence[str]) -> int:
-    """Resolve the settings, run the checks before a start, start; the exit code of the server.
-
-    Raises TpdetError before anything is started.
-    """
+    """Check the settings, start; the server's exit code. Raises TpdetError before the start."""
     settings = load_settings(arguments, "tpdet serve")
     ranks = settings.world.tp or 1
     if settings.world.nodes > 1:

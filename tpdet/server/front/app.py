@@ -118,10 +118,7 @@ class ProblemResponse(Response):
 
 
 def make_app(services: Services, control: bool = False) -> FastAPI:
-    """All routes. Nothing else answers: no redirects, no pages of FastAPI's.
-
-    control: the control routes too.
-    """
+    """All routes, with `control` those too; nothing else answers, no page of FastAPI's."""
     app = FastAPI(
         title="tpdet",
         version=tpdet.__version__,

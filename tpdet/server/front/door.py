@@ -64,10 +64,7 @@ class Door:
 
 
 class InnerDoor(Door):
-    """The door to the first of several HTTP processes.
-
-    The others have let in whom they send on, and have the requests' lines in their logs.
-    """
+    """The door to the first HTTP process for requests that others let in and have in their logs."""
 
     logs = False
 

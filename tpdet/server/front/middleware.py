@@ -124,10 +124,7 @@ class RequestMiddleware:
         return not reader.length and not reader.chunked and route in _WITHOUT_BODY
 
     def _check_head(self, scope: Scope) -> tuple[str, str]:
-        """The tenant's salt and the route's path.
-
-        Raises ApiError for door and key, path and method, in this order.
-        """
+        """The tenant's salt and the route's path. Raises ApiError: door, key, path, method."""
         salt = self._door.admit(scope)
         allowed: list[str] = []
         for route in self._routes:

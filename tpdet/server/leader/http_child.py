@@ -17,10 +17,7 @@ BACKLOG = 2048
 
 
 def bind_port(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """A bound socket that does not listen yet. Raises ResourceError if the port is taken.
-
-    flag: the one that names the port.
-    """
+    """A bound socket that does not listen yet. Raises ResourceError, naming `flag`, if taken."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:

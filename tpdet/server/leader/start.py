@@ -114,10 +114,7 @@ def open_bridge(
     signals: StopSignals,
     admin: Port | None = None,
 ) -> Bridge:
-    """Start the HTTP processes beside the loading of the weights.
-
-    Raises ResourceError and UsageError for what they cannot use.
-    """
+    """Start the HTTP processes while weights load. Raises ResourceError and UsageError."""
     count = settings.server.http_processes
     tallies = new_tallies(count)
     common = ProcessConfig(
@@ -222,10 +219,7 @@ def _audits(config: ServerConfig) -> Iterator[list[AuditConfig | None]]:
 
 @contextmanager
 def _batches(settings: Settings, run_dir: str) -> Iterator[list[BatchConfig | None]]:
-    """Where files and batches lie, for each HTTP process; None for nowhere.
-
-    The first one has them, and a socket at which the others ask it.
-    """
+    """Where each HTTP process has files and batches, if any: the first here, others there."""
     server, engine = settings.server, settings.engine
     if server.batch_dir is None:
         yield [None] * server.http_processes

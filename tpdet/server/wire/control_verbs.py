@@ -58,10 +58,7 @@ class FlushFields(ControlFields, frozen=True, kw_only=True):
 
 
 class VersionFields(ControlFields, frozen=True, kw_only=True):
-    """What the present weights are called from now on.
-
-    `abort_all_requests`, which SGLang sends, ends the running requests.
-    """
+    """What weights are called from now on; SGLang's `abort_all_requests` ends running requests."""
 
     new_version: str
     abort_all_requests: bool = False

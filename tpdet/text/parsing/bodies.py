@@ -234,10 +234,7 @@ _ESCAPE = "<\ue000"
 
 
 class _TaggedBody:
-    """A name, and keys and values between tags.
-
-    Where tags are ids, the "<" of other text is escaped, so that no letters are a tag.
-    """
+    """Name, keys and values between tags; where those are ids, the "<" of other text is escaped."""
 
     def __init__(
         self, family: CallFamily, tools: Tools | None, tags_are_ids: bool, marked: bool

@@ -70,10 +70,7 @@ def may_begin(text: str) -> bool:
 
 
 def begun(text: str) -> tuple[str, str]:
-    """The text of the whole calls in a text that was cut, and of the last one without what was cut.
-
-    Each is empty where there is none.
-    """
+    """A cut text's whole calls, and its last one without what was cut; each may be empty."""
     outside = 1 if text.lstrip().startswith("[") else 0
     depth, position, start, closed, whole = 0, 0, 0, 0, 0
     quote = ""

@@ -31,10 +31,7 @@ _FLAG = "--reasoning-parser"
 
 
 class ReasoningParser:
-    """What answers are split by: `name` is "think", "text_think" or "harmony".
-
-    `marks` are tokens of it; those of "text_think" may be text.
-    """
+    """What splits answers, by `name`; its `marks` are tokens, those of "text_think" may be text."""
 
     def __init__(self, name: str, marks: tuple[str, ...], tokenizer: Tokenizer) -> None:
         self.name, self.marks = name, marks
