@@ -27,35 +27,28 @@ class Carrier(Protocol):
     @property
     def world(self) -> World:
         """The ranks that exchange."""
-        ...
 
     @property
     def memory(self) -> PeerMemory | None:
         """Memory that all ranks can address; None where there is none."""
-        ...
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Every rank's small `x`, copied bit for bit: [ranks, *x.shape]. Collective."""
-        ...
 
     def rehearsal(self) -> AbstractContextManager[None]:
         """While inside, no kernel and no tensor operation of the world really runs.
 
         What the host counts is afterwards as before, however many exchanges each rank had inside.
         """
-        ...
 
     def report(self) -> None:
         """Launch the copy that brings to the host what `check` reads; the last of a step."""
-        ...
 
     def check(self) -> None:
         """Raise PeerLostError if an exchange before the last finished report lost a peer."""
-        ...
 
     def set_timeout(self, seconds: float) -> None:
         """Wait at most `seconds` for a peer from now on; alike on every rank."""
-        ...
 
 
 class WorldCarrier:

@@ -28,7 +28,6 @@ class ColumnExchange(RankExchange, Protocol):
         widths: of all ranks; () where every rank has as many. Raises UsageError where they may not
         differ.
         """
-        ...
 
     def gather_and_norm(
         self, x: torch.Tensor, finish: Finish, widths: tuple[int, ...] = ()
@@ -37,4 +36,3 @@ class ColumnExchange(RankExchange, Protocol):
 
         Both are [M, H], and complete on every rank.
         """
-        ...

@@ -25,14 +25,12 @@ class ExpertColumns(Protocol):
 
     def gather(self, mixed: torch.Tensor) -> torch.Tensor:
         """This rank's columns [M, k, I / ranks] of every choice's row -> [M, k, I]."""
-        ...
 
     def add(self, total: torch.Tensor, finish: Finish) -> tuple[torch.Tensor, torch.Tensor]:
         """This rank's columns of totals [M, H / ranks] fp32, a finish -> (h, y) [M, H].
 
         Of h a rank gets the rows that it owns, as of the exchange of sums.
         """
-        ...
 
 
 class GatheredExperts:

@@ -33,7 +33,6 @@ class Pending(Protocol):
 
     def result(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(h, y): what follows on the current stream comes after the exchange."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,10 @@ class RankExchange(Protocol):
     @property
     def carrier(self) -> Carrier:
         """What moves small payloads and watches for lost peers."""
-        ...
 
     @property
     def overlap_programs(self) -> int:
         """Multiprocessors that a begun exchange takes from other work; 0: it overlaps nothing."""
-        ...
 
     def stream_rows(
         self, hidden_MH: torch.Tensor, numbers_R: torch.Tensor, parts: tuple[int, ...]
@@ -69,7 +66,6 @@ class RankExchange(Protocol):
         hidden_MH: as exchanges left it to this rank; parts: the rows of each micro-batch that was
         exchanged, in order. Collective: the numbers are every rank's.
         """
-        ...
 
 
 @runtime_checkable
@@ -85,11 +81,9 @@ class Exchange(RankExchange, Protocol):
         rank. Of h, as of the finish's residual, a rank needs and gets only the rows that it adds
         itself; what it was given for the others is not read.
         """
-        ...
 
     def begin(self, sums: PartialSums, finish: Finish, plan: FoldPlan | None = None) -> Pending:
         """`fold_and_norm` beside what is launched next, until `result`; where that is possible."""
-        ...
 
 
 class WholeStream:

@@ -27,11 +27,9 @@ class RowExchange(Protocol):
 
     def whole_rows(self, x: torch.Tensor) -> torch.Tensor:
         """fp32 [R, columns] of every rank -> this rank's rows [share, ranks * columns]."""
-        ...
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Every rank's small `x`, copied bit for bit: [ranks, *x.shape]."""
-        ...
 
 
 def share_of(rows: int, ranks: int) -> int:

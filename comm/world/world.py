@@ -61,30 +61,24 @@ class World(Protocol):
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Every rank's `x`, copied bit for bit: [size, *x.shape], dtype and device of `x`."""
-        ...
 
     def all_to_all(self, x: Tensor) -> Tensor:
         """x [size, ...], block r for rank r -> [size, ...], block s from rank s; bits copied."""
-        ...
 
     def add_in_any_order(self, x: Tensor) -> Tensor:
         """The sum of every rank's `x`, equal on all ranks; the library chooses the order.
 
         For the approximate mode only: no bit of it is promised. `x` may be overwritten.
         """
-        ...
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         """Rank 0's `data` on every rank; the argument of the other ranks is ignored."""
-        ...
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Every rank's `data` in rank order, on every rank; lengths may differ."""
-        ...
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
-        ...
 
     def part(self, groups: Sequence[Sequence[int]]) -> "World":
         """The world of the group that holds this rank; its ranks count in the group's order.
@@ -92,18 +86,15 @@ class World(Protocol):
         Collective. groups: equal on every rank; each rank is in one of them. A part has the
         timeout of the whole and ends with it; closing a part does nothing. A part has no parts.
         """
-        ...
 
     def without_peers(self) -> AbstractContextManager[None]:
         """While inside, send no tensors: whatever would come from peers is zeros.
 
         For work whose results nobody reads; peers need not take part. Byte messages are still sent.
         """
-        ...
 
     def set_timeout(self, seconds: float) -> None:
         """Wait at most `seconds` for a peer from the next operation on; alike on every rank."""
-        ...
 
     def end_early(self, reason: ExitReason) -> PeerReasons:
         """End this world for this rank; returns the reasons of other ranks that ended early too.
@@ -111,11 +102,9 @@ class World(Protocol):
         Peers that wait for this rank lose it and find `reason`. A rank that does not give up, but
         lost a peer itself, waits a second for the reasons of others. See `exit_reasons`.
         """
-        ...
 
     def close(self) -> None:
         """Leave the world. All ranks of a healthy world leave together."""
-        ...
 
 
 class NoPeers:

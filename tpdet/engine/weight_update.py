@@ -54,7 +54,6 @@ class Lead(Protocol):
 
     def __call__(self, order: WeightOrder, tick: Tick) -> str | None:
         """Raises ReloadError where a rank cannot."""
-        ...
 
 
 def _no_tick() -> None:

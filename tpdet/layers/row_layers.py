@@ -25,15 +25,12 @@ class RowLayer(Protocol):
 
     def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, finish: Finish) -> Pending:
         """This rank's columns x [M, K'] -> what becomes of y: the stream and its norm."""
-        ...
 
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""
-        ...
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Compute by this from now on, where the rule has more than one."""
-        ...
 
 
 class RowLayers(Protocol):
@@ -43,11 +40,9 @@ class RowLayers(Protocol):
         self, source: WeightSource, partition: Partition, name: str, outputs: int, cut: Leaves
     ) -> RowLayer:
         """Load a layer of `outputs` outputs; cut: its inputs' leaves."""
-        ...
 
     def product(self, partition: Partition, name: str, outputs: int, cut: Leaves) -> LayerProduct:
         """A layer's product on this rank."""
-        ...
 
     def open_exchange(
         self,
@@ -58,7 +53,6 @@ class RowLayers(Protocol):
         device: torch.device,
     ) -> RankExchange:
         """The exchange that its layers need, for steps of up to `rows` rows. Collective."""
-        ...
 
 
 _RULES: dict[str, RowLayers] = {"fold": RowLinear, "gather": GatheredLinear}

@@ -31,11 +31,9 @@ class WeightCarrier(Protocol):
 
         Raises WeightUpdateError (502) when the sender is gone or silent for too long.
         """
-        ...
 
     def close(self) -> None:
         """Let go of the sender; harmless a second time."""
-        ...
 
 
 class BroadcastCarrier:

@@ -26,24 +26,19 @@ class FormWriter(Protocol):
 
     def begin(self, ids: ShownIds, around: Json) -> list[Json]:
         """The events before the first token; around: `envelope` of the answer."""
-        ...
 
     def add(self, delta: TextDelta) -> list[Json]:
         """The events of what a token adds."""
-        ...
 
     def end(self, around: Json, counts: Json) -> list[Json]:
         """The events of the end; around: the envelope with the receipt, counts: the usage."""
-        ...
 
     def fail(self, problem: ApiError) -> list[Json]:
         """The events of an error behind the first byte."""
-        ...
 
     @property
     def whole(self) -> Json:
         """The answer, once it has ended."""
-        ...
 
 
 FORM_WRITERS: dict[str, Callable[[Call], FormWriter]] = {

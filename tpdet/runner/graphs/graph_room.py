@@ -11,7 +11,6 @@ class Graph(Protocol):
 
     def replay(self) -> None:
         """Launch it again, on the current stream, over what its buffers hold then."""
-        ...
 
 
 class PackedBuffer:

@@ -24,7 +24,6 @@ class TakeLogits(Protocol):
         moves the tokens behind these logits, int64 [n] on the device; None: by none. Returns the
         ids int64 [n'] of the sampled tokens, in the order of their rows, on the device.
         """
-        ...
 
 
 class Follower:

@@ -55,7 +55,6 @@ class BatchAnswer(Protocol):
         self, exchange: HttpExchange, route: Route, owner: str, room: BatchRoom
     ) -> bytes:
         """The body of the whole answer. Raises ApiError, or ClientGone once `gone` resolves."""
-        ...
 
 
 class Batches:

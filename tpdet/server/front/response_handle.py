@@ -24,11 +24,9 @@ class Reader(Protocol):
 
     def take(self, output: Output) -> None:
         """The next output."""
-        ...
 
     def flush(self) -> None:
         """All outputs of a step have been taken."""
-        ...
 
 
 class Source(Protocol):
@@ -36,11 +34,9 @@ class Source(Protocol):
 
     def close(self, handle: "ResponseHandle") -> None:
         """The group has no reader any more."""
-        ...
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """A request, or one choice of it, has no reader any more."""
-        ...
 
 
 class Timer(Protocol):
@@ -48,11 +44,9 @@ class Timer(Protocol):
 
     def token(self, output: TokenOutput, now: float) -> None:
         """An output arrived."""
-        ...
 
     def finished(self, request_id: str, choice: int, reason: str, now: float) -> None:
         """A choice has ended."""
-        ...
 
 
 class ResponseHandle:

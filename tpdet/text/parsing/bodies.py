@@ -27,22 +27,18 @@ class CallBody(Protocol):
 
     def push(self, piece: Piece) -> tuple[int, int]:
         """Whether the body goes on, is over or is none, and how much of the piece belongs to it."""
-        ...
 
     def finish(self) -> bool:
         """Whether the answer may end here."""
-        ...
 
     def calls(self) -> list[FunctionCall]:
         """The calls of a body that is over. Raises ValueError where it is no such thing."""
-        ...
 
     def begun(self) -> list[FunctionCall]:
         """The calls of a body in which the answer was cut: whole ones, and one that has not ended.
 
         Its arguments begin those that it would have had. Raises ValueError where it names no tool.
         """
-        ...
 
 
 def body_of(family: CallFamily, tools: Tools | None, marked: bool, tags_are_ids: bool) -> CallBody:

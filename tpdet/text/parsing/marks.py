@@ -28,11 +28,9 @@ class State(Protocol):
     @property
     def schema_after(self) -> tuple[int, ...]:
         """The ids behind which a schema holds, before any token of the answer."""
-        ...
 
     def step(self, token_id: int, text: str) -> int:
         """The part that the next token is in; `text` is what it completed."""
-        ...
 
 
 class Think:
