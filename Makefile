@@ -47,7 +47,7 @@ test-long:
 
 # On a machine with a GPU: bits and accuracy of the kernels and of the whole engine, then times.
 # Times run also after checks that failed. RESULTS=docs/results appends the rows of the checks there.
-GPU_TIMES := gemm.times attention.times attention.prefill attention.decode gemm.columns sampling.times
+GPU_TIMES := gemm attention prefill decode columns sampling
 RESULTS ?=
 
 test-gpu: setup
@@ -55,7 +55,7 @@ test-gpu: setup
 	$(PYTEST) -m gpu -o timeout=1300 tests/gpu $(if $(RESULTS),--results $(RESULTS)) || \
 	  failed=" bits"; \
 	for program in $(GPU_TIMES); do \
-	  $(BIN)/python -m tests.gpu.$$program || failed="$$failed $$program"; \
+	  $(BIN)/python -m scripts.gpu_times.kernels.$$program || failed="$$failed $$program"; \
 	done; \
 	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 

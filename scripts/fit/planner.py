@@ -51,7 +51,7 @@ from tpdet.tools.plan.kernel_time import (
 from tpdet.tools.worlds.shapes import cut_for, named_config
 
 _HIDDEN = 4096  # of the measured exchanges
-_TIMED_ORDER = "pairs"  # of the measured exchanges (tests/gpu/exchange/peer_times.py)
+_TIMED_ORDER = "pairs"  # of the measured exchanges (scripts/gpu_times/exchange/peer.py)
 _HEADS, _KEY_HEADS, _HEAD_DIM = 32, 8, 128  # of the measured attention
 _VOCABULARY = 151_936  # of the measured sampling
 _SHORT_ROWS = 64  # exchanges of at most this many rows give NCCL's latency
@@ -101,7 +101,7 @@ def positive_fit(
     from scipy.optimize import nnls
 
     if not us:
-        raise UsageError("no figures to fit: measure them first (tpdet bench, tests/gpu)")
+        raise UsageError("no figures to fit: measure them first (tpdet bench, scripts/gpu_times)")
     wanted = 1e-6 * np.array(us)
     matrix = np.array(terms, dtype=float) / wanted[:, None]
     scale = np.abs(matrix).max(axis=0)

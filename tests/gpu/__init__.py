@@ -1,4 +1,4 @@
-"""What needs a GPU: checks of bits, which pytest runs, and programs, which print times.
+"""What needs a GPU: checks of bits and of accuracy. `scripts/gpu_times` has the programs of times.
 
     pytest -m gpu tests/gpu [-k gemm]            the checks of one GPU (`test_bits.py`)
     python -m tests.gpu.ROOM.PROGRAM             one program; its docstring says what it takes
@@ -6,15 +6,14 @@
 
 Rooms and their programs (a room's other files are parts of these, or of the checks):
 
-    attention    attention, rotation, stored keys     decode, prefill, times
-    gemm         products, folds, norms               columns, rows, sustained, times,
+    attention    attention, rotation, stored keys     far_apart
+    gemm         products, folds, norms               columns (another table), rows,
                                                       warp_specialised
-    experts      the experts' kernels                 times
-    sampling     the sampler's kernels                times; for several GPUs: shares
+    sampling     the sampler's kernels                for several GPUs: shares
     exchange     sums and columns between GPUs        for several: columns, mpi_cuda, nodes, peer
-    engine       the whole engine: bits, accuracy     accuracy, approximate, prefix, weights; for
-                                                      several: served_update, trl_server
-    speed        the whole engine: times              cold_start, draft_times, drafts_ahead,
-                                                      step_tokens, tails
+    engine       the whole engine: bits, accuracy     accuracy, approximate, pooling, prefix,
+                                                      weights; for several: served_update,
+                                                      trl_server
+    experts, linear, nn                               checks alone
     lib          what they share
 """

@@ -17,6 +17,7 @@ from tests.gpu.attention.prefill import prefill_checks
 from tests.gpu.attention.streamed import streamed_checks
 from tests.gpu.engine.bits import engine_checks, make_models
 from tests.gpu.engine.dependent import dependent_checks
+from tests.gpu.engine.drafts_ahead import drafts_ahead_checks
 from tests.gpu.engine.hybrids import hybrid_checks, make_hybrids
 from tests.gpu.engine.interventions import intervention_checks
 from tests.gpu.engine.weights import weight_checks
@@ -49,6 +50,7 @@ SUITES = {
     "log_prob": lambda _: log_prob_checks(),
     "engine": engine_checks,
     "hybrids": hybrid_checks,
+    "drafts_ahead": drafts_ahead_checks,
     "interventions": intervention_checks,
 }
 """Each suite's checks, by the folder that holds the models of its checks."""

@@ -26,7 +26,7 @@ DOCUMENTS = [
 ]
 FILE = re.compile(r"`(\w[\w./-]*\.(?:py|md|json|sh|toml|svg|css|sbatch|ya?ml))`")
 LINK = re.compile(r"\]\(((?!\w+:)[^)#\s]+)")
-MODULE = re.compile(r"\b(?:tests|tpdet)(?:\.[a-z]\w*)+\b")
+MODULE = re.compile(r"\b(?:tests|tpdet|scripts)(?:\.[a-z]\w*)+\b")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 COMMAND = re.compile(r"(?:^\s*(?:\$ )?|`)tpdet ([a-z][\w-]*)", re.MULTILINE)
 EXAMPLE = re.compile(r"^(?:    |\$ )?tpdet (\w.*)$", re.MULTILINE)
@@ -116,7 +116,8 @@ def test_a_name_that_is_not_there_is_found():
     assert there("kernels/ops.py") and there("README.md") and there("exchange_time.py")
     assert not there("kernels/nothing.py") and not there("nothing.py")
     assert is_module("tpdet.serve") and is_module("tpdet.launch.submit")
-    assert is_module("tests.gpu.gemm.sustained") and not is_module("tests.nothing.sustained")
+    assert is_module("scripts.gpu_times.kernels.sustained")
+    assert not is_module("tests.nothing.sustained")
     assert COMMAND.findall("`tpdet frobnicate x`\n    tpdet serve M") == ["frobnicate", "serve"]
     assert TARGET.findall("`make tea`\nmake test") == ["tea", "test"]
 

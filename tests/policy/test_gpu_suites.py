@@ -1,8 +1,10 @@
 """The GPU's suites, as far as a machine without one can run them: their lists, rows and poison."""
 
+import importlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -11,13 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from scripts import load_times
+from scripts import gpu_times, load_times
+from scripts.gpu_times.parts import run_parts
 from tests.gpu import conftest
 from tests.gpu.attention import lengths as attention_lengths
 from tests.gpu.engine.bits import SIZES
 from tests.gpu.lib import checks
 from tests.gpu.lib.checks import outcome, poisoned_workspaces, same, surrounded
-from tests.gpu.lib.suite import Check, run_parts, side_by_side
+from tests.gpu.lib.suite import Check, side_by_side
 from tests.gpu.test_bits import SUITES, names, prepare
 from tests.lib.tree import ROOT
 from tpdet.checkpoint.model_config import load_model_config
@@ -121,12 +124,31 @@ def test_each_suite_appends_a_run_of_its_rows(no_gpu, tmp_path):
 def test_a_timing_program_runs_the_parts_that_are_named(no_gpu, monkeypatch):
     timed = []
     parts = {"times": lambda: timed.append("times"), "sweep": lambda: timed.append("sweep")}
-    assert run_parts("gemm", parts, ["sweep"]) == 0 and timed == ["sweep"]
-    assert run_parts("gemm", parts, []) == 0 and timed == ["sweep", "times", "sweep"]
-    monkeypatch.setattr("tests.gpu.lib.suite.failures", ["times"])
-    assert run_parts("gemm", parts, ["times"]) == 1
+    assert run_parts("kernels.gemm", parts, ["sweep"]) == 0 and timed == ["sweep"]
+    assert run_parts("kernels.gemm", parts, []) == 0 and timed == ["sweep", "times", "sweep"]
+    monkeypatch.setattr(checks, "failures", ["times"])
+    assert run_parts("kernels.gemm", parts, ["times"]) == 1
     with pytest.raises(SystemExit):
-        run_parts("gemm", parts, ["bits"])
+        run_parts("kernels.gemm", parts, ["bits"])
+
+
+def test_every_timing_program_starts_without_a_gpu_and_is_listed(capsys):
+    """Its modules' names are there, its arguments are read, and the room's text names it."""
+    folder, listed = ROOT / "scripts" / "gpu_times", gpu_times.__doc__
+    programs = [path for path in folder.rglob("*.py") if "__main__" in path.read_text()]
+    assert len(programs) > 20
+    for path in programs:
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        with pytest.raises(SystemExit) as ended:
+            importlib.import_module(name).main(["--help"])
+        assert ended.value.code == 0 and f"usage: python -m {name}" in capsys.readouterr().out
+        assert re.search(rf"\b{path.stem}\b", listed), f"{name} is not in the text of its room"
+
+
+def test_no_check_imports_a_timing_program():
+    """Programs time what checks make: an import the other way would close a circle."""
+    files = [*(ROOT / "tests" / "gpu").rglob("*.py"), *(ROOT / "tests" / "lib").rglob("*.py")]
+    assert not [str(path) for path in files if "scripts.gpu_times" in path.read_text()]
 
 
 def test_a_check_has_a_process_of_its_own_and_may_die_in_it():

@@ -1,6 +1,6 @@
 """Tiles of expert products whose weights are codes and scales; one table for both products.
 
-Chosen by times on an H200 (`tests/gpu/experts/packed.py`); each is tried at start.
+Chosen by times on an H200 (`scripts/gpu_times/kernels/packed_experts.py`); each is tried at start.
 """
 
 from typing import NamedTuple

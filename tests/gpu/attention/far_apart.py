@@ -9,7 +9,7 @@ import sys
 import torch
 
 from tests.gpu.attention.case import ALL_LONG, ALL_SHORT, DECODE, PAGE, PREFILL, Case
-from tests.gpu.lib.checks import attempt, failures, same
+from tests.gpu.lib.checks import attempt, ended, same
 from tests.gpu.lib.suite import Check
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
@@ -83,8 +83,7 @@ def main() -> int:
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     for check in far_apart_checks():
         attempt(check.name, check.function, *check.arguments)
-    print("FAILED: " + ", ".join(failures) if failures else "all equal")
-    return 1 if failures else 0
+    return ended()
 
 
 if __name__ == "__main__":

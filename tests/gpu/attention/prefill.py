@@ -1,22 +1,12 @@
-"""Prefill attention's forms on an H200: bits against the first form; times beside SDPA.
-
-`python -m tests.gpu.attention.prefill` times CUDA graphs over rotating pages, interleaved with
-scaled_dot_product_attention pinned to cuDNN and to flash.
-"""
-
-import sys
+"""Prefill attention's forms on an H200: bits against the first form."""
 
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.gpu.attention.case import ALL_LONG, KINDS, PAGE, Case, draw, shuffled
-from tests.gpu.lib.checks import attempt, same
-from tests.gpu.lib.graph_times import interleaved_medians
-from tests.gpu.lib.suite import Check, run_parts
+from tests.gpu.lib.checks import same
+from tests.gpu.lib.suite import Check
 from tpdet.kernels.cuda.attention import attention
-from tpdet.kernels.cuda.attention.variants import AttentionVariant, prefill_variant
-from tpdet.kernels.cuda.hardware import gpu_of
+from tpdet.kernels.cuda.attention.variants import AttentionVariant
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 FIRST = AttentionVariant(64, 4, 3, True)
@@ -32,7 +22,6 @@ SHAPES = [  # dtype, head, query heads, key heads, window
 ]
 LENGTHS = (1, 17, 63, 64, 65, 255, 256, 257, 320, 511, 513, 800, 1100)
 CUTS = ((0, 1), (1, 64), (64, 193), (193, 256), (256, 700), (700, 831), (831, 1100))
-PEAK = 989e12  # data-sheet bf16 FLOP/s of an H200
 
 
 def same_bits_as_first(variant):
@@ -90,44 +79,12 @@ class Step:
             ),
             "cuda",
         )
-        self.peers = [
-            [
-                draw(prompts, 32, length, head, dtype=torch.bfloat16, seed=2 * copy + s)
-                for s in (0, 1, 2)
-            ]
-            for copy in range(min(copies, 2))
-        ]
 
     def attend(self, copy, variant):
         pool = self.pools[copy]
         return attention.attend(
             self.q, *pool, self.batch, None, variant, AttentionVariant(16, 4, 2)
         )
-
-    def peer(self, copy, backend):
-        with sdpa_kernel([backend]):
-            return F.scaled_dot_product_attention(
-                *self.peers[copy % len(self.peers)], is_causal=True
-            )
-
-    def times(self, candidates):
-        """One line a candidate: microseconds, TFLOP/s, share of cuDNN's and of flash's speed."""
-        backends = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)
-        runs = [lambda copy, b=backend: self.peer(copy, b) for backend in backends]
-        runs += [lambda copy, v=variant: self.attend(copy, v) for variant in candidates.values()]
-        took = interleaved_medians(runs, list(range(len(self.pools))), 5)
-        work = 2 * self.length**2 * self.head * 32 * self.prompts
-        lines = [f"floor {work / PEAK * 1e6:.0f} us"]
-        for name, us in zip(("cuDNN", "flash", *candidates), took, strict=True):
-            lines.append(
-                f"{name:26} {us:8.1f} us {work / us / 1e6:4.0f} TFLOP/s, "
-                f"of cuDNN {took[0] / us:.3f}, of flash {took[1] / us:.3f}"
-            )
-        return "\n    ".join(lines)
-
-
-def timed(prompts, length, head, copies, candidates):
-    return Step(prompts, length, head, copies).times(candidates)
 
 
 def prefill_checks():
@@ -136,17 +93,3 @@ def prefill_checks():
     for name, variant in WARP_SPECIALISED.items():
         checks.append(Check(f"again and again, {name}", same_bits_again_and_again, (variant,)))
     return checks
-
-
-def check_times():
-    """Speed of every form; heads other than 128 have the table's alone."""
-    for prompts, length, copies in ((1, 4096, 4), (1, 16384, 2), (2, 4096, 8)):
-        name = f"{prompts} x {length} tokens, head 128"
-        attempt(name, timed, prompts, length, 128, copies, {"first form": FIRST} | WARP_SPECIALISED)
-    for head in (64, 256):
-        chosen = prefill_variant(torch.bfloat16, head, gpu_of(torch.device("cuda")))
-        attempt(f"1 x 4096 tokens, head {head}", timed, 1, 4096, head, 2, {"table": chosen})
-
-
-if __name__ == "__main__":
-    sys.exit(run_parts("attention.prefill", {"times": check_times}, sys.argv[1:]))

@@ -1,18 +1,14 @@
-"""Columns gathered over peer memory on several GPUs: bits against the world's, then times.
+"""Columns gathered over peer memory on several GPUs: bits against the world's.
 
     torchrun --nproc-per-node 4 -m tests.gpu.exchange.columns    # or 2; exits 1 if anything failed
 
-Every rank checks and rank 0 reports. Times are microseconds an exchange in a graph of many, the
-slowest rank's, beside NCCL's all-gather of the same columns. The last check loses a peer.
+Every rank checks and rank 0 reports. The last check loses a peer.
 """
-
-import sys
-from functools import partial
 
 import torch
 
 from tests.gpu.lib.checks import Differences, draw, same
-from tests.gpu.lib.ranks import attempt, check_armed, check_lost, end, repeated, slowest_medians
+from tests.gpu.lib.ranks import attempt, check_armed, check_lost, end
 from tpdet.comm.device import open_world
 from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.comm.exchange.peer_columns import PeerColumns
@@ -126,30 +122,6 @@ def check_lost_peer(world):
     return check_lost(case.exchange.carrier, [each.graph for each in captured], 5)
 
 
-def print_times(world):
-    case, ranks = Case(world, 8192), world.size
-    carrier, start = case.exchange.carrier, torch.zeros(1, 8, device="cuda")
-    for rows in (1, 8, 16, 64, 256, 1024, 4096, 8192):
-        figures = []
-        for name, width in (*WIDTHS.items(), ("output + norm", HIDDEN)):
-            x = draw(rows, width // ranks, seed=rows)
-            sent = x, Finish(draw(rows, HIDDEN, seed=1), Norm(case.weight, EPS))
-            work = lambda e, x=x: e.gather_columns(x)
-            if name == "output + norm":
-                work = lambda e, s=sent: e.gather_and_norm(*s)
-            ways = {"peer": case.exchange, "gather": case.plain}
-            runs = {way: repeated(partial(work, exchange)) for way, exchange in ways.items()}
-            taken = slowest_medians(carrier, runs, start, 40 if rows <= 256 else 8)
-            each = ", ".join(f"{way} {value:.1f}" for way, value in taken.items())
-            floor = rows * width * 2 * (ranks - 1) / ranks / 450e9 * 1e6
-            figures.append(f"{name}: floor {floor:.1f}, {each}")
-        if world.rank == 0:
-            print(f"{rows:5d} rows | " + " | ".join(figures), flush=True)
-    case.check_armed()
-    size = 2 * case.exchange.piece_rows * max(WIDTHS.values()) * case.dtype.itemsize
-    return f"{size / 2**20:.0f} MiB of buffers a rank"
-
-
 def main():
     world = open_world("cuda", 120.0)
     few = (1, 3, 64, 300)
@@ -165,8 +137,6 @@ def main():
         attempt(world, "bf16, 8192 and 28672", check_sizes, few, hidden=8192, widest=28672),
         attempt(world, "graphs and eager in turn", check_graphs),
     ]
-    if "--no-times" not in sys.argv:
-        good.append(attempt(world, "times", print_times))
     good.append(attempt(world, "a lost peer", check_lost_peer))
     end(world, good)
 

@@ -1,4 +1,4 @@
-"""Two levels on GPUs of one host that pretend to be two nodes: bits against one level, then times.
+"""Two levels on GPUs of one host that pretend to be two nodes: bits against one level.
 
     export GLOO_SOCKET_IFNAME=lo
     MEET="--nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:29600 --nproc-per-node 2"
@@ -6,20 +6,16 @@
     CUDA_VISIBLE_DEVICES=2,3 NCCL_HOSTID=b torchrun $MEET -m tests.gpu.exchange.nodes
 
 Inside a pair is peer memory (few rows) and NCCL over NVLink; NCCL_HOSTID makes NCCL go from pair to
-pair as between hosts. Every rank checks, rank 0 reports; exits 1 if anything failed. Times are
-microseconds, the slowest rank's, eagerly, of exchanges with residual and norm; `inside` and
-`across` are the collectives of the levels alone. With `--device cpu` it runs over gloo (its form,
-no figures worth keeping).
+pair as between hosts. Every rank checks, rank 0 reports; exits 1 if anything failed. With
+`--device cpu` it runs over gloo.
 """
 
-import statistics
 import sys
-import time
 
 import torch
 
 from tpdet.comm.device import current_device, open_world
-from tpdet.comm.exchange.fold import TWO_SHOT_ROWS, GatherExchange
+from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.comm.exchange.open import open_node_exchange
 from tpdet.comm.world.nodes import open_nodes
 from tpdet.kernels import order
@@ -66,30 +62,6 @@ class Case:
         pairs = zip(self.one.fold_and_norm(*sent), self.two.fold_and_norm(*sent), strict=True)
         return all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in pairs)
 
-    def times(self, rows):
-        """Name -> microseconds."""
-        sent, share = self.inputs(rows), -(-rows // self.nodes.inside.size)
-        travels = rows if rows < TWO_SHOT_ROWS else share
-        partial = torch.zeros(travels, HIDDEN, device=self.device)
-        runs = {
-            "one level": lambda: self.one.fold_and_norm(*sent),
-            "two levels": lambda: self.two.fold_and_norm(*sent),
-            "inside": lambda: self.nodes.inside.all_gather(partial),
-            "across": lambda: self.nodes.across.all_gather(partial),
-        }
-        return {name: self.slowest(run) for name, run in runs.items()}
-
-    def slowest(self, run, repeats=20):
-        taken = []
-        for _ in range(7):
-            self.wait()
-            begin = time.perf_counter()
-            for _ in range(repeats):
-                run()
-            self.synchronize()
-            taken.append((time.perf_counter() - begin) / repeats * 1e6)
-        return max(map(float, self.world.gather_bytes(f"{statistics.median(taken)}".encode())))
-
     def synchronize(self):
         if self.device.type == "cuda":
             torch.cuda.synchronize()
@@ -112,12 +84,6 @@ def main():
         case.two.carrier.report()
         case.synchronize()
         case.two.carrier.check()
-    case.take("pairs")
-    for rows in case.rows if kind == "cuda" else ():
-        found = case.times(rows)
-        if case.world.rank == 0:
-            figures = ", ".join(f"{name} {value:.1f}" for name, value in found.items())
-            print(f"{rows:5d} rows | {rows * HIDDEN * 4 >> 10:6d} KB | {figures}", flush=True)
     case.world.close()
     sys.exit(failed)
 

@@ -1,4 +1,4 @@
-"""The exchange over peer memory on several GPUs: bits against the gathered form, then times.
+"""The exchange over peer memory on several GPUs: bits against the gathered form.
 
     torchrun --nproc-per-node 4 -m tests.gpu.exchange.peer       # or 2; exits 1 if anything failed
 
@@ -6,12 +6,10 @@ Every rank checks and rank 0 reports. A difference is kept until a check ends, s
 leaves the others waiting. The last check loses a peer on purpose.
 """
 
-import sys
 import time
 
 import torch
 
-from tests.gpu.exchange.peer_times import print_times
 from tests.gpu.lib.checks import Differences, draw, same
 from tests.gpu.lib.ranks import attempt, check_armed, check_lost, end
 from tests.lib.comm.owned_rows import owned_rows
@@ -283,8 +281,6 @@ def main():
     good.append(attempt(world, "rows of the stream", check_stream_rows))
     good.append(attempt(world, "many pushes of rows", check_many_pushes))
     good.append(attempt(world, "all-gather", check_gather))
-    if "--no-times" not in sys.argv:
-        good.append(attempt(world, "times", print_times))
     good.append(attempt(world, "a lost peer", check_lost_peer))
     end(world, good)
 

@@ -1,20 +1,16 @@
-"""Column and gated products on a GPU: bits of every candidate; the table's choice beside `linear`.
+"""Column and gated products on a GPU: bits of every candidate.
 
-python -m tests.gpu.gemm.columns                times with this GPU's committed table
-python -m tests.gpu.gemm.columns TABLE.json     bits, then times, with another table
-python -m tests.gpu.gemm.columns candidates     the fastest candidates of the narrow shards
+python -m tests.gpu.gemm.columns TABLE.json     the same with another table than this GPU's
 """
 
-import math
 import sys
 import time
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from tests.gpu.lib.checks import Differences, attempt, draw, failures, gives, same
-from tests.gpu.lib.graph_times import interleaved_medians
+from tests.gpu.lib.checks import Differences, attempt, draw, ended, failures, gives, same
 from tests.gpu.lib.suite import Check
 from tpdet.kernels.cuda.cost.static import static_tiles
 from tpdet.kernels.cuda.gemm import admission, trial_data
@@ -26,20 +22,17 @@ from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.gated import gated_gemm, gated_library_product
 from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.pointwise import activation
-from tpdet.tools.tune.column_operands import ColumnOperands, linear_and_activation
+from tpdet.tools.tune.column_operands import ColumnOperands
 from tpdet.tools.tune.measure import compile_all_of
 from tpdet.tools.tune.products import launches
 from tpdet.tools.tune.run import buckets_of
 from tpdet.tools.tune.shapes import tuned_products
 
-ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 MODELS = ("qwen3-8b", "llama-3-70b")
 RANKS = (1, 2, 4)
-NARROW = (1, 16, 32, 64, 128)
 LIMITS = {"column": 8192, "head": 256}
 GATED_SHARDS = (96, 2368, 2880)
 GATED_ROWS = (1, 7, 16, 33, 64, 100, 256, 512, 700, 1024, 4096)
-FLOOR_BYTES, FLOOR_FLOPS = 4.5e12, 0.79e15  # measured on an H200
 
 
 def candidates_are_one_class(kind, product):
@@ -164,57 +157,6 @@ def the_table_is_admitted(table):
     return f"{took:.2f} s: {found}; all: {everything}"
 
 
-@cache
-def admitted(device):
-    """What start-up admits of the committed table."""
-    return admission.check(tuned_products(MODELS, RANKS), device, LIMITS).admitted
-
-
-def times_of(product, ratios):
-    n, k, head = product.n, product.k, product.kind == "head"
-    copies = max(1, int(150e6 // (n * k * 2)))
-    weights = [draw(n, k) * 0.02]
-    weights += [weights[0].clone() for _ in range(copies)]
-    line = []
-    for m in ROWS:
-        if head and m > LIMITS["head"]:
-            continue
-        x = draw(m, k)
-        mine = admitted(x.device)
-        if product.kind == "gated":
-            ours = lambda w, x=x, mine=mine: gated_gemm(x, w, admitted=mine)
-            peer = lambda w, x=x: linear_and_activation(x, w)
-        else:
-            out = torch.float32 if head else torch.bfloat16
-            ours = lambda w, x=x, mine=mine, out=out: gemm.column_gemm(x, w, None, out, None, mine)
-            peer = lambda w, x=x: torch.nn.functional.linear(x, w)
-        taken, theirs = interleaved_medians((ours, peer), weights, repeats=11)
-        size = 2 * (n * k + m * k) + m * product.outputs * (4 if head else 2)
-        flops = 2 * m * n * k
-        floor = max(flops / FLOOR_FLOPS, size / FLOOR_BYTES) * 1e6
-        choice = mine.choice(product.kind, x, n)
-        library = "L" if choice is not None and choice.library and m == choice.bucket else ""
-        ratios.append((taken / theirs, f"{product} M={m}"))
-        line.append(f"{m}:{taken:.1f}us/{taken / floor:.2f}f/{taken / theirs:.2f}{library}")
-    torch.cuda.empty_cache()
-    print(f"{product!s:20s} {' '.join(line)}", flush=True)
-
-
-def check_times():
-    ratios = []
-    for product in tuned_products(MODELS, RANKS):
-        attempt(str(product), times_of, product, ratios)
-    for title, found in (
-        ("columns", [r for r in ratios if r[1].startswith("column")]),
-        ("gated", [r for r in ratios if r[1].startswith("gated")]),
-        ("heads", [r for r in ratios if r[1].startswith("head")]),
-        ("all", ratios),
-    ):
-        mean = math.exp(sum(math.log(r) for r, _ in found) / len(found))
-        worst = ", ".join(f"{r:.2f} {name}" for r, name in sorted(found, reverse=True)[:4])
-        print(f"{title}: geometric mean {mean:.3f} of {len(found)}, worst {worst}", flush=True)
-
-
 def all_launches(device):
     """Calls that launch what the checks of bits do, of products on few rows' operands."""
     for product in tuned_products(MODELS, RANKS):
@@ -242,16 +184,6 @@ def more_jobs():
         for tile in column_candidates(m, n, 4096, kind, H200)
         if even or m <= 64 or kind == "gated"
     } | {(admission.REFERENCE, kind, False) for kind in ("head", "gated")}
-
-
-def main(arguments):
-    if arguments:
-        check_bits(shape_table.parse_table(Path(arguments[0]).read_text(), arguments[0]))
-    else:
-        attempt("admission", the_table_is_admitted, None)
-    check_times()
-    print(f"failed: {', '.join(failures) or 'nothing'}", flush=True)
-    return 1 if failures else 0
 
 
 def column_checks():
@@ -286,6 +218,11 @@ def check_bits(table):
     attempt("library", the_library_is_judged)
     attempt("admission", the_table_is_admitted, table)
     print(f"bits: {time.time() - begin:.0f} s", flush=True)
+
+
+def main(arguments):
+    check_bits(shape_table.parse_table(Path(arguments[0]).read_text(), arguments[0]))
+    return ended()
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What the GPU checks and programs share: compared bytes, checks in processes, on ranks, times."""
+"""What the GPU checks share: compared bytes, checks in processes, on ranks."""

@@ -146,6 +146,12 @@ def _in_words(found):
     return ", ".join(each)
 
 
+def ended():
+    """The exit status of a program of attempts, 1 where one failed; names what did."""
+    print(f"failed: {', '.join(failures) or 'nothing'}", flush=True)
+    return 1 if failures else 0
+
+
 def attempt(name, check, *arguments):
     """Run one check, report it, go on; a lost device ends the script."""
     row = outcome(name, check, *arguments)

@@ -1,4 +1,4 @@
-"""What programs of several ranks share: checks on all of them, a lost peer, times, the end.
+"""What programs of several ranks share: checks on all of them, a lost peer, the end.
 
 A difference is kept until a check ends, so that no rank leaves the others waiting.
 """
@@ -10,7 +10,6 @@ import traceback
 
 import torch
 
-from tests.gpu.lib.graph_times import replay_time
 from tpdet.errors import PeerLostError
 
 
@@ -67,50 +66,6 @@ def check_lost(carrier, graphs, replays):
         assert 1.4 < taken < 6.0, f"it took {taken:.1f} s"
         return f"{len(graphs) * replays} replays ended in {taken:.1f} s: {named}"
     return ""
-
-
-def slowest_medians(carrier, runs, x, repeats):
-    """Name -> median microseconds a call of the slowest rank, replays of all graphs in turn.
-
-    runs: name -> a function of x that returns the next x; `repeats` calls are a graph.
-    """
-    world = carrier.world
-    graphs = {name: _chain(world, run, x, repeats) for name, run in runs.items()}
-    taken = {name: [] for name in runs}
-
-    def meet():
-        world.barrier()
-        carrier.all_gather(x[:1])  # the GPUs leave it together
-
-    for _ in range(7):
-        for name, graph in graphs.items():
-            taken[name].append(replay_time(graph, meet) / repeats * 1e3)
-    medians = torch.tensor([sorted(times)[3] for times in taken.values()], device="cuda")
-    slowest = world.all_gather(medians).amax(0).tolist()
-    return dict(zip(taken, slowest, strict=True))
-
-
-def repeated(work):
-    """Work whose calls do not hang on each other, as a run of `slowest_medians`."""
-
-    def run(x):
-        work()
-        return x
-
-    return run
-
-
-def _chain(world, run, x, repeats):
-    run(x)
-    torch.cuda.synchronize()
-    world.barrier()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        for _ in range(repeats):
-            x = run(x)
-    graph.replay()
-    torch.cuda.synchronize()
-    return graph
 
 
 def end(world, good):

@@ -1,17 +1,12 @@
-"""Checks of the GPU suites: each runs in a process, several side by side; timing programs."""
+"""Checks of the GPU suites: each runs in a process, several side by side."""
 
-import argparse
 import multiprocessing
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-import torch
-import triton
-
-from tests.gpu.lib.checks import failures, outcome
+from tests.gpu.lib.checks import outcome
 
 
 @dataclass(frozen=True)
@@ -50,25 +45,3 @@ def _in_a_process(check: Check) -> dict:
 
 def _send_outcome(pipe: Connection, check: Check) -> None:
     pipe.send(outcome(check.name, check.function, *check.arguments))
-
-
-def run_parts(name: str, parts: dict[str, Callable[[], object]], arguments: Sequence[str]) -> int:
-    """`python -m tests.gpu.<name> [part ...]`: times, all parts unless some are named.
-
-    The name has its room: `gemm.times`.
-
-    The result is the exit status, 1 where something failed.
-    """
-    parser = argparse.ArgumentParser(prog=f"python -m tests.gpu.{name}", allow_abbrev=False)
-    parser.add_argument("parts", nargs="*", default=list(parts), help=" ".join(parts))
-    options = parser.parse_args(arguments)
-    if unknown := set(options.parts) - set(parts):
-        parser.error(f"there is no part {sorted(unknown)}")
-    print(torch.cuda.get_device_name(), torch.__version__, "triton", triton.__version__, flush=True)
-    begin = time.time()
-    for part, run in parts.items():
-        if part in options.parts:
-            run()
-            print(f"{part}: {time.time() - begin:.0f} s", flush=True)
-    print(f"{time.time() - begin:.0f} s, failed: {', '.join(failures) or 'nothing'}", flush=True)
-    return 1 if failures else 0

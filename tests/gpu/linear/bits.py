@@ -7,7 +7,7 @@ import torch
 
 from tests.gpu.lib.checks import Differences, poisoned_workspaces, same
 from tests.gpu.lib.suite import Check
-from tests.gpu.linear.operands import delta_rule as in_torch
+from tests.gpu.linear.delta_rule import delta_rule as in_torch
 from tests.lib.kernels.linear_rows import (
     LinearRows,
     kept_at_cuts,

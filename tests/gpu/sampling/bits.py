@@ -46,6 +46,14 @@ WAYS = (
     {"temperature": 7.0, "top_k": 20, "top_p": 0.95},
     {"temperature": 0.7, "top_k": 3000, "top_p": 0.3, "min_p": 1e-4},
 )  # fmt: skip
+USUAL = {
+    "greedy": {"temperature": 0.0},
+    "plain": {"temperature": 1.0},
+    "min-p": {"temperature": 1.0, "min_p": 0.05},
+    "k50 p.9": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
+    "p.9": {"temperature": 1.0, "top_p": 0.9},
+}
+"""What requests ask for, by name."""
 
 
 def rows(kind, count, vocabulary, seed=0):

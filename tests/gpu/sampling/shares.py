@@ -1,23 +1,15 @@
-"""Sampling together on several GPUs: bits against one rank's, times of each way.
+"""Sampling together on several GPUs, by shares of the rows and by columns: bits against one rank's.
 
 torchrun --nproc-per-node 4 -m tests.gpu.sampling.shares
-
-Columns, microseconds a step of the slowest rank, in CUDA graphs whose replays take turns: `shares`
-(rows exchanged over peer memory, each rank samples its own), `shares by gather` (the same by NCCL),
-`columns` (each rank samples over its part of the vocabulary; filtered rows are gathered whole) and
-`whole` (logits gathered, one rank samples all rows, ids gathered). `exchange` is the exchange of
-rows alone; the floor is its bytes over 450 GB/s and a rank's rows three times over 4.5 TB/s.
 """
 
 import sys
-from contextlib import contextmanager
 from functools import partial
 
 import torch
 
-from tests.gpu.lib.ranks import attempt, check_carrier, repeated, slowest_medians
-from tests.gpu.sampling.bits import params, rows
-from tests.gpu.sampling.times import TIMED
+from tests.gpu.lib.ranks import attempt, check_carrier
+from tests.gpu.sampling.bits import USUAL, params, rows
 from tpdet.comm.device import open_world
 from tpdet.comm.exchange.peer import PeerExchange
 from tpdet.comm.exchange.peer_memory import open_peer_memory
@@ -81,77 +73,13 @@ def check_bits(world, sums, peer):
     assert not wrong, wrong
 
 
-WAYS = (*TIMED.values(), {"temperature": 0.7, "top_k": 300}, {"temperature": 1.5, "min_p": 0.1})
-
-
-@contextmanager
-def kept_on_the_device():
-    """What comes from the host is put there once, and answers stay: so that graphs can hold it."""
-    kept, homes = {}, []
-
-    def once_of(original):
-        def once(values, *rest):
-            key = (original.__name__, tuple(values), *map(str, rest))
-            if key not in kept:
-                kept[key] = original(values, *rest)
-            return kept[key]
-
-        return once
-
-    for module, name in ((launch, "to_device"), (sampler, "to_device")):
-        homes.append((module, name, getattr(module, name)))
-        setattr(module, name, once_of(getattr(module, name)))
-    homes.append((sampler, "to_host", sampler.to_host))
-    sampler.to_host = lambda answers: (answers, None)
-    try:
-        yield
-    finally:
-        for module, name, original in homes:
-            setattr(module, name, original)
-
-
-def print_times(world, sums, peer):
-    gather = GatherRows(world, ROWS)
-    for name, way in TIMED.items():
-        for count in (1, 16, 32, 64, 256):
-            mine = columns_of(rows("random", count, VOCABULARY), world)
-            how, none = params(count, (way,)), [0] * count
-            shard = Shard(world.rank * mine.shape[1], VOCABULARY, sums.carrier.all_gather)
-
-            def whole(mine=mine, how=how):
-                everyone = world.all_gather(mine).permute(1, 0, 2).reshape(len(mine), -1)
-                found = launch.sample_rows(everyone, how, Shard(0, VOCABULARY))
-                return world.all_gather(found.tokens)
-
-            works = {
-                "shares": lambda m=mine, h=how, n=none: shared(m, h, n, peer, world),
-                "shares by gather": lambda m=mine, h=how, n=none: shared(m, h, n, gather, world),
-                "columns": lambda m=mine, h=how, s=shard: launch.sample_rows(m, h, s),
-                "whole": whole,
-                "exchange": lambda m=mine: peer.whole_rows(m),
-            }
-            runs = {title: repeated(work) for title, work in works.items()}
-            with kept_on_the_device():
-                for work in works.values():
-                    work()
-                taken = slowest_medians(sums.carrier, runs, torch.zeros(1, 8, device="cuda"), 10)
-            if world.rank == 0:
-                share = -(-count // world.size)
-                sent = share * (world.size - 1) * mine.shape[1] * 4
-                floor = sent / 450e3 + 3 * share * VOCABULARY * 4 / 4.5e6
-                times = "  ".join(f"{title} {value:7.1f}" for title, value in taken.items())
-                print(
-                    f"  {name:8s} {count:4d} rows /{world.size}  {times}  floor {floor:6.1f}",
-                    flush=True,
-                )
-    check_carrier(sums.carrier)
+WAYS = (*USUAL.values(), {"temperature": 0.7, "top_k": 300}, {"temperature": 1.5, "min_p": 0.1})
 
 
 def main():
     world = open_world("cuda", 120.0)
     sums, peer = opened(world)
     good = attempt(world, f"shares at TP {world.size}", check_bits, sums, peer)
-    good &= attempt(world, "times", print_times, sums, peer)
     world.close()
     sys.exit(not good)
 

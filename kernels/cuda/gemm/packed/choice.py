@@ -1,7 +1,8 @@
 """What runs a product by a packed weight: a tile that unpacks its own, or numbers in scratch.
 
-Chosen by times of Qwen3-8B's products (`tests/gpu/gemm/packed.py`): of 4 bits on an H100, of 8 bits
-from 65 rows on on an H200. Each tile is tried at start, byte by byte (`admission.py`).
+Chosen by times of Qwen3-8B's products (`scripts/gpu_times/kernels/packed.py`): of 4 bits on an
+H100, of 8 bits from 65 rows on on an H200. Each tile is tried at start, byte by byte
+(`admission.py`).
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Times of linear attention's kernels on a GPU: `python -m tests.gpu.linear.times`.
+"""Times of linear attention's kernels on a GPU: `python -m scripts.gpu_times.kernels.linear`.
 
 One layer of Qwen3.5-9B in bf16, whole and cut in two, by the forms that a start would admit.
 Microseconds by CUDA events, without the host's work between launches where steps are long. The
@@ -8,6 +8,7 @@ states of decode rows are cold. `--results docs/results` keeps the rows, from wh
 
 import argparse
 import json
+import sys
 from itertools import cycle
 from pathlib import Path
 
@@ -90,12 +91,14 @@ def rows_of(case, ranks, sequences, length, start=0):
     return made
 
 
-def main():
+def main(arguments):
     """Print a JSON row for each time; append them to a results file or folder."""
-    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.gpu_times.kernels.linear", allow_abbrev=False
+    )
     parser.add_argument("--results", type=Path)
     parser.add_argument("--tp", type=int, nargs="+", default=[1, 2])
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     rows = []
     for ranks in options.tp:
         for sequences, length in PREFILL:
@@ -103,9 +106,10 @@ def main():
         for sequences in DECODE:
             rows += rows_of("linear decode", ranks, sequences, 1, POSITION)
     if options.results:
-        command = "python -m tests.gpu.linear.times"
+        command = "python -m scripts.gpu_times.kernels.linear"
         append_run(options.results, "linear", machine("cuda", 1), command, rows)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,7 @@
 """What the default number of tokens a step costs: KV pages, and the longest wait for a token.
 
-    python -m tests.gpu.speed.step_tokens [--shape qwen3-8b] [--tp 1,2] [--max-model-len 8192]
+    python -m scripts.gpu_times.engine.step_tokens [--shape qwen3-8b] [--tp 1,2]
+        [--max-model-len 8192]
 
 A world of ranks with random weights starts twice, with 2,048 tokens a step and with the default.
 The rows are the KV pages of both, the share of them that the default takes, and milliseconds of
@@ -102,7 +103,7 @@ def compare(model: str, tp: int, context: int, folder: Path) -> bool:
     for tokens in (LEAST_TOKENS, 0):
         out = folder / f"{tp}-{tokens}.json"
         arguments = ["--rank", model, str(tokens), str(context), str(out)]
-        run_world(tp, "tests.gpu.speed.step_tokens", arguments, folder)
+        run_world(tp, "scripts.gpu_times.engine.step_tokens", arguments, folder)
         found.append(json.loads(out.read_text()))
     small, usual = found
     share = 1 - usual["pages"] / small["pages"]
@@ -119,7 +120,7 @@ def main(arguments: list[str]) -> int:
         rank(arguments[1], int(arguments[2]), int(arguments[3]), Path(arguments[4]))
         return 0
     parser = argparse.ArgumentParser(
-        prog="python -m tests.gpu.speed.step_tokens", allow_abbrev=False
+        prog="python -m scripts.gpu_times.engine.step_tokens", allow_abbrev=False
     )
     parser.add_argument("--shape", default="qwen3-8b")
     parser.add_argument("--tp", default="1")

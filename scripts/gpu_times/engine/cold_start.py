@@ -1,6 +1,6 @@
 """Seconds of a start, by phase: cold and warm cache of kernels, compiled ahead and in turn.
 
-python -m tests.gpu.speed.cold_start [--shape qwen3-8b] [--ranks 1 4] [--in-turn 1]
+python -m scripts.gpu_times.engine.cold_start [--shape qwen3-8b] [--ranks 1 4] [--in-turn 1]
                                      [--processes 1 4 8]
 
 Every rank of a start is a new process with a GPU of its own and random weights. Sizes are 1 and the
@@ -106,7 +106,16 @@ def start(
     reports = [folder / f"{rank}.json" for rank in range(ranks)]
     for report in reports:
         report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "tests.gpu.speed.cold_start", "--model", model, "--way", way]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "scripts.gpu_times.engine.cold_start",
+        "--model",
+        model,
+        "--way",
+        way,
+    ]
     command += ["--processes", str(processes)]
     started = [
         subprocess.Popen(
@@ -165,7 +174,7 @@ def run_size(
     return wrong
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """1 if something is wrong."""
     import torch
 
@@ -174,7 +183,7 @@ def main() -> int:
 
     gpus = torch.cuda.device_count()
     parser = argparse.ArgumentParser(
-        prog="python -m tests.gpu.speed.cold_start", allow_abbrev=False
+        prog="python -m scripts.gpu_times.engine.cold_start", allow_abbrev=False
     )
     parser.add_argument("--shape", default="qwen3-8b")
     sizes = [1, *[size for size in (4, 2) if size <= gpus][:1]]
@@ -184,7 +193,7 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="(one rank of a start)")
     parser.add_argument("--model", help="(one rank of a start)")
     parser.add_argument("--way", choices=(AHEAD, IN_TURN), help="(one rank of a start)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.report is not None:
         start_rank(options.report, options.model, options.way, options.processes[0])
         return 0
@@ -200,4 +209,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

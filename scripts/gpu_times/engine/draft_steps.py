@@ -1,6 +1,6 @@
 """Times of decode steps with drafts: where every row of a step has 1 to 16 positions.
 
-    python -m tests.gpu.speed.draft_times [steps] [profile] [attention]
+    python -m scripts.gpu_times.engine.draft_steps [steps] [profile] [attention]
 
 `steps`: milliseconds of the GPU for a step and its greedy sampling; `profile`: kernels of some;
 `attention`: microseconds of every decode variant, whose bits must be the same. With several ranks
@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 
+from scripts.gpu_times.graphs import interleaved_medians
+from scripts.gpu_times.parts import run_parts
 from tests.gpu.attention.decode import PAGE, PREFILL, draw
 from tests.gpu.lib.checks import same
-from tests.gpu.lib.graph_times import interleaved_medians
-from tests.gpu.lib.suite import run_parts
 from tpdet.checkpoint.model_config.known_shapes import write_shape
 from tpdet.comm.device import open_world
 from tpdet.comm.world.world import World
@@ -58,6 +58,7 @@ class Session:
 
     @classmethod
     def start(cls):
+        """The runner, started by the first caller."""
         if cls.runner is None:
             begin = time.time()
             folder = Path(tempfile.mkdtemp(prefix="tpdet-drafts-"))
@@ -75,6 +76,7 @@ class Session:
 
 
 def say(text):
+    """Print on rank 0."""
     if Session.runner is None or Session.world.rank == 0:
         print(text, flush=True)
 
@@ -121,6 +123,7 @@ def time_step(rows):
 
 
 def steps():
+    """Print milliseconds of the GPU by batch, context and positions."""
     Session.start()
     torch.cuda.synchronize()
     free = torch.cuda.mem_get_info()[0]
@@ -138,6 +141,7 @@ def steps():
 
 
 def profile():
+    """Print the kernels of some steps, microseconds of each."""
     runner = Session.start()
     for batch, context, positions in PROFILED:
         rows, count = plan_of(batch, context, positions), 5
@@ -174,6 +178,7 @@ def attention_case(size, context, positions):
 
 
 def attention_times():
+    """Check that all variants agree on a case, then print its times."""
     for case in CASES:
         with recording() as asked:
             launch_attention(*case)
@@ -193,6 +198,7 @@ def launch_attention(size, context, positions):
 
 
 def attention_row(size, context, positions):
+    """A line of microseconds of one case, quickest variant first."""
     q, pool, batches = attention_case(size, context, positions)
     single = attention_case(size, context, 1)[2]
     one = lambda batch: attention.paged_attention(q[:size], *pool, batch, None)
@@ -218,8 +224,9 @@ PARTS = {
 }
 
 
-def main() -> int:
-    failed = run_parts("speed.draft_times", PARTS, sys.argv[1:])
+def main(arguments: list[str]) -> int:
+    """Run the parts that are named, else all."""
+    failed = run_parts("engine.draft_steps", PARTS, arguments)
     if Session.runner is not None:
         Session.runner.close()
         Session.world.close()
@@ -227,4 +234,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

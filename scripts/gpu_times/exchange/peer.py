@@ -1,17 +1,22 @@
 """Times of the exchange over peer memory, in graphs of chained exchanges, beside its peers.
 
+    torchrun --nproc-per-node 4 -m scripts.gpu_times.exchange.peer    # or 2
+
 Columns, microseconds an exchange with residual and norm: ours one-shot and two-shot by warps of a
 program, the gathered form, NCCL's bf16 all-reduce with the norm kernel, and that all-reduce alone.
 The first figure is the floor: bytes that leave a GPU over 450 GB/s, for the cheaper of our two.
 """
 
+import sys
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
+from scripts.gpu_times.graphs import slowest_medians
+from scripts.gpu_times.parts import on_ranks
 from tests.gpu.lib.checks import draw
-from tests.gpu.lib.ranks import check_carrier, slowest_medians
+from tests.gpu.lib.ranks import check_carrier
 from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.comm.exchange.peer import PeerExchange
 from tpdet.comm.exchange.peer_memory import open_peer_memory
@@ -25,6 +30,7 @@ ONE_SHOT_MOST = 256
 
 
 def print_times(world):
+    """Print a line for each size; a note on the memory that it took."""
     plan = order.fold_plan("pairs", 8, world.size)
     most = KILOBYTES[-1] * 1024 // 2 // HIDDEN
     memory = open_peer_memory(world)
@@ -99,3 +105,12 @@ def _line(world, plan, kilobytes, rows, taken, best):
         f"{kilobytes:7d} KB {rows:6d} rows: floor {min(one, two) / LINK * 1e6:.1f} | {figures} | "
         f"best/nccl {ratios[0]:.2f}, best/(nccl + norm) {ratios[1]:.2f}"
     )
+
+
+def main(arguments):
+    """Print all times."""
+    return on_ranks("exchange.peer", print_times, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

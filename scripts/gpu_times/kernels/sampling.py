@@ -1,6 +1,6 @@
 """Times of the sampler's kernels on a GPU, and how many rows fall through each method for a bound.
 
-python -m tests.gpu.sampling.times [times] [fallback_times] [philox_times]
+python -m scripts.gpu_times.kernels.sampling [times] [fallback_times] [philox_times]
 
 Microseconds in a CUDA graph that begins with the table on the device (`graph`), and as `sample`
 launches it, from the host's call to the last kernel (`call`); the floor reads the logits twice
@@ -16,22 +16,15 @@ import triton
 import triton.language as tl
 from triton.language.random import philox_impl
 
+from scripts.gpu_times.graphs import interleaved_medians
+from scripts.gpu_times.parts import run_parts
 from tests.gpu.lib.checks import attempt
-from tests.gpu.lib.graph_times import interleaved_medians
-from tests.gpu.lib.suite import run_parts
-from tests.gpu.sampling.bits import only, params, rows, sample_shard
+from tests.gpu.sampling.bits import USUAL, only, params, rows, sample_shard
 from tpdet.kernels.cuda.sampling import launch, noise
 from tpdet.kernels.cuda.sampling.table import ABOVE_ALL
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
-TIMED = {
-    "greedy": {"temperature": 0.0},
-    "plain": {"temperature": 1.0},
-    "min-p": {"temperature": 1.0, "min_p": 0.05},
-    "k50 p.9": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
-    "p.9": {"temperature": 1.0, "top_p": 0.9},
-}
 DATA = ("random", "peaked", "heavy", "flat", "tied", "zeros")
 
 
@@ -60,8 +53,9 @@ def unanswered(x, way, methods):
 
 
 def times():
+    """Print times by way and rows, by data, and how many rows fall through."""
     vocabulary = 151_936
-    for name, way in TIMED.items():
+    for name, way in USUAL.items():
         for count in (1, 16, 64, 256):
             for ranks in (1, 4):
                 columns = vocabulary // ranks
@@ -80,7 +74,7 @@ def times():
     data_times(vocabulary)
     for kind in DATA:
         x = rows(kind, 64, vocabulary)
-        found = [f"{fallen(x, TIMED[n])} by {n}" for n in ("k50 p.9", "p.9")]
+        found = [f"{fallen(x, USUAL[n])} by {n}" for n in ("k50 p.9", "p.9")]
         print(f"  falling through the list and the window, {kind}: {', '.join(found)}", flush=True)
 
 
@@ -101,10 +95,10 @@ def fallback_times():
             inputs = [rows(kind, count, vocabulary, seed) for seed in range(2)]
             for name in ("p.9", "k50 p.9"):
                 for methods in FALLBACKS:
-                    bare = unanswered(inputs[0], TIMED[name], methods)
+                    bare = unanswered(inputs[0], USUAL[name], methods)
                     with only(methods):
                         taken = graph_time(
-                            inputs, params(count, (TIMED[name],)), Shard(0, vocabulary)
+                            inputs, params(count, (USUAL[name],)), Shard(0, vocabulary)
                         )
                     print(
                         f"  {kind:7s} {count:3d} rows {name:8s} {'+'.join(methods):18s} "
@@ -115,6 +109,7 @@ def fallback_times():
 
 @triton.jit
 def ours(words, position, BLOCK: tl.constexpr):
+    """Store words of our Philox."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.full((), 0x12345678, tl.uint32)
     at_position = tl.zeros((), tl.uint32) + tl.load(position).to(tl.uint32)
@@ -123,6 +118,7 @@ def ours(words, position, BLOCK: tl.constexpr):
 
 @triton.jit
 def tritons(words, position, BLOCK: tl.constexpr):
+    """Store words of Triton's Philox."""
     at = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.uint32)
     key, zero = tl.full((), 0x12345678, tl.uint32), tl.zeros_like(at)
     at_position = zero + tl.load(position).to(tl.uint32)
@@ -156,7 +152,7 @@ def data_times(vocabulary):
     for kind in DATA:
         inputs = [rows(kind, 64, vocabulary, seed) for seed in range(2)]
         for name in ("k50 p.9", "p.9"):
-            graph = graph_time(inputs, params(64, (TIMED[name],)), Shard(0, vocabulary))
+            graph = graph_time(inputs, params(64, (USUAL[name],)), Shard(0, vocabulary))
             print(f"  64 rows, {kind:7s} {name:8s} graph {graph:8.1f}", flush=True)
 
 
@@ -167,6 +163,7 @@ class Copies:
         self.ranks = ranks
 
     def __call__(self, x):
+        """The tensor, as often as there are ranks."""
         return x.expand(self.ranks, *x.shape).contiguous()
 
 
@@ -188,6 +185,8 @@ def graph_time(inputs, how, shard):
 
 
 def call_time(x, how, shard, repeats=10):
+    """Microseconds from the host's call to the last kernel, the median."""
+
     def work():
         return launch.sample_rows(x, how, shard)
 
@@ -202,9 +201,14 @@ def call_time(x, how, shard, repeats=10):
     return sorted(taken)[len(taken) // 2] * 1e6
 
 
-if __name__ == "__main__":
+def main(arguments):
+    """Print the parts that are named, else all."""
     parts = {
         function.__name__: partial(attempt, function.__name__, function)
         for function in (times, fallback_times, philox_times)
     }
-    sys.exit(run_parts("sampling.times", parts, sys.argv[1:]))
+    return run_parts("kernels.sampling", parts, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

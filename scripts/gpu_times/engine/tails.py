@@ -1,6 +1,7 @@
 """What readers feel: prompts cut beside decoding rows, and drafts that never help; in turn.
 
-    python -m tests.gpu.speed.tails [loads] [drafts] [--shape qwen3-8b] [--rounds 2] [--seconds 6]
+    python -m scripts.gpu_times.engine.tails [loads] [drafts] [--shape qwen3-8b] [--rounds 2]
+        [--seconds 6]
 
 One engine of one GPU with random weights, temperature 1, whose steps this program drives as the
 server's loop does. It prints a JSON line for each part, within 200 s for both on an H100.
@@ -238,7 +239,9 @@ def rounded(value: Any) -> Any:
 
 def main(arguments: list[str]) -> int:
     """The parts that are asked for, else both."""
-    parser = argparse.ArgumentParser(prog="python -m tests.gpu.speed.tails", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.gpu_times.engine.tails", allow_abbrev=False
+    )
     parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="PART")
     parser.add_argument("--shape", default="qwen3-8b")
     parser.add_argument("--rounds", type=int, default=2)

@@ -1,17 +1,20 @@
-"""Times of the kernels of experts on a GPU: `python -m tests.gpu.experts.times [part ..]`.
+"""Times of the kernels of experts on a GPU.
+
+    python -m scripts.gpu_times.kernels.experts [part ..]
 
 Microseconds in CUDA graphs that rotate over steps with other routes, beside the time in which the
 weights of the touched experts are read at 4.5 TB/s. Shapes are those of Qwen3-30B-A3B.
 """
 
 import sys
+from functools import cache
 
 import torch
 
+from scripts.gpu_times.graphs import interleaved_medians
+from scripts.gpu_times.parts import run_parts
 from tests.gpu.experts.bits import fitted, routes, spans_of
 from tests.gpu.lib.checks import attempt, draw
-from tests.gpu.lib.graph_times import interleaved_medians
-from tests.gpu.lib.suite import run_parts
 from tpdet.kernels.cuda.compile.pool import compile_all
 from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.kernels.cuda.experts.candidates import CANDIDATES
@@ -48,6 +51,7 @@ class Layer:
         self.down = draw(EXPERTS, HIDDEN, WIDTH, seed=2) * 0.02
 
     def steps(self, tokens):
+        """Rows and routes of some steps."""
         count = 16 if tokens <= 16 else 6 if tokens <= 256 else 2
         return [
             (draw(tokens, HIDDEN, seed=i), routes(tokens, CHOSEN, EXPERTS, i)) for i in range(count)
@@ -55,6 +59,7 @@ class Layer:
 
 
 def touched(steps):
+    """Mean number of experts that a step reads."""
     return sum(ids.unique().numel() for _, ids in steps) / len(steps)
 
 
@@ -66,17 +71,20 @@ def products(layer, x, ids, tile, by_token):
 
 
 def gate_up(layer, rows, found, tile):
+    """The first product, by a tile."""
     sms, weight, by_token = multiprocessors(rows.device), layer.gate_up, found.by_token
     fit = fitted(tile, weight, True)
     return grouped_product(rows, weight, None, found, fit, sms, "silu", by_token)
 
 
 def down(layer, mixed, found, tile):
+    """The second product, by a tile."""
     sms, weight = multiprocessors(mixed.device), layer.down
     return grouped_product(mixed, weight, None, found, fitted(tile, weight, False), sms)
 
 
 def lanes(y, found, ids):
+    """Sums of the chosen experts' rows in lanes."""
     weights = torch.full(ids.shape, 0.125, device=ids.device)
     fold = Lanes(range(EXPERTS), EXPERTS, LANES, (fold_tree("tree", LANES),))
     return fold_lanes(y, ids, weights, found, fold)
@@ -202,18 +210,19 @@ def layer_times(layer, skew=0.0):
 
 
 def main(arguments):
-    layer = Layer()
+    """Print the parts that are named, else all."""
+    layer = cache(Layer)
     parts = {
         f"tiles{tokens}": lambda tokens=tokens, bucket=bucket: attempt(
-            f"tiles at {tokens}", tile_times, layer, tokens, bucket
+            f"tiles at {tokens}", tile_times, layer(), tokens, bucket
         )
         for tokens, bucket in TOKENS.items()
     }
-    parts["layers"] = lambda: attempt("layers", layer_times, layer)
+    parts["layers"] = lambda: attempt("layers", layer_times, layer())
     for skew in (1.0, 2.0):
-        parts[f"skewed{skew:g}"] = lambda skew=skew: attempt("layers", layer_times, layer, skew)
-    parts["small"] = lambda: attempt("small kernels", small_kernels, layer)
-    return run_parts("experts.times", parts, arguments)
+        parts[f"skewed{skew:g}"] = lambda skew=skew: attempt("layers", layer_times, layer(), skew)
+    parts["small"] = lambda: attempt("small kernels", small_kernels, layer())
+    return run_parts("kernels.experts", parts, arguments)
 
 
 if __name__ == "__main__":

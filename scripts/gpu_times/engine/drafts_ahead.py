@@ -1,8 +1,8 @@
-"""Steps behind unverified drafts: their bits, and tokens a second beside steps that wait.
+"""Steps behind unverified drafts: tokens a second beside steps that wait.
 
-    python -m tests.gpu.speed.drafts_ahead [bits] [synthetic] [rare] [text]
+    python -m scripts.gpu_times.engine.drafts_ahead [synthetic] [rare] [text]
 
-`bits`: answers with drafts are those without, on graphs. `synthetic`: drafts that are right with a
+`synthetic`: drafts that are right with a
 chance, at batch 1 and 16. `rare`: that hardly ever are. `text`: n-grams of real text, which a model
 of random weights is made to answer: sampled ids are replaced on the device by the text's, in all
 ways alike.
@@ -16,20 +16,14 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from tests.engine import test_drafts_ahead as ahead
-from tests.gpu.lib.suite import run_parts
-from tests.lib.engine_harness import run
+from scripts.gpu_times.parts import run_parts
 from tpdet import LLM, SamplingParams
 from tpdet.checkpoint.model_config.known_shapes import write_shape
 from tpdet.engine import results as engine_results
-from tpdet.runner.graphs.draft_moves import DraftMoves
 from tpdet.sampling.sampler import to_device, to_host
 from tpdet.speculative.speculator import DraftSpeculator
 from tpdet.tools.bench.drafts import Synthetic, measured
 from tpdet.tools.bench.load import prompt
-from tpdet.tools.synthetic.make_model import make_model
 
 SHAPE, CONTEXT = "qwen3-8b", 128
 CHANCES, RARE, TURNS = (0.8, 0.5, 0.95), (0.0, 0.3), 2
@@ -44,6 +38,7 @@ class Session:
 
     @classmethod
     def start(cls):
+        """The engine, started by the first caller."""
         if cls.llm is None:
             folder = Path(tempfile.mkdtemp(prefix="tpdet-drafts-ahead-"))
             how = {"max_model_len": 8192, "max_num_seqs": 64, "dtype": "bfloat16"}
@@ -53,43 +48,8 @@ class Session:
 
 
 def say(text):
+    """Print at once."""
     print(text, flush=True)
-
-
-def bits():
-    """Right, wrong and half right drafts behind drafts, greedy, random and filtered, on graphs."""
-    folder, moved, settled = Path(tempfile.mkdtemp(prefix="tpdet-ahead-bits-")), [], []
-    model = make_model(folder / "m", like="qwen3", dtype="bfloat16", vocab=1100)
-    write, settle = DraftMoves.write, DraftMoves.settle
-
-    def noting(self, ids, parts):
-        write(self, ids, parts)
-        moved.append(self.moved)
-
-    def waiting(self):
-        settled.append(1)
-        return settle(self)
-
-    runners: list = []
-    how = {"device": "cuda", "max_num_seqs": 16, "max_model_len": 1024, "runners": runners}
-    DraftMoves.write, DraftMoves.settle = noting, waiting
-    try:
-        plain = run(model, ahead.ALL, look=False, **how)
-        for kind in ("right", "half", "wrong"):
-            moved.clear()
-            found = ahead.with_drafts(plain, model, kind, **how)
-            ahead.assert_same(found, plain, ahead.ALL)
-            places = torch.cat(moved).cpu().tolist()
-            assert len(places) > 50, "no row followed unverified drafts"
-            assert set(places) == {0} if kind == "wrong" else len({*places}) > 3
-            say(f"bits {kind}: equal; {len(places)} tokens behind drafts, moved by {max(places)}")
-        found = ahead.with_drafts(plain, model, "half", preempt_every=5, **how)
-        ahead.assert_same(found, plain, ahead.ALL)
-        say(f"bits preempted: equal; steps that waited for the tokens: {len(settled)}")
-    finally:
-        DraftMoves.write, DraftMoves.settle = write, settle
-        for runner in runners:
-            runner.close()
 
 
 def speculate(llm, follows, first=None):
@@ -129,6 +89,7 @@ def in_turns(llm, generate, batch, first, name):
 
 
 def synthetic(chances=CHANCES, tokens_of=TOKENS):
+    """Time drafts that are right with a chance."""
     llm = Session.start()
     vocabulary = llm.engine.model_config.vocab_size
     for batch, tokens in tokens_of.items():
@@ -182,6 +143,7 @@ class Forced:
         self._ids, self.sample = to_device(rows, device), engine_results.sample_columns
 
     def __call__(self, logits, params, *others):
+        """Sample, then put the text's ids in place of what was sampled."""
         sample = self.sample(logits, params, *others)
         device = logits.device
         where = [params.seed_words[:, 0].tolist(), params.positions.tolist()]
@@ -196,6 +158,7 @@ class Forced:
 
 
 def text():
+    """Time n-grams of real text at batch 1 and 16."""
     llm = Session.start()
     cases = [*texts()]
     device = llm.engine.runner.device
@@ -219,15 +182,17 @@ def text():
 
 
 def rare():
+    """Time drafts that hardly ever are right."""
     synthetic(RARE, MORE_TOKENS)
 
 
-PARTS = {"bits": bits, "synthetic": synthetic, "rare": rare, "text": text}
+PARTS = {"synthetic": synthetic, "rare": rare, "text": text}
 
 
-def main() -> int:
-    return run_parts("speed.drafts_ahead", PARTS, sys.argv[1:])
+def main(arguments: list[str]) -> int:
+    """Run the parts that are named, else all."""
+    return run_parts("engine.drafts_ahead", PARTS, arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

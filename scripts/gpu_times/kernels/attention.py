@@ -1,6 +1,6 @@
 """Times of attention on a GPU beside scaled_dot_product_attention and the floor.
 
-python -m tests.gpu.attention.times
+python -m scripts.gpu_times.kernels.attention
 """
 
 import random
@@ -9,10 +9,10 @@ import sys
 import torch
 import torch.nn.functional as F
 
+from scripts.gpu_times.graphs import interleaved_medians
+from scripts.gpu_times.parts import run_parts
 from tests.gpu.attention.case import DECODE, PAGE, PREFILL, draw, shuffled
 from tests.gpu.lib.checks import attempt
-from tests.gpu.lib.graph_times import interleaved_medians
-from tests.gpu.lib.suite import run_parts
 from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.attention.variants import (
     AttentionVariant,
@@ -76,7 +76,7 @@ def prefill_speed(length, head):
     return "\n    ".join(lines)
 
 
-def check_times():
+def print_times():
     """One at a time."""
     variants = [
         AttentionVariant(16, w, s) for w, s in ((1, 3), (2, 3), (4, 3), (1, 2), (2, 2), (2, 4))
@@ -90,5 +90,10 @@ def check_times():
         attempt(f"prefill {length} head {head}", prefill_speed, length, head)
 
 
+def main(arguments):
+    """Print all times."""
+    return run_parts("kernels.attention", {"times": print_times}, arguments)
+
+
 if __name__ == "__main__":
-    sys.exit(run_parts("attention.times", {"times": check_times}, sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

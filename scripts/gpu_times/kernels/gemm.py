@@ -1,7 +1,7 @@
 """Times of the GPU's GEMMs, norm, fold and SiLU beside cuBLAS and the floor.
 
-python -m tests.gpu.gemm.times          times of the table's choices
-python -m tests.gpu.gemm.times sweep    times of every variant, best first: what the table rests on
+python -m scripts.gpu_times.kernels.gemm          times of the table's choices
+python -m scripts.gpu_times.kernels.gemm sweep    of every variant, best first
 """
 
 import sys
@@ -10,11 +10,11 @@ from dataclasses import replace
 import torch
 from triton.runtime.errors import OutOfResources, PTXASError
 
+from scripts.gpu_times.graphs import interleaved_medians
+from scripts.gpu_times.parts import run_parts
 from tests.gpu.gemm.leaf_folds import leaf_fold
 from tests.gpu.gemm.shapes import COLUMN_SHAPES, LEAVES, ROW_SHAPES
 from tests.gpu.lib.checks import attempt, draw
-from tests.gpu.lib.graph_times import interleaved_medians
-from tests.gpu.lib.suite import run_parts
 from tpdet.kernels import order
 from tpdet.kernels.cuda.cost.static import static_tiles
 from tpdet.kernels.cuda.gemm import column as gemm
@@ -36,6 +36,7 @@ def copies(n, k):
 
 
 def report(name, m, n, k, ours, peer, out_bytes=2, note=""):
+    """Print a product's time beside cuBLAS's and the floor, microseconds."""
     flops, size = 2 * m * n * k, 2 * (n * k + m * k) + out_bytes * m * n
     floor = max(flops / FLOOR_FLOPS, size / FLOOR_BYTES) * 1e6
     print(
@@ -47,6 +48,7 @@ def report(name, m, n, k, ours, peer, out_bytes=2, note=""):
 
 
 def column_times(name, n, k, rows):
+    """Print a column product's times by rows."""
     weights = copies(n, k)
     for m in rows:
         x = draw(m, k)
@@ -56,6 +58,7 @@ def column_times(name, n, k, rows):
 
 
 def row_times(name, n, k, leaves, rows, fold_order="pairs"):
+    """Print a row product's times by rows."""
     weights = copies(n, k)
     tree = (order.fold_tree(fold_order, leaves),)
     for m in rows:
@@ -67,11 +70,13 @@ def row_times(name, n, k, leaves, rows, fold_order="pairs"):
 
 
 def elementwise_times():
+    """Print times of norm, SiLU and fold."""
     for m in (1, 64, 4096):
         elementwise_times_of(m)
 
 
 def elementwise_times_of(m):
+    """The same of m rows."""
     w = draw(4096)
     x, total = (draw(m, 4096, dtype=torch.float32, seed=seed) for seed in (0, 1))
     wide, parts = draw(m, 24576), draw(8, m, 4096, dtype=torch.float32)
@@ -90,7 +95,8 @@ def elementwise_times_of(m):
         print(f"{name:10s} M={m:4d} {taken:8.1f} us {size / taken / 1e3:5.0f} GB/s", flush=True)
 
 
-def check_times():
+def print_times():
+    """Print times of all shapes by the table's choices."""
     for name, (n, k) in COLUMN_SHAPES.items():
         rows = [m for m in TIMED_ROWS if name != "lm_head" or m <= 256]
         attempt(f"times {name}", column_times, name, n, k, rows)
@@ -106,6 +112,7 @@ def check_times():
 
 
 def sweep_candidates(wide_out):
+    """Tiles to try: the static ones and some more."""
     yield from static_tiles(float32=False, wide_out=wide_out, descriptors=True)
     for rows, columns, depth, warps, stages in (
         (16, 64, 256, 4, 3),
@@ -133,6 +140,7 @@ def sweep_candidates(wide_out):
 
 
 def sweep():
+    """Print the quickest four tiles of each shape and number of rows."""
     cases = [("column", name, *shape) for name, shape in COLUMN_SHAPES.items() if name != "lm_head"]
     cases += [("column", f"{name}/4", n // 4, k) for _, name, n, k in cases]
     for _, name, n, k in cases:
@@ -159,6 +167,11 @@ def sweep():
             print(f"{name:10s} M={m:4d} cuBLAS {peer:6.1f} us: {best}", flush=True)
 
 
+def main(arguments):
+    """Print the parts that are named, else all."""
+    parts = {"times": print_times, "sweep": sweep}
+    return run_parts("kernels.gemm", parts, arguments or ["times"])
+
+
 if __name__ == "__main__":
-    parts = {"times": check_times, "sweep": sweep}
-    sys.exit(run_parts("gemm.times", parts, sys.argv[1:] or ["times"]))
+    sys.exit(main(sys.argv[1:]))

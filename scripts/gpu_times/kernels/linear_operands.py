@@ -1,4 +1,6 @@
-"""What the operands of the gated delta rule lose and cost: `python -m tests.gpu.linear.operands`.
+"""What the operands of the gated delta rule lose and cost.
+
+    python -m scripts.gpu_times.kernels.linear_operands [times] [errors]
 
 Every product of a chunk (k.k, q.k, S'k, S'q, P w, k w') with its fp32 operands in one bf16 term, in
 two (hi + lo), in tf32 and in fp32. Errors against fp64 by torch at 5,000 and 32,000 tokens; times
@@ -8,6 +10,7 @@ beforehand. Keys enter raw: their norm is a factor in fp32. `--results docs/resu
 
 import argparse
 import json
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -17,114 +20,22 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.gpu.lib.graph_times import interleaved_medians
+from scripts.gpu_times.graphs import interleaved_medians
+from tests.gpu.linear.delta_rule import BLOCK, CHUNK, HEAD, MODES, delta_rule, inputs
 from tpdet.kernels.cuda.compile.pool import compile_all
 from tpdet.kernels.cuda.compile.recording import recording
 from tpdet.tools.measurement.results_file import append_run
 from tpdet.tools.worlds.machine import machine
 
-CHUNK, BLOCK, HEAD = 64, 16, 128
-MODES = {
-    "fp64": (), "fp32": (), "tf32": (),
-    "bf16 one term": ("state", "p", "w", "decayed"),
-    "bf16 two terms": (),
-    "two terms, state one": ("state",),
-    "two terms, P and w one": ("p", "w"),
-    "two terms, decayed w one": ("decayed",),
-    "two terms, keys normalised in bf16": (),
-}  # fmt: skip
-"""By mode the fp32 operands that have one term."""
 PASSES = (
     (32, 4, True, "rows"), (32, 4, True, "inverse"), (32, 4, False, "rows"),
     (32, 4, False, "inverse"), (16, 4, True, "rows"), (64, 4, True, "rows"), (32, 2, True, "rows"),
 )  # fmt: skip
 """Columns of a program, its warps, whether fp32 operands have two terms, how rows are solved."""
+
 _LN2 = tl.constexpr(0.6931471805599453)
+
 _LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-def inputs(tokens, heads, regime, device, head=HEAD, seed=0):
-    """Raw q, k, v [heads, tokens, D] in bf16 as SiLU leaves them; l (log decays) and b in fp64."""
-    generator = torch.Generator(device).manual_seed(seed)
-    normal = partial(torch.randn, generator=generator, device=device)
-    shared = normal(heads, 1, head) * 0.5  # keys of trained layers are alike
-    q, k, v = (
-        torch.nn.functional.silu(normal(heads, tokens, head) + shift).bfloat16()
-        for shift in (shared, shared, 0.0)
-    )
-    share = torch.linspace(0.03, 1.0, heads, device=device, dtype=torch.float64)[:, None]
-    a = normal(heads, tokens).double()
-    if regime == "initial":  # A uniform up to 16, dt_bias 1: most heads forget at once
-        decay = -16 * share * torch.nn.functional.softplus(a + 1)
-    else:  # as trained layers that remember
-        decay = -torch.nn.functional.softplus(a - 9 + 7 * share)
-    return q, k, v, decay, torch.sigmoid(normal(heads, tokens).double()).float()
-
-
-def product(mode, left, right, one_term=(False, False)):
-    """left @ right as a mode computes it; bf16 operands have one term as they are."""
-    if mode == "fp64":
-        return left.double() @ right.double()
-    if mode in ("fp32", "tf32"):
-        torch.backends.cuda.matmul.allow_tf32 = mode == "tf32"
-        total = left.float() @ right.float()
-        torch.backends.cuda.matmul.allow_tf32 = False
-        return total
-    parts = [terms(x, one) for x, one in zip((left, right), one_term, strict=True)]
-    pairs = [(x, y) for i, x in enumerate(parts[0]) for j, y in enumerate(parts[1]) if i + j < 2]
-    total = pairs[-1][0] @ pairs[-1][1]
-    for x, y in pairs[-2::-1]:
-        total = total + x @ y
-    return total
-
-
-def terms(x, one):
-    """bf16 parts of x, the largest first, in fp32, whose products are exact there."""
-    high = x.bfloat16()
-    if one or x.dtype == torch.bfloat16:
-        return [high.float()]
-    return [high.float(), (x - high.float()).bfloat16().float()]
-
-
-def delta_rule(q, k, v, decay, b, mode):
-    """o [heads, tokens, D] of whole chunks, by the products of `mode`; all else in fp32 (fp64)."""
-    wide = torch.float64 if mode == "fp64" else torch.float32
-    one = MODES[mode]
-    heads, tokens, head = k.shape
-    n = (1 / (k.double().square().sum(-1) + 1e-6).sqrt()).to(wide)
-    m = (1 / (q.double().square().sum(-1) + 1e-6).sqrt() * head**-0.5).to(wide)
-    if mode.endswith("normalised in bf16"):
-        k, n = (k.float() * n[..., None]).bfloat16(), torch.ones_like(n)
-    state = torch.zeros(heads, head, v.shape[2], dtype=wide, device=k.device)
-    lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=k.device).tril()
-    out = torch.empty(v.shape, dtype=wide, device=k.device)
-    of_state = partial(product, mode, one_term=(False, "state" in one))
-    of_rows = partial(product, mode, one_term=("p" in one, "w" in one))
-    for first in range(0, tokens, CHUNK):
-        rows = slice(first, first + CHUNK)
-        qc, kc, bc, nc = q[:, rows], k[:, rows], b[:, rows].to(wide), n[:, rows, None]
-        log = decay[:, rows].cumsum(1)
-        between = (log[:, :, None] - log[:, None, :]).masked_fill(~lower, -torch.inf).exp().to(wide)
-        kk, qk = (between * product(mode, x, kc.transpose(1, 2)) for x in (kc, qc))
-        begun = log.exp().to(wide)[..., None]
-        rest = v[:, rows].to(wide) - nc * (begun * of_state(kc, state))
-        updates = torch.zeros_like(rest)
-        for first_row in range(0, CHUNK, BLOCK):
-            here = slice(first_row, first_row + BLOCK)
-            if first_row:
-                earlier = of_rows(kk[:, here, :first_row], updates[:, :first_row])
-                rest[:, here] -= nc[:, here] * earlier
-            weights = nc * kk
-            for j in range(first_row, first_row + BLOCK):
-                below = slice(j + 1, first_row + BLOCK)
-                updates[:, j] = (bc[:, j, None] * nc[:, j]) * rest[:, j]
-                rest[:, below] -= weights[:, below, j, None] * updates[:, j, None]
-        total = begun * of_state(qc, state) + of_rows(qk, updates)
-        out[:, rows] = m[:, rows, None] * total
-        left = (log[:, -1:] - log).exp().to(wide)[..., None] * updates
-        moved = product(mode, kc.transpose(1, 2), left, (False, "decayed" in one))
-        state = log[:, -1].exp().to(wide)[:, None, None] * state + moved
-    return out
 
 
 def errors(tokens, heads, device, head=HEAD):
@@ -338,12 +249,14 @@ class Prototype:
         self.chunks, self.heads, self.per_key, self.head = chunks, heads, per_key, head
 
     def factors(self, exact, inverse):
+        """Launch the kernel of chunks' factors."""
         forms = {"HEAD": self.head, "EXACT": exact, "INVERSE": inverse}
         options = {"num_warps": 4, "enable_fp_fusion": False}
         grid = self.chunks, self.heads
         chunk_factors[grid](self.operands, self.heads, self.per_key, **forms, **options)
 
     def states(self, columns, warps, two, solve):
+        """Launch the kernel that passes states."""
         forms = {"HEAD": self.head, "COLUMNS": columns, "TERMS": 2 if two else 1, "SOLVE": solve}
         options = {"num_warps": warps, "enable_fp_fusion": False}
         grid = self.heads, self.head // columns
@@ -381,21 +294,24 @@ def times(device):
     return rows
 
 
-def main():
+def main(arguments):
     """Print a JSON row for each error and time; append them to a results file or folder."""
-    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.gpu_times.kernels.linear_operands", allow_abbrev=False
+    )
     parser.add_argument("--results", type=Path)
     parser.add_argument("parts", nargs="*", default=["times", "errors"])
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     device = torch.device("cuda")
     rows = times(device) if "times" in options.parts else []
     if "errors" in options.parts:
         for tokens in (5000, 32000):
             rows += errors(tokens, 8, device)
     if options.results:
-        command = "python -m tests.gpu.linear.operands"
+        command = "python -m scripts.gpu_times.kernels.linear_operands"
         append_run(options.results, "linear", machine("cuda", 1), command, rows)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

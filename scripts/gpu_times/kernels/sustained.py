@@ -1,6 +1,6 @@
 """Products of prefill run for a while: what the board's power leaves of the clock.
 
-    python -m tests.gpu.gemm.sustained --output docs/results
+    python -m scripts.gpu_times.kernels.sustained --output docs/results
 
 For the shapes of Qwen3-8B at TP 1 and 8,192 rows: cuBLAS, what the shape table chooses, and, as a
 control, cuBLAS on zeros, whose bits hardly change. Each runs half a second before a quarter is
@@ -12,6 +12,7 @@ the table have fp32 sums as their output, where cuBLAS rounds to half the bytes.
 
 import argparse
 import statistics
+import sys
 import threading
 import time
 from pathlib import Path
@@ -57,6 +58,7 @@ class Watch:
         return tuple(statistics.fmean(values) for values in zip(*found, strict=True))
 
     def end(self) -> None:
+        """Stop looking."""
         self._ended.set()
         self._thread.join()
 
@@ -67,6 +69,7 @@ def roots_of():
 
 
 def product_of(name):
+    """A shape as the product that a start admits."""
     n, k = SHAPES[name]
     if name in ROW_PRODUCTS:
         return Product("row", n, k // LEAVES, LEAVES, write_roots(roots_of()))
@@ -111,6 +114,7 @@ def runs_of(name, n, k):
 
 
 def rows_of(name, watch):
+    """A shape's rows of results, one a way."""
     n, k = SHAPES[name]
     runs = runs_of(name, n, k)
     graphs = {way: capture(lambda _, run=run: run(), range(CALLS)) for way, run in runs.items()}
@@ -141,10 +145,13 @@ def rows_of(name, watch):
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(arguments: list[str]) -> int:
+    """Print all times."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.gpu_times.kernels.sustained", allow_abbrev=False
+    )
     parser.add_argument("--output", type=Path, help="results file, or a folder for sustained.*")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     gpu_only("sustained")
     print(check(map(product_of, SHAPES), torch.device("cuda", 0), {"column": ROWS, "head": 1}))
     watch = Watch()
@@ -154,9 +161,14 @@ def main() -> None:
     if options.output is not None:
         plain = [to_builtins(row) for row in rows]
         append_run(
-            options.output, "sustained", this_gpu(), "python -m tests.gpu.gemm.sustained", plain
+            options.output,
+            "sustained",
+            this_gpu(),
+            "python -m scripts.gpu_times.kernels.sustained",
+            plain,
         )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

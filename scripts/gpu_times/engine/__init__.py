@@ -1,0 +1,1 @@
+"""Times of the whole engine on GPUs: starts, steps, drafts, what readers feel."""

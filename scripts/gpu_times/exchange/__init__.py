@@ -1,0 +1,1 @@
+"""Times of exchanges between GPUs."""

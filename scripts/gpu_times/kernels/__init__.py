@@ -1,0 +1,1 @@
+"""Times of kernels on one GPU."""
