@@ -126,7 +126,7 @@ def test_no_command_in_a_models_directory_runs_a_file_of_it(tiny_model, tmp_path
         assert done.returncode == 0 and not ran(marks), (command, ran(marks), done.stderr)
         if command[0] == "generate":
             answers.write_text(done.stdout)
-    served = Served(".", tmp_path, 2, *short, environment=environment, cwd=folder)
+    served = Served(".", tmp_path, 2, *short, environment=environment, fresh=True, cwd=folder)
     try:
         schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
         shaped = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}

@@ -1,39 +1,71 @@
 """A program of the tests in a fork of a process that has imported torch: 2 s less than a new one.
 
 Forks of one process draw the same hashes of strings: what may depend on them starts new processes.
+A program's own children can be forks as well, made before its first line runs (`spares`).
 """
 
 import multiprocessing
 import os
-import runpy
-import sys
+import signal
+import subprocess
 from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
 
+from tests.lib import spares
 from tests.lib.ports import free_port
+from tests.lib.tree import ROOT
 
 
 def forking():
     """The context that forks a process of one thread; this one's threads may hold locks."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tpdet.engine"])
+    context.set_forkserver_preload(["tests.lib.imported_programs"])
     return context
 
 
 def forked(
-    module: str, *arguments, environment: Mapping[str, str], stderr: Path | None = None
+    module: str,
+    *arguments,
+    environment: Mapping[str, str],
+    stderr: Path | None = None,
+    children: spares.Tree = (),
 ) -> BaseProcess:
     """What `python -m module arguments` does with `environment` beside this process's, begun.
 
-    A module may be a file, too.
+    A module may be a file, too. children: those of its own that are forks.
     """
     words = [module, *map(str, arguments)]
-    process = forking().Process(target=_run, args=(words, os.environ | environment, stderr))
+    everything = os.environ | environment
+    process = forking().Process(target=_run, args=(words, everything, stderr, children))
     process.start()
     return process
+
+
+class ForkedProgram:
+    """`forked` with its standard error and output in a file, and the methods of a `Popen`."""
+
+    def __init__(self, *words, environment: Mapping[str, str], log: Path, children: spares.Tree):
+        self._process = forked(*words, environment=environment, stderr=log, children=children)
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def run_ranks(size: int, module: str, *arguments) -> None:
@@ -64,14 +96,15 @@ def end(processes: list[BaseProcess]) -> None:
         process.join()
 
 
-def _run(words: list[str], environment: dict[str, str], stderr: Path | None) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
+def _run(
+    words: list[str], environment: dict[str, str], stderr: Path | None, children: spares.Tree
+) -> None:
+    os.chdir(ROOT)
+    multiprocessing.set_start_method(None, force=True)  # not the one that made this fork
     torch.set_num_threads(1)
     if stderr is not None:
-        os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT), 2)
-    sys.argv[:] = words
-    if words[0].endswith(".py"):
-        runpy.run_path(words[0], run_name="__main__")
-    else:
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        log = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+    spares.run(words, environment, children)

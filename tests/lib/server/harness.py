@@ -14,6 +14,7 @@ import httpx
 import psutil
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from tests.lib.forked import ForkedProgram
 from tests.lib.tree import ROOT
 
 MODEL = "demo"
@@ -81,21 +82,27 @@ class Server:
         self.run = folder / "run"
         self.model = folder / "model"
         write_tokenizer(self.model, bos, marks)
-        command = [sys.executable, "-m", "tests.lib.server.fake_rank", "--model", str(self.model)]
-        command += ["--run-dir", str(self.run), "--served-model-name", MODEL]
-        command += ["--port", "0"] if "--port" not in flags else []
+        words = ["tests.lib.server.fake_rank", "--model", str(self.model)]
+        words += ["--run-dir", str(self.run), "--served-model-name", MODEL]
+        words += [*(["--port", "0"] if "--port" not in flags else []), *flags]
         self.log = folder / "log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*command, *flags],
-                cwd=ROOT,
-                env=os.environ
-                | {"TPDET_TEST": json.dumps({"limits": limits or {}} | options)}
-                | (environment or {}),
-                stderr=log if stderr is None else stderr,
-            )
+        own = {"TPDET_TEST": json.dumps({"limits": limits or {}} | options)} | (environment or {})
+        if limits or environment or stderr is not None:
+            self.process = self._interpreter(words, own, stderr)
+        else:
+            self.process = ForkedProgram(*words, environment=own, log=self.log, children=((),))
         if wait:
             self.wait_ready()
+
+    def _interpreter(self, words, environment, stderr: int | None) -> subprocess.Popen:
+        """A new one: limits are changed before modules take them, /proc has its environment."""
+        with self.log.open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", *words],
+                cwd=ROOT,
+                env=os.environ | environment,
+                stderr=log if stderr is None else stderr,
+            )
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + 40

@@ -12,6 +12,7 @@ from pathlib import Path
 import openai
 import psutil
 
+from tests.lib.forked import ForkedProgram
 from tests.lib.server.harness import eventually
 from tpdet.launch.host.interpreter import python_command
 from tpdet.launch.life.run_directory import CHANNEL_FILES
@@ -21,23 +22,31 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class Served:
-    """One running `tpdet serve --tp N`; `environment` is added to this process's."""
+    """One running `tpdet serve --tp N`; `environment` is added to this process's.
 
-    def __init__(self, model, folder, tp, *flags, environment=None, cwd=None):
+    fresh: all of it in new interpreters, as a user's, rather than in forks.
+    """
+
+    def __init__(self, model, folder, tp, *flags, environment=None, fresh=False, cwd=None):
         self.run, self.tp = folder / "run", tp
         self.log = folder / "log"
         self._shared_before = shared_memory()
-        command = python_command("-m", "tpdet", "serve", "--tp", str(tp), "--model", str(model))
-        command += ["--run-dir", str(self.run), "--port", "0", "--served-model-name", "tiny"]
-        command += ["--step-timeout", str(STEP_TIMEOUT), "--kv-pages", "96", *flags]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                cwd=cwd,
-                env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}),
-            )
+        words = ["tpdet", "serve", "--tp", str(tp), "--model", str(model)]
+        words += ["--run-dir", str(self.run), "--port", "0", "--served-model-name", "tiny"]
+        words += ["--step-timeout", str(STEP_TIMEOUT), "--kv-pages", "96", *flags]
+        own = {"OMP_NUM_THREADS": "1"} | (environment or {})
+        if fresh:
+            with self.log.open("wb") as log:
+                self.process = subprocess.Popen(
+                    python_command("-m", *words),
+                    stdout=log,
+                    stderr=log,
+                    cwd=cwd,
+                    env=os.environ | own,
+                )
+        else:  # rank 0 has one child: the HTTP process
+            ranks = (((),), *[()] * (tp - 1))
+            self.process = ForkedProgram(*words, environment=own, log=self.log, children=ranks)
         try:
             self.wait_ready()
         except BaseException:
@@ -71,9 +80,8 @@ class Served:
         return next(r["pid"] for r in self.ready["ranks"] if r["rank"] == rank)
 
     def http_pid(self):
-        """The HTTP process: the one child of rank 0 that runs it."""
-        children = psutil.Process(self.pid(0)).children()
-        return next(c.pid for c in children if "tpdet.server.front.process" in c.cmdline())
+        """The HTTP process: the first child of rank 0."""
+        return psutil.Process(self.pid(0)).children()[0].pid
 
     def end(self, number=signal.SIGTERM, wait=60.0):
         """Signal the supervisor and wait; the exit code, once nobody and nothing is left."""

@@ -101,6 +101,7 @@ def test_faults_in_turn_end_what_they_must_and_nothing_else(tiny_model, tmp_path
         "--canary-interval",
         "0",
         environment={FAULTS_VARIABLE: faults},
+        fresh=True,
     )
     try:
         check_what_listens(served)
