@@ -11,11 +11,9 @@ from tpdet.launch.life.run_directory import ExitDecision, RunDirectory
 _POLL_SECONDS = 0.02
 
 
-def _silent(text: str) -> None:
-    """Say nothing."""
-
-
-def stop(run_dir: Path, timeout: float = 60.0, say: Callable[[str], None] = _silent) -> int:
+def stop(
+    run_dir: Path, timeout: float = 60.0, say: Callable[[str], None] = lambda text: None
+) -> int:
     """Drain the server of a run directory, under any launcher; the code it ended with.
 
     Sends SIGTERM to rank 0, and waits until all its ranks on this host have ended. A server that

@@ -191,7 +191,10 @@ class _Watch:
             while self._process.poll() is None or self._living():
                 self._forward(self._signals.wait(_POLL_SECONDS))
                 if self._deadline is not None and time.monotonic() > self._deadline:
-                    self._end_late()
+                    if (directory := self._run()) is not None:  # rank 0 did not end in time
+                        directory.decide_exit(
+                            DrainTimeoutError.exit_code, DrainTimeoutError.code, 0
+                        )
                     break
         finally:
             if (directory := self._run()) is not None:
@@ -221,11 +224,6 @@ class _Watch:
         if arrived and not records:
             self._process.kill()  # nobody serves yet: there is nothing to drain
         self._relay.forward(arrived, records)
-
-    def _end_late(self) -> None:
-        """Decide the exit for a rank 0 that did not end its drain in time."""
-        if (directory := self._run()) is not None:
-            directory.decide_exit(DrainTimeoutError.exit_code, DrainTimeoutError.code, 0)
 
     def _exit_code(self) -> int:
         directory = self._run()

@@ -100,7 +100,8 @@ class _Supervisor:
                 self._forward(self._signals.wait(_POLL_SECONDS), ranks)
                 self._end_held_ranks()
                 self._end_late_ranks(ranks)
-                self._end_after_failure(ranks)
+                decided = self._run.exit_decision() is not None
+                ranks.end_after_failure(_DECIDED_SECONDS if decided else GRACE_SECONDS)
         finally:
             ranks.kill()
             _end_orphans(inherited)
@@ -143,11 +144,6 @@ class _Supervisor:
                 message = f"rank {record.rank} (pid {record.pid}) is stopped: the server ends"
                 self._decide(PeerLostError(message), record.rank)
                 kill_local_ranks(self._run)
-
-    def _end_after_failure(self, ranks: LocalRanks) -> None:
-        """End the other ranks once one has failed: sooner if the server's exit is decided."""
-        decided = self._run.exit_decision() is not None
-        ranks.end_after_failure(_DECIDED_SECONDS if decided else GRACE_SECONDS)
 
     def _end_late_ranks(self, ranks: LocalRanks) -> None:
         """End ranks that are late after a stop signal, for a rank 0 that did not do so itself."""

@@ -42,7 +42,8 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
     scales = family.scales(config, head_dim, kind)
     rotary = parse_rotary(config, head_dim, max_position, family.rotary)
     return ModelConfig(
-        **_of_family(family),
+        family=family.name,
+        **{name: getattr(family, name) for name in _OF_FAMILY},
         vocab_size=vocab_size,
         hidden_size=config.integer("hidden_size", high=MAX_WIDTH),
         intermediate_size=config.integer("intermediate_size", high=MAX_WIDTH),
@@ -99,11 +100,7 @@ _OF_FAMILY = (
     *("architecture", "norm", "layer_norms", "qk_norm_over", "activation"),
     *("rotary_pairs", "row_bias", "sinks", "attention_gate"),
 )
-
-
-def _of_family(family: Family) -> dict[str, Any]:
-    """The fields that all checkpoints of a family share."""
-    return {"family": family.name} | {name: getattr(family, name) for name in _OF_FAMILY}
+"""The fields that all checkpoints of a family share."""
 
 
 def _bos_id(config: Fields) -> int | None:

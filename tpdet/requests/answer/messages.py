@@ -150,7 +150,8 @@ class MessageWriter:
                 yield self._piece({"type": "text_delta", "text": text})
             case CallBegun(index, name, written):
                 self._called = True
-                call_id = written or self._tool_use_id(index)
+                form = FAMILY_CALLS.get(self._ids.family, TOOL_USE)
+                call_id = written or shown_id(form, self._ids.digest, 0, index)
                 block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
                 yield from self._begin({**block, "caller": {"type": "direct"}})
             case CallArguments(_, text):
@@ -186,10 +187,6 @@ class MessageWriter:
             signed = {"type": "signature_delta", "signature": signature}
             yield {"type": "content_block_delta", "index": index, "delta": signed}
         yield {"type": "content_block_stop", "index": index}
-
-    def _tool_use_id(self, index: int) -> str:
-        form = FAMILY_CALLS.get(self._ids.family, TOOL_USE)
-        return shown_id(form, self._ids.digest, 0, index)
 
     def _ended(self, reason: str, stop: str | int | None) -> Json:
         """How the message ended, in Anthropic's words."""

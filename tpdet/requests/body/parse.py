@@ -154,17 +154,10 @@ def _refuse_other_format(response_format: object) -> None:
 
 def _drop_idle_filter(sampling: dict[str, Any]) -> None:
     """Take out a `top_p` of 0 beside a temperature of 0: greedy choice has no filter."""
-    if _is_greedy(sampling.get("temperature")) and _is_zero(sampling.get("top_p")):
+    temperature, top_p = sampling.get("temperature"), sampling.get("top_p")
+    numbers = {type(temperature), type(top_p)} <= {int, float}
+    if numbers and top_p == 0 <= temperature < MIN_TEMPERATURE:
         del sampling["top_p"]
-
-
-def _is_greedy(temperature: Any) -> bool:
-    number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
-    return number and 0 <= temperature < MIN_TEMPERATURE
-
-
-def _is_zero(value: object) -> bool:
-    return type(value) in (int, float) and value == 0
 
 
 def _first_problem(error: ValidationError, inside: str = "") -> ApiError:

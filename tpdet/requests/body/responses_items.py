@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tpdet.requests.body.problems import ApiError, bad_request
+from tpdet.requests.body.problems import bad_request
 from tpdet.requests.body.responses_tools import INPUT
 
 Json = dict[str, Any]
@@ -223,9 +223,5 @@ def _text(content: str | list[Json]) -> str:
 def _of_text(where: str, item: Json, name: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        raise _no_text(where, name)
+        raise bad_request(f"{where}.{name} must be text", f"{where}.{name}")
     return value
-
-
-def _no_text(where: str, name: str) -> ApiError:
-    return bad_request(f"{where}.{name} must be text", f"{where}.{name}")

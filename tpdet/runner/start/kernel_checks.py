@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import torch
 
+from tpdet.checkpoint.model_config.model import LinearAttention
 from tpdet.checkpoint.packing import Packing
 from tpdet.comm.agreement import agree, collect_facts
 from tpdet.config import EngineConfig
@@ -61,23 +62,17 @@ def check_kernels(partition: Partition, device: str) -> None:
             )
     reduced = [k for product in rank_products(partition) for k in product.chains]
     if device == "cpu":
-        check_chains(reduced, model.head_dim)
-        if model.linear is not None:
-            check_linear_chains(model.linear.key_size, model.linear.value_size)
+        check_chains(reduced, model.head_dim, model.linear)
 
 
-def check_chains(reduced: Iterable[int], head_dim: int) -> None:
-    """`check_bit_classes` of a CPU, whose failure is a TpdetError."""
+def check_chains(
+    reduced: Iterable[int], head_dim: int, linear: LinearAttention | None = None
+) -> None:
+    """`check_bit_classes` of a CPU, and `check_linear_products`; a failure is a TpdetError."""
     try:
         check_bit_classes(reduced, head_dim)
-    except RuntimeError as error:
-        raise TpdetError(str(error)) from error
-
-
-def check_linear_chains(key_size: int, value_size: int) -> None:
-    """`check_linear_products` of a CPU, whose failure is a TpdetError."""
-    try:
-        check_linear_products(key_size, value_size)
+        if linear is not None:
+            check_linear_products(linear.key_size, linear.value_size)
     except RuntimeError as error:
         raise TpdetError(str(error)) from error
 

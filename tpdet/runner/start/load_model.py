@@ -32,7 +32,7 @@ from tpdet.runner.start.loaded_model import LoadedModel, WarmedModel
 from tpdet.runner.start.loading import Loader, Loading, read_model
 from tpdet.runner.start.memory import agreed_pages, check_room
 from tpdet.runner.start.start_times import LOADING, TRYING, StartTimes
-from tpdet.runner.start.step_tokens import StepTokens, agreed_step_tokens, choose_step_tokens
+from tpdet.runner.start.step_tokens import agreed_step_tokens, choose_step_tokens
 from tpdet.runner.start.warming import room_for_samples, warm_engine
 from tpdet.runner.step.shared_rows import open_sharing
 
@@ -60,7 +60,8 @@ def load_model(config: EngineConfig, world: World, times: StartTimes) -> WarmedM
     check_room(config, partition, device)
     contracts = name_contracts(config, partition, kind)
     open_kernel_cache(config, contracts.strict, world.size, device)
-    step_tokens = _step_tokens(config, partition, device)
+    chosen = choose_step_tokens(config, partition, gpu_of(device), gpu_bytes(device))
+    step_tokens = agreed_step_tokens(chosen, world)
     rows = max(step_tokens.most, config.max_num_seqs)
     # 2. The kernels of this machine keep the contract, and all ranks agree on what they do.
     limits = product_limits(rows, HEAD_ROWS) if on_gpu and not config.approximate else None
@@ -118,12 +119,6 @@ def _admit(
         ahead.compile(tried, "load")
     admit_linear_forms(partition, device)
     admit_products(partition, device, limits, tuning, loading.wait, packing)
-
-
-def _step_tokens(config: EngineConfig, partition: Partition, device: torch.device) -> StepTokens:
-    """Tokens of a step that all ranks agree on. Collective."""
-    chosen = choose_step_tokens(config, partition, gpu_of(device), gpu_bytes(device))
-    return agreed_step_tokens(chosen, partition.world)
 
 
 def _open_arithmetic(

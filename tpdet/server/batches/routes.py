@@ -1,7 +1,7 @@
 """`/v1/files` and `/v1/batches`, as the openai client drives them; only with --batch-dir."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -49,15 +49,12 @@ class BatchBody(Body):
 def add_batch_routes(app: FastAPI, batches: Batches | str) -> None:
     """Add the routes of files and batches, or send all on to the socket at the path `batches`."""
     for (method, path), handler in _HANDLERS.items():
-        answer = partial(handler, batches) if isinstance(batches, Batches) else _sent_on(batches)
-        app.add_api_route(path, answer, methods=[method], name=handler.__name__.lstrip("_"))
+        of = partial(handler if isinstance(batches, Batches) else _sent_on, batches)
+        app.add_api_route(path, of, methods=[method], name=handler.__name__.lstrip("_"))
 
 
-def _sent_on(address: str) -> Callable[[Request], Awaitable[Response]]:
-    async def answer(request: Request) -> Response:
-        return Forwarded(address)
-
-    return answer
+async def _sent_on(address: str, request: Request) -> Response:
+    return Forwarded(address)
 
 
 async def _owned_file(batches: Batches, request: Request) -> BatchFile:

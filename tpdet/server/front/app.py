@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -322,7 +322,7 @@ def _server_info(services: Services) -> dict[str, Any]:
 def _add_generation(app: FastAPI, services: Services) -> None:
     pace = Turns()
 
-    async def generate(request: Request, route: Route) -> Response:
+    async def generate(route: Route, request: Request) -> Response:
         exchange: HttpExchange = request.scope["tpdet"]
         services.client.check_open()
         event_id = request.headers.get(HEADER)
@@ -331,14 +331,8 @@ def _add_generation(app: FastAPI, services: Services) -> None:
         cursors = event_id is not None or EVENTS in request.headers.get("accept", "")
         return await _answering(services, exchange, call, owner, pace, directives, cursors)
 
-    def answering(route: Route) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            return await generate(request, route)
-
-        return answer
-
     for path, route in CALL_PATHS.items():
-        app.post(path)(answering(route))
+        app.add_api_route(path, partial(generate, route), methods=["POST"], name="answer")
 
 
 async def _called(
@@ -420,15 +414,12 @@ async def _nothing() -> Message:
 
 
 def _add_tokenizer(app: FastAPI, services: Services) -> None:
-    def answering(route: Route) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            content = await worked_on(services, request.scope["tpdet"], route)
-            return Response(content, media_type="application/json")
-
-        return answer
+    async def worked(route: Route, request: Request) -> Response:
+        content = await worked_on(services, request.scope["tpdet"], route)
+        return Response(content, media_type="application/json")
 
     for path, route in TEXT_PATHS.items():
-        app.post(path)(answering(route))
+        app.add_api_route(path, partial(worked, route), methods=["POST"], name="answer")
 
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> Response:

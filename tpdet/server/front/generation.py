@@ -224,12 +224,9 @@ class GenerationResponse(Response):
 
     async def _send_all(self, pieces: Iterator[str], send: Send) -> None:
         async for chunk in self._pace.chunks(pieces):
-            self._check_reader()
+            if self._gone.done():
+                raise ClientGone
             await _send_part(send, chunk)
-
-    def _check_reader(self) -> None:
-        if self._gone.done():
-            raise ClientGone
 
     def take(self, output: Output) -> None:
         """Feed an output to its assembler; stop a choice in the engine that a stop string ended."""

@@ -26,6 +26,7 @@ from tpdet.server.http1.held_bytes import Hold
 from tpdet.server.wire.protocol import new_request_id
 
 _WITHOUT_BODY = {*CONTROL_OPERATIONS, "/v1/batches/{batch_id}/cancel"}
+"""Routes on which a POST without a body is one without fields."""
 _log = logging.getLogger("tpdet.server")
 
 
@@ -93,7 +94,7 @@ class RequestMiddleware:
             if route in FILE_ROUTES and scope["method"] == "POST":
                 _check_length(reader)
                 parts = reader.parts(limits.FILE_TIMEOUT)
-            elif scope["method"] == "POST" and not self._needs_no_body(reader, route):
+            elif scope["method"] == "POST" and (reader.announced or route not in _WITHOUT_BODY):
                 _check_body_headers(reader)
                 data = await reader.read(self._body_timeout)
                 body = await _parsed(data)
@@ -118,10 +119,6 @@ class RequestMiddleware:
                 gone.cancel()
             if self._door.logs:
                 answer.log()
-
-    def _needs_no_body(self, reader: "_BodyReader", route: str) -> bool:
-        """Whether a POST without a body is one without fields."""
-        return not reader.length and not reader.chunked and route in _WITHOUT_BODY
 
     def _check_head(self, scope: Scope) -> tuple[str, str]:
         """The tenant's salt and the route's path. Raises ApiError: door, key, path, method."""
@@ -216,7 +213,8 @@ class _BodyReader:
         length = header(scope, b"content-length")
         self.length = int(length) if length and length.isdigit() else None
         self.chunked = header(scope, b"transfer-encoding") is not None
-        self.complete = not self.length and not self.chunked
+        self.announced = bool(self.length) or self.chunked
+        self.complete = not self.announced
         self.path: str = scope["path"]
 
     async def read(self, timeout: float) -> bytes:

@@ -117,6 +117,7 @@ def open_bridge(
     """Start the HTTP processes while weights load. Raises ResourceError and UsageError."""
     count = settings.server.http_processes
     tallies = new_tallies(count)
+    admin_keys = settings.server.admin_key_file
     common = ProcessConfig(
         parent_pid=os.getpid(),
         socket=port.listener.fileno(),
@@ -135,7 +136,7 @@ def open_bridge(
         step_timeout=settings.engine.step_timeout,
         created=int(time.time()),
         key_digests=_key_digests(settings),
-        admin_digests=_admin_digests(settings.server),
+        admin_digests=() if admin_keys is None else read_key_file(admin_keys, "--admin-key-file"),
         admin_socket=-1 if admin is None else admin.listener.fileno(),
         admin_host=""
         if settings.server.admin_address is None
@@ -234,12 +235,6 @@ def _batches(settings: Settings, run_dir: str) -> Iterator[list[BatchConfig | No
         other = msgspec.structs.replace(config, address=path)
         first = msgspec.structs.replace(other, socket=listener.fileno())
         yield [first, *[other] * (server.http_processes - 1)]
-
-
-def _admin_digests(config: ServerConfig) -> tuple[str, ...]:
-    """The digests of the admin keys; none without a file of them."""
-    path = config.admin_key_file
-    return read_key_file(path, "--admin-key-file") if path is not None else ()
 
 
 def _device_name(device: "torch.device") -> str:

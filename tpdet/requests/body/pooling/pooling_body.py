@@ -229,7 +229,10 @@ def _call_of(
         )
         token_ids, params, shape = _MAKERS[form](form, body, prompts)
         requests = tuple(
-            _salted(prompts.request(ids, params, f"pool-{request_id}-{index}"), preparer)
+            msgspec.structs.replace(
+                prompts.request(ids, params, f"pool-{request_id}-{index}"),
+                tenant_salt=preparer.tenant_salt,
+            )
             for index, ids in enumerate(token_ids)
         )
     name = f"{form}-{request_id}"
@@ -237,10 +240,6 @@ def _call_of(
 
 
 _Made = tuple[list[tuple[int, ...]], PoolingParams, AnswerShape]
-
-
-def _salted(request: Request, preparer: Preparer) -> Request:
-    return msgspec.structs.replace(request, tenant_salt=preparer.tenant_salt)
 
 
 def _of_inputs(form: PooledForm, body: Any, prompts: PooledPrompts) -> _Made:
