@@ -154,7 +154,8 @@ def _refuse_other_format(response_format: object) -> None:
 
 def _drop_idle_filter(sampling: dict[str, Any]) -> None:
     """Take out a `top_p` of 0 beside a temperature of 0: greedy choice has no filter."""
-    temperature, top_p = sampling.get("temperature"), sampling.get("top_p")
+    temperature: Any = sampling.get("temperature")
+    top_p = sampling.get("top_p")
     numbers = {type(temperature), type(top_p)} <= {int, float}
     if numbers and top_p == 0 <= temperature < MIN_TEMPERATURE:
         del sampling["top_p"]

@@ -48,13 +48,15 @@ class BatchBody(Body):
 
 def add_batch_routes(app: FastAPI, batches: Batches | str) -> None:
     """Add the routes of files and batches, or send all on to the socket at the path `batches`."""
+
+    async def sent_on(request: Request) -> Response:
+        return Forwarded(str(batches))
+
     for (method, path), handler in _HANDLERS.items():
-        of = partial(handler if isinstance(batches, Batches) else _sent_on, batches)
-        app.add_api_route(path, of, methods=[method], name=handler.__name__.lstrip("_"))
-
-
-async def _sent_on(address: str, request: Request) -> Response:
-    return Forwarded(address)
+        here = partial(handler, batches) if isinstance(batches, Batches) else None
+        app.add_api_route(
+            path, here or sent_on, methods=[method], name=handler.__name__.lstrip("_")
+        )
 
 
 async def _owned_file(batches: Batches, request: Request) -> BatchFile:

@@ -1,7 +1,8 @@
 """The routes that answer with numbers: vectors, labels, scores and rankings of documents."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
@@ -53,7 +54,7 @@ class _PooledAnswers:
 def add_pooling_routes(app: FastAPI, services: "Services") -> None:
     """Add them; on a server that generates they say how to start one that pools."""
 
-    async def answer(request: Request, route: PooledRoute) -> Response:
+    async def answer(route: PooledRoute, request: Request) -> Response:
         exchange: HttpExchange = request.scope["tpdet"]
         services.client.check_open()
         call = await worked_on(services, exchange, route)
@@ -75,14 +76,8 @@ def add_pooling_routes(app: FastAPI, services: "Services") -> None:
         counted = {"x-compute-tokens": str(call.prompt_tokens)} if call.form in TEI_FORMS else None
         return Response(to_json(content), headers=counted, media_type="application/json")
 
-    def handler(route: PooledRoute) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        async def handle(request: Request) -> Response:
-            return await answer(request, route)
-
-        return handle
-
     for path, route in POOLED_PATHS.items():
-        app.post(path)(handler(route))
+        app.add_api_route(path, partial(answer, route), methods=["POST"], name="handle")
 
     @app.get("/info")
     async def info() -> Response:
