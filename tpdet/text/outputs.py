@@ -161,17 +161,12 @@ class ChoiceAssembler:
         self._tokens: list[SampledToken] = []
         self._offsets: list[int] = []
         self._length = 0  # of the text so far, including text that is held back
-        self._finish_reason: str | None = None
+        self.finish_reason: str | None = None  # None while it runs
         self._stop_reason: str | int | None = None
         self.draft_tokens = self.accepted_draft_tokens = self.cached_tokens = 0
         self._routed_experts = b""
         self._weights = -1  # of the latest token
         self._begins: list[tuple[int, int]] = []  # of each span: its weights, its first token
-
-    @property
-    def finish_reason(self) -> str | None:
-        """Why the choice ended, None while it runs."""
-        return self._finish_reason
 
     @property
     def token_count(self) -> int:
@@ -185,7 +180,7 @@ class ChoiceAssembler:
 
     def push(self, output: TokenOutput) -> TextDelta:
         """Add the next committed token; tokens after the end are ignored."""
-        if self._finish_reason is not None:
+        if self.finish_reason is not None:
             return TextDelta()
         if output.draft_tokens:
             self.draft_tokens += output.draft_tokens
@@ -207,10 +202,10 @@ class ChoiceAssembler:
             self._offsets.append(offset)
         text, stop = self._matcher.push(decoded, may_stop)
         if stop is not None:
-            self._finish_reason, self._stop_reason = "stop", stop
+            self.finish_reason, self._stop_reason = "stop", stop
         elif output.finish_reason is not None:
             text += self._matcher.flush()
-            self._finish_reason = output.finish_reason
+            self.finish_reason = output.finish_reason
             self._routed_experts = output.routed_experts
             if output.stop_token_id in self._params.stop_token_ids:
                 self._stop_reason = output.stop_token_id
@@ -219,10 +214,10 @@ class ChoiceAssembler:
         reasoning = ""
         events: tuple[Event, ...] = ()
         if self._splitter is not None:
-            ended = self._finish_reason is not None
+            ended = self.finish_reason is not None
             if tokens:
                 self._splitter.push(output.token_id, decoded, ended)
-            cut = self._finish_reason in ("length", ABORTED)
+            cut = self.finish_reason in ("length", ABORTED)
             text, reasoning, events = self._splitter.take(text, ended, cut)
             self._reasoning.append(reasoning)
             if events:
@@ -232,7 +227,7 @@ class ChoiceAssembler:
             text=text,
             token_ids=(output.token_id,) if tokens else (),
             logprobs=tokens,
-            finish_reason=self._finish_reason,
+            finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
             abort=stop is not None and output.finish_reason is None,
             offset=offset,
@@ -273,7 +268,7 @@ class ChoiceAssembler:
 
     def answer(self, index: int) -> ChoiceAnswer:
         """The finished choice. Raises ValueError while it runs."""
-        if self._finish_reason is None:
+        if self.finish_reason is None:
             raise ValueError(f"choice {index} has not ended: push its remaining tokens first")
         return self.so_far(index)
 
@@ -284,7 +279,7 @@ class ChoiceAssembler:
             text="".join(self._pieces),
             token_ids=tuple([token.token_id for token in self._tokens]),
             logprobs=tuple(self._tokens),
-            finish_reason=self._finish_reason,
+            finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
             offsets=tuple(self._offsets),
             draft_tokens=self.draft_tokens,
@@ -339,8 +334,8 @@ class RequestAssembler:
         self.request = request
         self.failure: RequestFailed | None = None
         self.approximate = False
-        self._prompt: PromptOutput | None = None
-        self._choices = [
+        self.prompt: PromptOutput | None = None  # its scores, once they are there
+        self.choices = [
             ChoiceAssembler(
                 tokenizer if request.params.detokenize else None,
                 request.params,
@@ -348,7 +343,7 @@ class RequestAssembler:
             )
             for _ in range(request.params.n)
         ]
-        self._running = len(self._choices)
+        self._running = len(self.choices)
 
     def push(self, output: TokenOutput | PromptOutput | RequestFailed) -> TextDelta | None:
         """Add one output; returns the delta of a token's choice, None for other outputs."""
@@ -356,7 +351,7 @@ class RequestAssembler:
             if isinstance(output, RequestFailed):
                 self.failure = output
             else:
-                self._prompt = output
+                self.prompt = output
             return None
         return self.push_token(output)
 
@@ -364,15 +359,10 @@ class RequestAssembler:
         """Add a token; returns the delta of its choice."""
         if output.approximate:
             self.approximate = True
-        delta = self._choices[output.choice].push(output)
+        delta = self.choices[output.choice].push(output)
         if delta.finish_reason is not None:  # once a choice
             self._running -= 1
         return delta
-
-    @property
-    def prompt(self) -> PromptOutput | None:
-        """The prompt's scores; None until they arrive."""
-        return self._prompt
 
     @property
     def finished(self) -> bool:
@@ -382,39 +372,31 @@ class RequestAssembler:
     @property
     def generated_tokens(self) -> int:
         """Tokens of all choices so far."""
-        return sum(choice.token_count for choice in self._choices)
+        return sum(choice.token_count for choice in self.choices)
 
     @property
     def reasoning_tokens(self) -> int:
         """Those of `generated_tokens` that are reasoning."""
-        return sum(choice.reasoning_tokens for choice in self._choices)
+        return sum(choice.reasoning_tokens for choice in self.choices)
 
     @property
     def cached_tokens(self) -> int:
         """Tokens of the prompt that its first choice read from the prefix cache."""
-        return self._choices[0].cached_tokens
+        return self.choices[0].cached_tokens
 
     @property
     def draft_tokens(self) -> int:
         """Tokens of the request's drafts or prediction that were verified so far."""
-        return sum(choice.draft_tokens for choice in self._choices)
+        return sum(choice.draft_tokens for choice in self.choices)
 
     @property
     def accepted_draft_tokens(self) -> int:
         """Those of `draft_tokens` that were right."""
-        return sum(choice.accepted_draft_tokens for choice in self._choices)
-
-    def token_count(self, index: int) -> int:
-        """Tokens of a choice so far."""
-        return self._choices[index].token_count
-
-    def weight_spans(self, index: int) -> tuple[WeightSpan, ...]:
-        """Which weights computed which tokens of a choice so far."""
-        return self._choices[index].weight_spans
+        return sum(choice.accepted_draft_tokens for choice in self.choices)
 
     def choice(self, index: int) -> ChoiceAnswer:
         """One finished choice. Raises ValueError while it runs."""
-        return self._choices[index].answer(index)
+        return self.choices[index].answer(index)
 
     def as_delta(self, index: int) -> TextDelta:
         """One finished choice as a single delta. Raises ValueError while it runs."""
@@ -425,20 +407,20 @@ class RequestAssembler:
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,
             cached_tokens=answer.cached_tokens,
-            events=tuple(self._choices[index].said()),
+            events=tuple(self.choices[index].said()),
         )
 
     def answer(self) -> RequestAnswer:
         """The finished answer. Raises ValueError while a choice runs or if the request failed."""
         if self.failure is not None:
             raise ValueError(f"request failed, there is no answer: {self.failure.message}")
-        choices = tuple(choice.answer(index) for index, choice in enumerate(self._choices))
-        return RequestAnswer(self.request, self._prompt, choices, self.approximate)
+        choices = tuple(choice.answer(index) for index, choice in enumerate(self.choices))
+        return RequestAnswer(self.request, self.prompt, choices, self.approximate)
 
     def so_far(self) -> RequestAnswer:
         """The answer so far."""
-        choices = tuple(choice.so_far(index) for index, choice in enumerate(self._choices))
-        return RequestAnswer(self.request, self._prompt, choices, self.approximate)
+        choices = tuple(choice.so_far(index) for index, choice in enumerate(self.choices))
+        return RequestAnswer(self.request, self.prompt, choices, self.approximate)
 
 
 def logprob_bits(value: float) -> str:

@@ -61,9 +61,9 @@ class Batches:
     """The batches of one server."""
 
     def __init__(self, store: BatchStore, room: BatchRoom, most_bytes: int) -> None:
-        """most_bytes: of all files together."""
+        """most_bytes: of all files together; methods of the store are for `use`."""
         self.most_bytes = most_bytes
-        self._store, self._room = store, room
+        self.store, self._room = store, room
         self._disk = ThreadPoolExecutor(1, "batches")
         self._turns = Turns()
         self._running: dict[str, _Running] = {}
@@ -89,11 +89,6 @@ class Batches:
         return await loop.run_in_executor(self._disk, lambda: work(*values))
 
     @property
-    def store(self) -> BatchStore:
-        """Its methods are for `use`."""
-        return self._store
-
-    @property
     def open_count(self) -> int:
         """How many batches are worked on."""
         return len(self._running)
@@ -101,7 +96,7 @@ class Batches:
     async def begin(self, answer: BatchAnswer) -> None:
         """Go on with what an earlier server left."""
         self._answer = answer
-        for batch in await self.keep(self._store.open_batches):
+        for batch in await self.keep(self.store.open_batches):
             self.add(batch)
         if self._running:
             _log.info("%d batches go on", len(self._running))
@@ -128,7 +123,7 @@ class Batches:
         if running.batch.status in ("validating", "in_progress"):
             running.batch.enter("cancelling")
             running.stop()
-            await self.use(self._store.save, running.batch)
+            await self.use(self.store.save, running.batch)
         return running.batch
 
     async def close_when(self, ended: Callable[[], bool]) -> None:
@@ -143,7 +138,7 @@ class Batches:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         with suppress(Refusal):
-            await self.keep(self._store.close)
+            await self.keep(self.store.close)
         self._disk.shutdown(wait=False)
 
 

@@ -311,11 +311,11 @@ class GenerationResponse(Response):
 
     def _event(self, key: ChoiceKey, delta: TextDelta) -> Event:
         """The event of what a token adds; the last one of a choice may have its spans."""
-        weights = self._weights.latest
+        weights, choice = self._weights.latest, self._assemblers[key[0]].choices[key[1]]
         versions = None
         if delta.finish_reason is not None and self._shows_versions:
-            versions = self._weights.spans(self._assemblers[key[0]].weight_spans(key[1]))
-        position = 0 if self._audit is None else self._assemblers[key[0]].token_count(key[1])
+            versions = self._weights.spans(choice.weight_spans)
+        position = 0 if self._audit is None else choice.token_count
         return Event(key, delta, self._seen_tokens, self._cursor, weights, versions, position)
 
     @property

@@ -234,11 +234,7 @@ class AnswerReceipt:
 def _spans(answer: WholeAnswer, weights: AnswerWeights) -> tuple[SignedSpan, ...]:
     """Which weights computed which tokens of the choices, counted over all prompts."""
     assemblers = answer.assemblers.values()
-    spans = [
-        weights.spans(assembler.weight_spans(choice))
-        for assembler in assemblers
-        for choice in range(answer.call.choices)
-    ]
+    spans = [weights.spans(choice.weight_spans) for one in assemblers for choice in one.choices]
     return tuple(SignedSpan(choice, **one) for choice, listed in enumerate(spans) for one in listed)
 
 

@@ -24,19 +24,15 @@ _CUT_STRING = re.compile(
 class JsonScanner:
     """Finds the end of one object or list in text that comes in pieces, in linear time.
 
-    `done`: the end was seen. `bad`: it begins with something else.
+    `done`: the end was seen. `bad`: it begins with something else. `in_string`: the text so far
+    ends inside of a string.
     """
 
-    __slots__ = ("_depth", "_escaped", "_in_string", "bad", "done")
+    __slots__ = ("_depth", "_escaped", "bad", "done", "in_string")
 
     def __init__(self) -> None:
         self._depth = 0
-        self._in_string = self._escaped = self.done = self.bad = False
-
-    @property
-    def in_string(self) -> bool:
-        """Whether the text so far ends inside of a string."""
-        return self._in_string
+        self.in_string = self._escaped = self.done = self.bad = False
 
     @property
     def begun(self) -> bool:
@@ -58,12 +54,12 @@ class JsonScanner:
                 self._escaped = False
                 position += 1
                 continue
-            match = (_IN_STRING if self._in_string else _OUTSIDE).search(text, position)
+            match = (_IN_STRING if self.in_string else _OUTSIDE).search(text, position)
             if match is None:
                 return size
             character, position = match[0], match.end()
             if character == '"':
-                self._in_string = not self._in_string
+                self.in_string = not self.in_string
             elif character == "\\":
                 self._escaped = True
             elif character in "{[":
