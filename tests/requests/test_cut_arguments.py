@@ -8,8 +8,8 @@ from anthropic.lib.streaming._messages import accumulate_event
 
 from tpdet.requests.answer.calls import parts_of
 from tpdet.requests.answer.choices import ChoiceWriter, envelope
-from tpdet.requests.answer.form_writer import form_writer
 from tpdet.requests.answer.json_pieces import json_pieces
+from tpdet.requests.answer.whole_answer import FORM_WRITERS
 from tpdet.requests.body.messages_body import MessagesForm
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.body.responses_body import ResponsesForm
@@ -55,7 +55,7 @@ def streamed_and_whole(call, said):
     """The events of a stream whose answer is one call of a tool, and the whole answer."""
     around = envelope(call, 7, "fp", stream=True)
     delta = TextDelta(events=said.events(0), finish_reason="length")
-    writer = form_writer(call)
+    writer = FORM_WRITERS[call.form.api](call)
     if writer is not None:
         events = [*writer.begin(IDS, around), *writer.add(delta), *writer.end(around, USAGE)]
         return json_of(events), json_of(writer.whole)

@@ -10,8 +10,9 @@ from functools import partial
 from tpdet.audit.replay import AnswerDigests
 from tpdet.control.row_messages import SampledToken
 from tpdet.requests.answer.choices import ChoiceWriter, Json, envelope, usage
-from tpdet.requests.answer.form_writer import FormWriter, form_writer
+from tpdet.requests.answer.messages import MessageWriter
 from tpdet.requests.answer.prompt_scores import PromptScores
+from tpdet.requests.answer.responses import ResponseWriter
 from tpdet.requests.answer.sglang_choices import SglangChoiceWriter
 from tpdet.requests.answer.token_choices import TokenChoiceWriter
 from tpdet.requests.body.prepare import Call
@@ -24,6 +25,17 @@ from tpdet.text.parsing.parser import OutputParser
 from tpdet.text.parsing.reasoning import ReasoningParser
 from tpdet.text.tokenizer import Tokenizer
 
+FormWriter = MessageWriter | ResponseWriter
+"""Writes the one choice of a call as another API's events, by type; `whole` is what they add up to.
+
+`begin` gives those before the first token, `add` those of a token, `end` those of the end, `fail`
+those of an error behind the first byte. `mark` stands behind the last one.
+"""
+FORM_WRITERS: dict[str, Callable[[Call], FormWriter]] = {
+    "messages": MessageWriter,
+    "responses": ResponseWriter,
+}
+"""By `Call.form.api`."""
 DIGESTS = ("request_digest", "replay_digest")
 """How an answer names its `AnswerDigests`."""
 
@@ -59,7 +71,7 @@ class WholeAnswer:
         if self._calls is not None and self._calls.harmony is not None:
             self._reasoning = self._calls.harmony  # its calls stand among its messages
         self.ids: ShownIds | None = None
-        self.form = form_writer(call)
+        self.form = None if call.form is None else FORM_WRITERS[call.form.api](call)
         """What writes the answer in another API's form; None where it has its own."""
         self.prompts: dict[str, PromptScores] = {}
         self.assemblers = {

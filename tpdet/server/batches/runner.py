@@ -8,10 +8,10 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, TypeVar
 
 from tpdet.errors import Refusal
 from tpdet.requests.answer.messages import problem_body
@@ -46,15 +46,11 @@ _ENDS = {
 }
 _log = logging.getLogger("tpdet.server")
 Result = TypeVar("Result")
+BatchAnswer = Callable[[HttpExchange, Route, str, BatchRoom], Awaitable[bytes]]
+"""The body of the whole answer to an owner's call, as the server answers those over HTTP.
 
-
-class BatchAnswer(Protocol):
-    """Has a call answered, where the server answers those that come over HTTP."""
-
-    async def __call__(
-        self, exchange: HttpExchange, route: Route, owner: str, room: BatchRoom
-    ) -> bytes:
-        """The body of the whole answer. Raises ApiError, or ClientGone once `gone` resolves."""
+Raises ApiError, or ClientGone once the exchange's `gone` resolves.
+"""
 
 
 class Batches:

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from tpdet.requests.answer.choices import ChoiceWriter, Json, usage
-from tpdet.requests.answer.form_writer import FormWriter
 from tpdet.requests.answer.json_pieces import json_pieces, json_text
 from tpdet.requests.answer.prompt_scores import PromptScores
+from tpdet.requests.answer.whole_answer import FormWriter
 from tpdet.requests.body.prepare import Call
 from tpdet.requests.body.problems import ApiError
 from tpdet.requests.shown_ids import ShownIds

@@ -6,7 +6,7 @@ is read once, at its end, so that time is linear in the answer's length.
 
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from tpdet.text.parsing import json_text, python_calls
 from tpdet.text.parsing.argument_types import argument_json
@@ -20,37 +20,6 @@ Tools = Mapping[str, Mapping[str, Any]]
 
 _SPACE = " \t\n\r"
 _FIRST_KEYS = ("name", "type", "id")
-
-
-class CallBody(Protocol):
-    """One call, or a list of them, between a begin and an end."""
-
-    def push(self, piece: Piece) -> tuple[int, int]:
-        """Whether the body goes on, is over or is none, and how much of the piece belongs to it."""
-
-    def finish(self) -> bool:
-        """Whether the answer may end here."""
-
-    def calls(self) -> list[FunctionCall]:
-        """The calls of a body that is over. Raises ValueError where it is no such thing."""
-
-    def begun(self) -> list[FunctionCall]:
-        """The calls of a body in which the answer was cut: whole ones, and one that has not ended.
-
-        Its arguments begin those that it would have had. Raises ValueError where it names no tool.
-        """
-
-
-def body_of(family: CallFamily, tools: Tools | None, marked: bool, tags_are_ids: bool) -> CallBody:
-    """A body that begins; marked: behind a begin, not where an answer begins without one."""
-    match family.form:
-        case "tagged":
-            return _TaggedBody(family, tools, tags_are_ids, marked)
-        case "python":
-            return _PythonBody(family, marked)
-        case "named_json":
-            return _NamedJsonBody(family)
-    return _JsonBody(family, marked)
 
 
 class _JsonBody:
@@ -434,3 +403,25 @@ class _PythonBody:
         for name, arguments in python_calls.read(last) if last else ():
             calls.append(FunctionCall(name, arguments[:-1], ended=False))
         return calls
+
+
+CallBody = _JsonBody | _NamedJsonBody | _TaggedBody | _PythonBody
+"""One call, or a list of them, between a begin and an end.
+
+`push`: whether it goes on, is over or is none, and how much of the piece belongs to it; `finish`:
+whether the answer may end here; `calls` of one that is over. `begun`: those of one in which the
+answer was cut, whole ones and one that has not ended, whose arguments begin those that it would
+have had. Both raise ValueError where there are none.
+"""
+
+
+def body_of(family: CallFamily, tools: Tools | None, marked: bool, tags_are_ids: bool) -> CallBody:
+    """A body that begins; marked: behind a begin, not where an answer begins without one."""
+    match family.form:
+        case "tagged":
+            return _TaggedBody(family, tools, tags_are_ids, marked)
+        case "python":
+            return _PythonBody(family, marked)
+        case "named_json":
+            return _NamedJsonBody(family)
+    return _JsonBody(family, marked)

@@ -4,7 +4,6 @@ A mark is a token id: the same letters made of other tokens are text.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
 from tpdet.text.parsing.terminals import Piece, Terminals
 from tpdet.text.tokenizer import Tokenizer
@@ -18,19 +17,6 @@ START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end
 TEXT_BLOCK = ("<think>", "</think>")
 _TEXT_MARKS = Terminals(TEXT_BLOCK, TEXT_BLOCK, {})
 _MORE_ENDS = ("<|return|>", "<|call|>")
-
-
-class State(Protocol):
-    """Where one answer is among its marks; `settled` once all that comes is content."""
-
-    settled: bool
-
-    @property
-    def schema_after(self) -> tuple[int, ...]:
-        """The ids behind which a schema holds, before any token of the answer."""
-
-    def step(self, token_id: int, text: str) -> int:
-        """The part that the next token is in; `text` is what it completed."""
 
 
 class Think:
@@ -172,3 +158,10 @@ class Harmony:
         if " to=" in words:
             return TO_TOOL
         return REASONING if channel.startswith("analysis") else CONTENT
+
+
+State = Think | TextThink | Harmony
+"""Where one answer is among its marks; `settled` once all that comes is content.
+
+`schema_after`: the ids behind which a schema holds, before any token of the answer.
+"""
