@@ -55,7 +55,7 @@ def streamed_and_whole(call, said):
     """The events of a stream whose answer is one call of a tool, and the whole answer."""
     around = envelope(call, 7, "fp", stream=True)
     delta = TextDelta(events=said.events(0), finish_reason="length")
-    writer = FORM_WRITERS[call.form.api](call)
+    writer = None if call.form is None else FORM_WRITERS[call.form.api](call)
     if writer is not None:
         events = [*writer.begin(IDS, around), *writer.add(delta), *writer.end(around, USAGE)]
         return json_of(events), json_of(writer.whole)

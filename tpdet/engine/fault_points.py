@@ -11,7 +11,7 @@ import torch
 
 from tpdet.control.plan import DIGEST_BYTES, StepPlan
 from tpdet.launch.life.faults import Fault
-from tpdet.runner import SampleTogether, TakeLogits
+from tpdet.runner import LogitBlock, TakeLogits
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segv": signal.SIGSEGV}
 
@@ -73,19 +73,9 @@ class _SpoilFirstRow:
     def __init__(self, results: TakeLogits) -> None:
         self._results = results
 
-    def take(
-        self,
-        first: int,
-        logits: torch.Tensor,
-        together: SampleTogether | None,
-        moved: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def take(self, block: LogitBlock) -> torch.Tensor:
         """As TakeLogits."""
-        spoiled = _spoiled(logits) if first == 0 else logits
-        return self._results.take(first, spoiled, together, moved)
-
-
-def _spoiled(logits: torch.Tensor) -> torch.Tensor:
-    spoiled = logits.clone()
-    spoiled[0] = float("nan")
-    return spoiled
+        if block.first == 0:
+            block = block._replace(logits=block.logits.clone())
+            block.logits[0] = float("nan")
+        return self._results.take(block)

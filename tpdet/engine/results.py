@@ -22,7 +22,7 @@ from tpdet.engine.pooling import PendingPooled, PromptRows, pool
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
-from tpdet.runner import RowSharing, SampleTogether
+from tpdet.runner import LogitBlock, RowSharing
 from tpdet.sampling.sampler import (
     NumericalFailure,
     PendingSample,
@@ -133,18 +133,9 @@ class StepResults:
         rows = zip(step.sequences, step.logits, strict=True)
         return tuple([sequence.row_sampling for sequence, logits in rows if logits])
 
-    def take(
-        self,
-        first: int,
-        logits: torch.Tensor,
-        together: SampleTogether | None,
-        moved: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Take fp32 logits [n, W] that stand at `first`, `first + 1`, ... of the step's.
-
-        Whole rows (W = V), or this rank's columns where ranks sample `together`. moved: as for
-        `TakeLogits`. Returns the ids int64 of the sampled tokens, on their device.
-        """
+    def take(self, block: LogitBlock) -> torch.Tensor:
+        """As TakeLogits."""
+        first, logits, together, moved = block
         if together is None and not self._lists_no_ids:
             assert moved is None  # such rows follow no unverified drafts
             return self._take_whole(first, logits)

@@ -3,7 +3,7 @@
 from tpdet.runner.runner import Runner
 from tpdet.runner.start.contracts import Contracts
 from tpdet.runner.start.loading import Tick
-from tpdet.runner.step.shared_rows import RowSharing, SampleTogether
-from tpdet.runner.step.taking import Follower, TakeLogits
+from tpdet.runner.step.shared_rows import RowSharing
+from tpdet.runner.step.taking import Follower, LogitBlock, TakeLogits
 
-__all__ = ["Contracts", "Follower", "RowSharing", "Runner", "SampleTogether", "TakeLogits", "Tick"]
+__all__ = ["Contracts", "Follower", "LogitBlock", "RowSharing", "Runner", "TakeLogits", "Tick"]

@@ -36,7 +36,7 @@ from tpdet.runner.start.start_times import MAKING_PAGES, StartTimes, naming_memo
 from tpdet.runner.step.gpu_wait import wait_for_step
 from tpdet.runner.step.state_events import apply_state_events
 from tpdet.runner.step.step_rows import gather_rows
-from tpdet.runner.step.taking import TakeLogits
+from tpdet.runner.step.taking import LogitBlock, TakeLogits
 
 
 class Runner:
@@ -263,7 +263,7 @@ class Runner:
         for first, logits_RV in self.sharing.cut(plan, self._shards(plan.rows, moves)):
             rows = logits_RV if together is not None else self.model.whole_logits(logits_RV)
             moved = None if moves is None else moves.moved[first : first + len(rows)]
-            sampled.append(results.take(first, rows, together, moved))
+            sampled.append(results.take(LogitBlock(first, rows, together, moved)))
         if len(sampled) == 1:
             ids = sampled[0]
         else:

@@ -16,7 +16,7 @@ from tpdet.errors import NumericalError
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.runner import SampleTogether
+from tpdet.runner import LogitBlock
 from tpdet.runner.graphs.decode_chain import ChainedSteps, DecodeChain
 from tpdet.sampling.sampler import PendingSample, finish, sample_columns
 from tpdet.scheduler.rows import plan_rows
@@ -63,14 +63,9 @@ class DraftStep:
                 self._targets.append((copy, len(copy.tokens), copy.sample_index))
                 copy.tokens.append(PENDING)
 
-    def take(
-        self,
-        first: int,
-        logits: torch.Tensor,
-        together: SampleTogether | None,
-        moved: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def take(self, block: LogitBlock) -> torch.Tensor:
         """Sample at each of the logits, fp32 [n, V]: ids int64 [n]."""
+        first, logits, *_ = block
         sequences = self._sequences[first : first + len(logits)]
         packed = b"".join([it.packed_sampling for it in sequences])
         params = PlainRows(packed, self._ends[first : first + len(logits)])

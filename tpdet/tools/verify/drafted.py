@@ -18,7 +18,7 @@ from tpdet.config import EngineConfig
 from tpdet.control.plan import PlanRows, StepPlan
 from tpdet.engine.fault_points import FaultPoints
 from tpdet.requests.request import Request
-from tpdet.runner import Runner, SampleTogether, TakeLogits
+from tpdet.runner import LogitBlock, Runner, TakeLogits
 from tpdet.scheduler.sequence import Sequence
 from tpdet.scheduler.speculator import DraftCounts, Speculator
 from tpdet.speculative.acceptance import AcceptanceRates
@@ -168,16 +168,10 @@ class _Spoiled:
     def __init__(self, results: TakeLogits, refused: list[int]) -> None:
         self._results, self._refused = results, refused
 
-    def take(
-        self,
-        first: int,
-        logits: torch.Tensor,
-        together: SampleTogether | None,
-        moved: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def take(self, block: LogitBlock) -> torch.Tensor:
         """As TakeLogits."""
-        rows = [row - first for row in self._refused if first <= row < first + len(logits)]
-        if rows:
-            logits = logits.clone()
-            logits[rows] = torch.nan
-        return self._results.take(first, logits, together, moved)
+        rows = [row - block.first for row in self._refused]
+        if rows := [row for row in rows if 0 <= row < len(block.logits)]:
+            block = block._replace(logits=block.logits.clone())
+            block.logits[rows] = torch.nan
+        return self._results.take(block)
