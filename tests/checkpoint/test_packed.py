@@ -9,7 +9,7 @@ from tests.checkpoint.test_quantised import MADE, K, N, compressed_fp8_block, mx
 from tests.lib.bits import assert_same_bits
 from tests.lib.kernels.ordered_numbers import ordered_numbers
 from tpdet.checkpoint.checkpoint import open_checkpoint
-from tpdet.checkpoint.pieces import Pieces, TensorRead
+from tpdet.checkpoint.pieces import Pieces, TensorRead, part_of
 from tpdet.kernels.cpu.gemm.column import column_gemm
 from tpdet.kernels.cpu.gemm.gated import gated_gemm
 from tpdet.kernels.cpu.gemm.leaf import leaf_gemm
@@ -35,7 +35,7 @@ def held(folder, dim, first, last, shape=(N, K), kept=None):
     mine = bounds.index((first, last))
     pieces = Pieces(dim, bounds, range(mine, mine + 1), kept)
     checkpoint = open_checkpoint(folder)
-    numbers = checkpoint.piece("a.weight", shape, dim, first, last).contiguous()
+    numbers = checkpoint.piece(part_of("a.weight", shape, dim, first, last)).contiguous()
     return checkpoint.packed(TensorRead("a.weight", shape, pieces)), numbers
 
 
@@ -125,7 +125,7 @@ def test_of_a_piece_only_what_is_kept_is_held(tmp_path):
     checkpoint = open_checkpoint(written(tmp_path, config, parts))
     pieces = Pieces.whole(kept=range(17, 30))
     packed = checkpoint.packed(TensorRead("a.weight", (N, K), pieces))
-    assert_same_bits(packed.numbers(), checkpoint.piece("a.weight", (N, K), 0, 17, 30))
+    assert_same_bits(packed.numbers(), checkpoint.piece(part_of("a.weight", (N, K), 0, 17, 30)))
     assert stored_bytes(packed) == 13 * (K // 2 + K // 32)
 
 

@@ -11,6 +11,7 @@ from tests.lib.bits import assert_same_bits
 from tpdet import LLM, SamplingParams
 from tpdet.checkpoint.checkpoint import open_checkpoint
 from tpdet.checkpoint.model_config import load_model_config
+from tpdet.checkpoint.pieces import part_of
 from tpdet.errors import CheckpointError
 
 N, K = 144, 256
@@ -173,7 +174,7 @@ def test_a_form_has_its_rules_values_however_it_is_cut(make, tmp_path):
     expected = expected.float().contiguous()
     assert checkpoint.names == ("a.weight",) and list(checkpoint.rules) == ["a.weight"]
     for dim, first, last in ((0, 0, N), (0, 70, 131), (1, 48, 112), (1, 240, 256)):
-        found = checkpoint.piece("a.weight", (N, K), dim, first, last)
+        found = checkpoint.piece(part_of("a.weight", (N, K), dim, first, last))
         assert_same_bits(found.contiguous(), expected.narrow(dim, first, last - first).contiguous())
 
 
@@ -183,7 +184,7 @@ def test_blocks_at_the_edges_have_scales_of_their_own(rows, columns, tmp_path):
     checkpoint = open_checkpoint(written(tmp_path, config, parts))
     for dim, extent in enumerate((rows, columns)):
         for first, last in ((0, extent), (extent - 1, extent), (extent // 3, extent)):
-            found = checkpoint.piece("a.weight", (rows, columns), dim, first, last)
+            found = checkpoint.piece(part_of("a.weight", (rows, columns), dim, first, last))
             assert_same_bits(found, expected.narrow(dim, first, last - first).contiguous())
 
 
@@ -199,7 +200,9 @@ def test_a_part_that_is_missing_or_wrong_is_refused_by_name(make, tmp_path):
             open_checkpoint(written(tmp_path, config, rest))
         short = parts | {name: parts[name][:-1]}
         with pytest.raises(CheckpointError, match=rf"tensor a\.{name} is"):
-            open_checkpoint(written(tmp_path, config, short)).piece("a.weight", (N, K), 0, 0, N)
+            open_checkpoint(written(tmp_path, config, short)).piece(
+                part_of("a.weight", (N, K), 0, 0, N)
+            )
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
@@ -210,21 +213,25 @@ def test_a_scale_of_zero_nan_or_infinity_is_refused(make, value, tmp_path):
     parts[name].view(-1)[-1] = value
     checkpoint = open_checkpoint(written(tmp_path, config, parts))
     with pytest.raises(CheckpointError, match=rf"a\.{name} holds a scale of zero, NaN or inf"):
-        checkpoint.piece("a.weight", (N, K), 0, 0, N)
+        checkpoint.piece(part_of("a.weight", (N, K), 0, 0, N))
 
 
 def test_a_scale_of_mxfp4_that_is_no_number_is_refused(tmp_path):
     config, parts, _ = mxfp4()
     parts["weight_scale"][3, 2] = 255
     with pytest.raises(CheckpointError, match=r"a\.weight_scale holds a scale of NaN"):
-        open_checkpoint(written(tmp_path, config, parts)).piece("a.weight", (N, K), 0, 0, N)
+        open_checkpoint(written(tmp_path, config, parts)).piece(
+            part_of("a.weight", (N, K), 0, 0, N)
+        )
 
 
 def test_columns_in_another_order_are_refused(tmp_path):
     config, parts, _ = gptq()
     parts["g_idx"] = parts["g_idx"].flip(0)
     with pytest.raises(CheckpointError, match=r"a\.g_idx has columns in another order"):
-        open_checkpoint(written(tmp_path, config, parts)).piece("a.weight", (N, K), 0, 0, N)
+        open_checkpoint(written(tmp_path, config, parts)).piece(
+            part_of("a.weight", (N, K), 0, 0, N)
+        )
 
 
 @pytest.mark.parametrize(

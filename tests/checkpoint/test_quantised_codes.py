@@ -11,7 +11,7 @@ import torch
 from tests.checkpoint.test_quantised import compressed, fp8_channel, packed, written
 from tests.lib.bits import assert_same_bits
 from tpdet.checkpoint.checkpoint import open_checkpoint
-from tpdet.checkpoint.pieces import Pieces
+from tpdet.checkpoint.pieces import Pieces, part_of
 from tpdet.checkpoint.source import WeightSource
 from tpdet.errors import CheckpointError
 
@@ -134,7 +134,7 @@ def test_the_codes_of_e4m3_that_are_no_numbers_are_refused(code, tmp_path):
     parts = {"weight": weight, "weight_scale": torch.ones(4, 1)}
     checkpoint = open_checkpoint(written(tmp_path, fp8_channel()[0], parts))
     with pytest.raises(CheckpointError, match=r"tensor a\.weight holds NaN or infinity"):
-        checkpoint.piece("a.weight", (4, 8), 0, 0, 4)
+        checkpoint.piece(part_of("a.weight", (4, 8), 0, 0, 4))
 
 
 MXFP4 = compressed(
@@ -158,7 +158,7 @@ def mxfp4_numbers(exponents):
 def test_every_code_of_e2m1_times_every_scale_is_exact(tmp_path):
     exponents = [*range(255)]
     checkpoint = open_checkpoint(written(tmp_path, MXFP4, mxfp4_parts(exponents)))
-    found = checkpoint.unchecked_piece("a.weight", (255, 32), 0, 0, 255)
+    found = checkpoint.unchecked_piece(part_of("a.weight", (255, 32), 0, 0, 255))
     exact = mxfp4_numbers(exponents)
     assert_same_bits(found, rounded_once(exact, torch.float32))
     fits = torch.isfinite(found)

@@ -14,6 +14,7 @@ from tests.checkpoint.test_quantised import (
     written,
 )
 from tpdet.checkpoint.checkpoint import open_checkpoint
+from tpdet.checkpoint.pieces import part_of
 from tpdet.errors import CheckpointError
 
 DTYPES = (
@@ -62,7 +63,7 @@ def check(folder, config, parts):
     try:
         checkpoint = open_checkpoint(written(folder, config, parts))
         for dim, first, last in CUTS:
-            found = checkpoint.piece("a.weight", (N, K), dim, first, last)
+            found = checkpoint.piece(part_of("a.weight", (N, K), dim, first, last))
             assert found.shape == ((last - first, K) if dim == 0 else (N, last - first))
             assert torch.isfinite(found.float()).all()
         checkpoint.check_all_read(["a.weight"])
@@ -109,4 +110,4 @@ def test_matrices_without_columns_are_refused(tmp_path):
 def refuse_no_columns(folder, config, parts):
     checkpoint = open_checkpoint(written(folder, config, parts))
     with pytest.raises(CheckpointError, match="tensor a: 0 columns are no groups"):
-        checkpoint.piece("a.weight", (N, 0), 0, 0, N)
+        checkpoint.piece(part_of("a.weight", (N, 0), 0, 0, N))

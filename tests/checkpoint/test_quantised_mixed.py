@@ -23,6 +23,7 @@ from tests.checkpoint.test_quantised import (
 from tests.lib.bits import assert_same_bits
 from tpdet.checkpoint.checkpoint import open_checkpoint
 from tpdet.checkpoint.model_config import load_model_config
+from tpdet.checkpoint.pieces import part_of
 from tpdet.errors import CheckpointError
 
 
@@ -72,7 +73,7 @@ def test_each_matrix_has_the_form_in_which_it_is_stored(tmp_path):
         "mxfp4.weight": "mxfp4 4 bits, group 32",
     }
     for name, (_, _, expected) in made.items():
-        found = checkpoint.piece(f"{name}.weight", (N, K), 0, 0, N)
+        found = checkpoint.piece(part_of(f"{name}.weight", (N, K), 0, 0, N))
         assert_same_bits(found, expected.float().contiguous())
 
 
@@ -81,7 +82,7 @@ def test_a_matrix_in_a_form_that_no_group_has_is_refused(make, tmp_path):
     _, parts, _ = make()
     others = [other()[0] for other in MIXED if other is not make]
     with pytest.raises(CheckpointError, match="tensor a") as refusal:
-        opened(tmp_path, mixed(*others), {"a": parts}).piece("a.weight", (N, K), 0, 0, N)
+        opened(tmp_path, mixed(*others), {"a": parts}).piece(part_of("a.weight", (N, K), 0, 0, N))
     assert "\n" not in str(refusal.value)
 
 
@@ -94,7 +95,7 @@ def test_a_matrix_that_fits_two_groups_is_refused(tmp_path):
 def test_two_groups_of_one_form_are_one(tmp_path):
     config, parts, expected = fp8_channel()
     checkpoint = opened(tmp_path, mixed(config, config), {"a": parts})
-    assert_same_bits(checkpoint.piece("a.weight", (N, K), 0, 0, N), expected)
+    assert_same_bits(checkpoint.piece(part_of("a.weight", (N, K), 0, 0, N)), expected)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +136,6 @@ def test_a_fused_matrix_is_read_in_parts(make, tiny_model, tmp_path):
     for part, rows in (("q", 96), ("k", 24), ("v", 24)):
         name = f"model.layers.0.self_attn.{part}_proj.weight"
         assert "bits" in checkpoint.rules[name]
-        found = checkpoint.piece(name, (rows, K), 0, 3, rows)
+        found = checkpoint.piece(part_of(name, (rows, K), 0, 3, rows))
         assert_same_bits(found, expected[first + 3 : first + rows].float().contiguous())
         first += rows

@@ -11,6 +11,7 @@ from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.engine_harness import ask, run
 from tpdet.checkpoint.checkpoint import open_checkpoint
 from tpdet.checkpoint.model_config import load_model_config
+from tpdet.checkpoint.pieces import part_of
 from tpdet.errors import CheckpointError
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
@@ -59,7 +60,8 @@ def test_mxfp4_experts_have_the_bits_of_the_dequantised_checkpoint(stored):
 def test_parts_are_the_gates_the_ups_and_the_rows_asked_for(stored):
     whole = load_file(stored[1] / "model.safetensors")
     for folder in stored:
-        read = open_checkpoint(folder).piece
+        checkpoint = open_checkpoint(folder)
+        read = lambda *part, of=checkpoint: of.piece(part_of(*part))
         for first, part in enumerate(("gate", "up")):
             wanted = whole[f"{BLOCK}.gate_up_proj"][3].t()[first::2]
             name = f"{BLOCK}.3.{part}_proj"

@@ -329,9 +329,9 @@ def test_the_next_layer_is_read_meanwhile_and_only_as_it_is_asked_for(tmp_path):
     checkpoint, begun = open_checkpoint(tmp_path), []
     streamed = checkpoint.streamed
 
-    def noting(name, *more):
-        begun.append(name)
-        return streamed(name, *more)
+    def noting(piece, *more):
+        begun.append(piece.tensor.name)
+        return streamed(piece, *more)
 
     halves = Pieces(0, ((0, 4), (4, 8)), range(2))
     with pytest.MonkeyPatch.context() as patch:

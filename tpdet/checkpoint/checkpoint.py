@@ -15,7 +15,7 @@ from tpdet.checkpoint.gguf.header import is_gguf, read_header
 from tpdet.checkpoint.gguf.tensors import gguf_tensors
 from tpdet.checkpoint.model_config.json_file import read_json_object
 from tpdet.checkpoint.model_config.stored_form import read_stored_form
-from tpdet.checkpoint.pieces import TensorRead
+from tpdet.checkpoint.pieces import PieceRead, TensorRead, part_of
 from tpdet.checkpoint.safetensors_header import read_safetensors_header
 from tpdet.checkpoint.shared_read import SharedReads
 from tpdet.checkpoint.stored import DTYPES, CheckpointTensor, StoredFile, StoredTensor, Tensors
@@ -52,16 +52,8 @@ class Checkpoint:
         self.files = tuple(sorted(files))
         self.names = tuple(sorted(n for n in tensors if not n.endswith(_INERT_SUFFIX)))
 
-    def piece(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        dim: int,
-        first: int,
-        last: int,
-        shared: Sequence[tuple[int, int]] = (),
-    ) -> torch.Tensor:
-        """Elements [first, last) along `dim` of a tensor of `shape`, in the stored dtype.
+    def piece(self, piece: PieceRead, shared: Sequence[tuple[int, int]] = ()) -> torch.Tensor:
+        """A piece of a tensor, whole, in the stored dtype.
 
         shared: the bounds of all pieces of which this is one, each of which is asked for once: what
         lies apart in the file is then read once for all of them.
@@ -69,26 +61,25 @@ class Checkpoint:
         Raises CheckpointError for another shape or dtype, for NaN or infinity, and where the file
         has become shorter than it was when it was opened.
         """
-        with self._part(name, shape, dim, first, last, shared) as read:
+        with self._part(piece, shared) as read:
             part = (
                 read.contiguous()
                 if len(shared) < 2
                 else read.clone(memory_format=torch.contiguous_format)
             )
         if not all_finite(part):
-            raise self.not_finite(name)
+            raise self.not_finite(piece.tensor.name)
         return part
 
     def not_finite(self, name: str) -> CheckpointError:
         """The error of a tensor with NaN or infinity."""
         return CheckpointError(f"{self._tensors[name].file}: tensor {name} holds NaN or infinity")
 
-    def unchecked_piece(
-        self, name: str, shape: tuple[int, ...], dim: int, first: int, last: int
-    ) -> torch.Tensor:
+    def unchecked_piece(self, piece: PieceRead) -> torch.Tensor:
         """The same, whose values nobody has looked at."""
-        view, _ = self._typed(name, shape)
-        part = view[(*(slice(None) for _ in range(dim)), slice(first, last))]
+        view, _ = self._typed(piece.tensor.name, piece.tensor.shape)
+        before = [slice(None)] * piece.tensor.pieces.dim
+        part = view[(*before, slice(piece.first, piece.last))]
         assert isinstance(part, torch.Tensor)
         return part
 
@@ -124,42 +115,33 @@ class Checkpoint:
         return view, DTYPES[dtype]
 
     def _part(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        dim: int,
-        first: int,
-        last: int,
-        shared: Sequence[tuple[int, int]],
+        self, piece: PieceRead, shared: Sequence[tuple[int, int]]
     ) -> AbstractContextManager[torch.Tensor]:
         """As `piece`, unchecked; maybe in memory that is others' behind the block."""
+        name, shape, pieces = piece.tensor
+        dim = pieces.dim
         tensor = self._tensors.get(name)
         apart = tensor is not None and (dim > 0 or isinstance(tensor.open(), ExpertPart))
         if not apart or len(shared) < 2 or name in self.rules:
-            return nullcontext(self.unchecked_piece(name, shape, dim, first, last))
+            return nullcontext(self.unchecked_piece(piece))
         view, dtype = self._typed(name, shape)
-        return self._shared.part(name, view, dtype, dim, shared, (first, last))
+        return self._shared.part(name, view, dtype, dim, shared, (piece.first, piece.last))
 
     def streamed(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        dim: int,
-        first: int,
-        last: int,
-        kept: range | None,
-        shared: Sequence[tuple[int, int]] = (),
+        self, piece: PieceRead, shared: Sequence[tuple[int, int]] = ()
     ) -> StreamedPiece | None:
-        """The same piece for `StreamedPiece.send`, of which `kept` is copied; None where it cannot.
+        """What is kept of a piece for `StreamedPiece.send`; None where it cannot be sent so.
 
         `piece` names what is wrong with a tensor that is not there in this shape.
         """
+        (name, shape, pieces), _, first, last = piece
+        dim, kept = pieces.dim, pieces.kept
         stored = self._tensors[name].stored if name in self._tensors else None
         if stored is None or stored.entry.shape != shape:
             return None
         if kept is None and (first, last) == (0, shape[dim]):
             dim, last = 0, shape[0]  # all of it, so its bytes follow each other
-        apart = partial(self._part, name, shape, dim, first, last, shared)
+        apart = partial(self._part, part_of(name, shape, dim, first, last), shared)
         found = StreamedPiece(stored, apart, dim, first, last, kept)
         return found if found.fits else None
 

@@ -84,6 +84,11 @@ class PieceRead(NamedTuple):
         return 2 * prod(self.shape)
 
 
+def part_of(name: str, shape: tuple[int, ...], dim: int, first: int, last: int) -> PieceRead:
+    """Elements [first, last) along `dim` of a tensor that is divided nowhere."""
+    return PieceRead(TensorRead(name, shape, Pieces(dim, (), range(0, 1))), 0, first, last)
+
+
 class TensorLeft(NamedTuple):
     """A tensor that only other ranks read: here it is checked for its shape alone."""
 

@@ -214,19 +214,18 @@ class WeightSource:
 
         target: where it is to go, and is at once if that can be; it is returned then.
         """
-        (name, shape, pieces), number, first, last = piece
-        dim, dtype = pieces.dim, self.dtype_of(pieces)
+        name, dtype = piece.tensor.name, self.dtype_of(piece.tensor.pieces)
         bounds = piece.tensor.own_bounds if self.from_files else ()
         if self._checkpoint is not None:
-            streamed = self._checkpoint.streamed(name, shape, dim, first, last, pieces.kept, bounds)
+            streamed = self._checkpoint.streamed(piece, bounds)
             if streamed is not None and streamed.tensor.dtype == dtype:
                 return streamed.send(self._staging, piece_header(dtype, piece, ""), target)
         if self._checkpoint is not None:
-            part = self._checkpoint.piece(name, shape, dim, first, last, bounds)
+            part = self._checkpoint.piece(piece, bounds)
         elif self.packing.draws(name):
             part = self.packing.draw(piece).numbers()
         else:
-            part = draw_piece(self._seed, name, number, piece.shape, self._device)
+            part = draw_piece(self._seed, name, piece.number, piece.shape, self._device)
         if self._checkpoint is not None or part.device.type == "cpu":
             digest = piece_digest(part.cpu(), piece, self._rule(name))
         else:  # a random piece made on a GPU stays there, unread

@@ -13,6 +13,7 @@ import torch
 from tpdet.checkpoint.checkpoint import open_part
 from tpdet.checkpoint.model_config import ModelConfig
 from tpdet.checkpoint.model_config.pooling import DenseLayer, Pooling, load_for_task
+from tpdet.checkpoint.pieces import part_of
 from tpdet.checkpoint.resolve import resolve_model
 from tpdet.config import EngineConfig
 from tpdet.errors import NumericalError, RequestError
@@ -67,12 +68,11 @@ class Pooler:
     def _read(self, directory: Path, layer: DenseLayer) -> Dense:
         checkpoint = open_part(directory / layer.folder)
         shape = layer.outputs, layer.inputs
+        shapes = {"linear.weight": shape} | ({"linear.bias": shape[:1]} if layer.bias else {})
         tensors = {
-            "linear.weight": checkpoint.piece("linear.weight", shape, 0, 0, shape[0]).float()
+            name: checkpoint.piece(part_of(name, of, 0, 0, of[0])).float()
+            for name, of in shapes.items()
         }
-        if layer.bias:
-            bias = checkpoint.piece("linear.bias", shape[:1], 0, 0, shape[0])
-            tensors["linear.bias"] = bias.float()
         checkpoint.check_all_read(tensors)
         for tensor in tensors.values():
             self._digest.update(tensor.contiguous().numpy().tobytes())

@@ -20,6 +20,7 @@ from tpdet.checkpoint.gguf.tensors import gguf_tensors
 from tpdet.checkpoint.gguf.tokenizer import read_gguf_tokenizer
 from tpdet.checkpoint.model_config import load_model_config
 from tpdet.checkpoint.model_config.stored_form import read_stored_form
+from tpdet.checkpoint.pieces import part_of
 from tpdet.checkpoint.sample import sample_checkpoint
 from tpdet.errors import CheckpointError
 
@@ -140,4 +141,4 @@ def test_a_decay_that_is_none_is_refused_by_its_name(value, pair):
             tensor.data[3] = value
             tensor.data.flush()
     with pytest.raises(CheckpointError, match=r"layers\.1\.linear_attn\.A_log holds NaN"):
-        open_checkpoint(path).piece("model.layers.1.linear_attn.A_log", (16,), 0, 0, 16)
+        open_checkpoint(path).piece(part_of("model.layers.1.linear_attn.A_log", (16,), 0, 0, 16))

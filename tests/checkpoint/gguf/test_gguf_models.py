@@ -13,7 +13,7 @@ from tests.lib.models.gguf_models import q4_1, write_gguf
 from tpdet.checkpoint.checkpoint import open_checkpoint
 from tpdet.checkpoint.gguf.header import read_header
 from tpdet.checkpoint.model_config import load_model_config
-from tpdet.checkpoint.pieces import Pieces
+from tpdet.checkpoint.pieces import Pieces, part_of
 from tpdet.checkpoint.resolve import resolve_model
 from tpdet.checkpoint.sample import sample_checkpoint
 from tpdet.checkpoint.source import WeightSource
@@ -75,10 +75,12 @@ def test_a_quantised_matrix_has_the_rules_values_however_it_is_cut(tiny_model, t
     heads, (outputs, inputs) = 8, entry.shape
     expected = torch.stack([rows.view(heads, -1, 2, inputs)[:, :, half] for half in (0, 1)], 1)
     expected = expected.reshape(outputs, inputs)
-    whole = checkpoint.piece(name, entry.shape, 0, 0, outputs)
+    whole = checkpoint.piece(part_of(name, entry.shape, 0, 0, outputs))
     assert_same_bits(whole, expected)
-    assert_same_bits(checkpoint.piece(name, entry.shape, 0, 70, 131), expected[70:131].clone())
-    cut = checkpoint.piece(name, entry.shape, 1, 48, 112)  # begins and ends inside blocks
+    assert_same_bits(
+        checkpoint.piece(part_of(name, entry.shape, 0, 70, 131)), expected[70:131].clone()
+    )
+    cut = checkpoint.piece(part_of(name, entry.shape, 1, 48, 112))  # begins and ends inside blocks
     assert_same_bits(cut.contiguous(), expected[:, 48:112].contiguous())
     assert checkpoint.rules[name] == "gguf Q4_1"
     assert "model.norm.weight" not in checkpoint.rules

@@ -7,6 +7,7 @@ import transformers
 from tpdet.checkpoint.checkpoint import open_checkpoint
 from tpdet.checkpoint.gguf.tokenizer import read_gguf_tokenizer
 from tpdet.checkpoint.model_config import load_model_config
+from tpdet.checkpoint.pieces import part_of
 
 
 def transformers_smollm2(path):
@@ -28,7 +29,7 @@ def transformers_smollm2(path):
     model = transformers.LlamaForCausalLM(config).float().eval()
     checkpoint = open_checkpoint(path)
     for name, held in model.named_parameters():
-        held.data = checkpoint.piece(name, tuple(held.shape), 0, 0, len(held)).float()
+        held.data = checkpoint.piece(part_of(name, tuple(held.shape), 0, 0, len(held))).float()
     return model
 
 

@@ -219,10 +219,7 @@ class ArrivingWeights(WeightSource):
         batch: list[PieceTarget] = []
         parts: list[torch.Tensor] = []
         for target in targeted:
-            name, shape, pieces = target.piece.tensor
-            part = self._checkpoint.unchecked_piece(
-                name, shape, pieces.dim, target.piece.first, target.piece.last
-            )
+            part = self._checkpoint.unchecked_piece(target.piece)
             if part.device.type != self._device.type:  # a carrier that brings it through the host
                 part = part.to(self._device)
             target.target.copy_(self._kept(part, target.piece).reshape(target.target.shape))
