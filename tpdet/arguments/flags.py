@@ -61,7 +61,6 @@ def later(module: str, function: str) -> Run:
     """A function of a module that is imported when it is called."""
 
     def run(options: argparse.Namespace) -> int:
-        code: int = getattr(import_module(module), function)(options)
-        return code
+        return getattr(import_module(module), function)(options)
 
     return run

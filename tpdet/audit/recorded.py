@@ -72,8 +72,7 @@ class Scored(msgspec.Struct, frozen=True):
     @property
     def logprob(self) -> float:
         """The number that the bits are. Raises ValueError or struct.error for bits of no fp32."""
-        value: float = struct.unpack(">f", bytes.fromhex(self.bits))[0]
-        return value
+        return struct.unpack(">f", bytes.fromhex(self.bits))[0]
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -124,8 +123,7 @@ def builtins_of(value: Any) -> dict[str, Any]:
     def encode(array: Any) -> str:
         return b64encode(array.tobytes()).decode()
 
-    found: dict[str, Any] = msgspec.to_builtins(value, enc_hook=encode)
-    return found
+    return msgspec.to_builtins(value, enc_hook=encode)
 
 
 def digest_of(answer: RecordedAnswer, eos_token_ids: tuple[int, ...]) -> str:

@@ -94,8 +94,7 @@ def allocate_pages(
 
 def stored_dtype(kv_cache_dtype: str, dtype: str) -> torch.dtype:
     """The dtype of pages by the setting and the model's dtype: uint8 stands for fp8."""
-    stored: torch.dtype = torch.uint8 if kv_cache_dtype == "fp8" else getattr(torch, dtype)
-    return stored
+    return torch.uint8 if kv_cache_dtype == "fp8" else getattr(torch, dtype)
 
 
 def page_bytes(layers: int, key_heads: int, head_dim: int, dtype: torch.dtype) -> int:

@@ -125,8 +125,7 @@ class CausalLM(Module):
         rows = [row for row in range(len(ids_M)) if row not in last]
 
         def score(logits: Tensor, scored: Tensor) -> Tensor:
-            result: Tensor = log_probabilities(logits, ids_M[scored + 1], temperature)
-            return result
+            return log_probabilities(logits, ids_M[scored + 1], temperature)
 
         return self._over_rows(ids_M, counts, rows, score)
 

@@ -59,8 +59,7 @@ class Recording:
         cos, sin = (table[batch.positions] for table in tables)
         keys: Tensor = pointwise.rotary(k, cos, sin, norms[1], eps)
         self._rotated[id(pages[0])] = keys, v
-        queries: Tensor = pointwise.rotary(q, cos, sin, norms[0], eps)
-        return queries
+        return pointwise.rotary(q, cos, sin, norms[0], eps)
 
     def paged_attention(
         self,
@@ -75,8 +74,7 @@ class Recording:
         """As `ops.paged_attention`, over the keys and values that were kept."""
         keys, values = self._rotated.pop(id(k_pages))
         lengths = [sequence.count for sequence in batch.sequences]
-        mixed: Tensor = attention.attention(q, keys, values, lengths, window, cap, sinks)
-        return mixed
+        return attention.attention(q, keys, values, lengths, window, cap, sinks)
 
 
 def column_gemm(
@@ -88,16 +86,14 @@ def column_gemm(
     admitted: object = None,
 ) -> Tensor:
     """As `ops.column_gemm`."""
-    y: Tensor = products.columns(x, weight, bias, out_dtype)
-    return y
+    return products.columns(x, weight, bias, out_dtype)
 
 
 def gated_gemm(
     x: Tensor, weight: Tensor, *, admitted: object = None, activation: str = "silu"
 ) -> Tensor:
     """As `ops.gated_gemm`."""
-    y: Tensor = products.gated_columns(x, weight, activation)
-    return y
+    return products.gated_columns(x, weight, activation)
 
 
 def leaf_sums(
@@ -115,8 +111,7 @@ def leaf_sums(
 
 def fold_roots(sums: PartialSums, slots: int) -> Tensor:
     """As `ops.fold_roots`."""
-    folded: Tensor = products.fold_roots(sums.values, write_roots(sums.roots), slots)
-    return folded
+    return products.fold_roots(sums.values, write_roots(sums.roots), slots)
 
 
 def fold_and_norm(sums: PartialSums, finish: Finish) -> tuple[Tensor, Tensor]:
@@ -138,8 +133,7 @@ def fold_and_norm(sums: PartialSums, finish: Finish) -> tuple[Tensor, Tensor]:
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     """As `ops.rms_norm`."""
-    y: Tensor = pointwise.norm(x, norm.weight, norm.eps, norm.formula, norm.dtype)
-    return y
+    return pointwise.norm(x, norm.weight, norm.eps, norm.formula, norm.dtype)
 
 
 def norm_by_mass(x: Tensor, largest: Tensor, mass: Tensor, count: int, norm: Norm) -> Tensor:
@@ -153,20 +147,17 @@ def norm_by_mass(x: Tensor, largest: Tensor, mass: Tensor, count: int, norm: Nor
 
 def activate_alone(x: Tensor, activation: str) -> Tensor:
     """As `ops.activate_alone`."""
-    y: Tensor = pointwise.activate(x, activation)
-    return y
+    return pointwise.activate(x, activation)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     """As `ops.soft_cap`."""
-    y: Tensor = pointwise.soft_cap(x, cap)
-    return y
+    return pointwise.soft_cap(x, cap)
 
 
 def embed(ids: Tensor, table: Tensor) -> Tensor:
     """As `ops.embed`."""
-    rows: Tensor = vocabulary.embedding(ids, table)
-    return rows
+    return vocabulary.embedding(ids, table)
 
 
 def choose_experts(
@@ -225,8 +216,7 @@ class RecordedWorld:
             return self._world.all_gather(x)
         # All ranks go back together, also one whose part has no gradient.
         known = x if x.requires_grad else x.detach().requires_grad_()
-        gathered: Tensor = _Gathered.apply(known, self._world)
-        return gathered
+        return _Gathered.apply(known, self._world)
 
 
 class _Gathered(torch.autograd.Function):

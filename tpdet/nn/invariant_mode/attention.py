@@ -83,8 +83,7 @@ def attention(
     _check(query, key, value, dropout_p, scale, enable_gqa)
     runs = plan_of(query, key, attn_mask, is_causal)
     numbers = [number for run in runs for number in astuple(run)]
-    result: Tensor = torch.ops.tpdet_invariant.attention(query, key, value, numbers)
-    return result
+    return torch.ops.tpdet_invariant.attention(query, key, value, numbers)
 
 
 def plan_of(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> tuple[Run, ...]:

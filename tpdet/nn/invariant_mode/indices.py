@@ -32,13 +32,6 @@ def index_put(
     return _add_rows(x.reshape(-1), elements.reshape(-1), source.reshape(-1, 1)).view(x.shape)
 
 
-def index_put_(
-    x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False
-) -> Tensor:
-    """`aten::index_put_`."""
-    return x.copy_(index_put(x, indices, values, accumulate))
-
-
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """`aten::index_add`."""
     if not x.is_floating_point():
@@ -48,11 +41,6 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
     rows = source.movedim(dim, 0) if x.ndim else source
     y = _add_rows(x.movedim(dim, 0), index.reshape(-1), rows.reshape(index.numel(), -1))
     return y.movedim(0, dim).contiguous()
-
-
-def index_add_(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
-    """`aten::index_add_`."""
-    return x.copy_(index_add(x, dim, index, source, alpha=alpha))
 
 
 def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
@@ -67,11 +55,6 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     flat = here + index * stride
     values = source[tuple(slice(size) for size in index.shape)]
     return _add_rows(x.reshape(-1), flat.reshape(-1), values.reshape(-1, 1)).view(x.shape)
-
-
-def scatter_add_(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """`aten::scatter_add_`."""
-    return x.copy_(scatter_add(x, dim, index, source))
 
 
 def embedding_backward(

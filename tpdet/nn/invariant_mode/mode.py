@@ -131,16 +131,24 @@ def overload(name: str) -> OpOverload | None:
 
 
 def _register(func: OpOverload, target: str) -> OpOverload:
-    """The operator `tpdet_invariant::name`, with aten's schema, made of a function of this room."""
+    """The operator `tpdet_invariant::name`, with aten's schema, made of a function of this room.
+
+    One that writes to its first argument is made of the function that gives a new tensor.
+    """
     module, _, function = target.partition(".")
     schema = str(func._schema).removeprefix("aten::")
     name = schema.partition("(")[0]
     _library.define(schema)
     body = getattr(import_module(f"tpdet.nn.invariant_mode.{module}"), function)
+    if func._schema.is_mutable:
+        body = partial(_written_back, body)
     _library.impl(name, body, "CompositeExplicitAutograd")
     packet, _, variant = name.partition(".")
-    operator: OpOverload = getattr(getattr(torch.ops.tpdet_invariant, packet), variant or "default")
-    return operator
+    return getattr(getattr(torch.ops.tpdet_invariant, packet), variant or "default")
+
+
+def _written_back(body: Any, x: Tensor, *args: Any, **named: Any) -> Tensor:
+    return x.copy_(body(x, *args, **named))
 
 
 def _as_it_is(func: OpOverload, *args: Any, **named: Any) -> Any:

@@ -10,6 +10,7 @@ Results are rounded to fp32 and then to the dtype of the result.
     R, N  rows and values of a row; R is cut in blocks, which bound the temporaries, not the bits
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -34,17 +35,12 @@ def sum_of(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`aten::sum.dim_IntList`; integers and booleans are exact in any order."""
+    """`aten::sum` and `aten::sum.dim_IntList`; integers and booleans are exact in any order."""
     if dtype is not None and dtype.is_floating_point:
         x = x.to(dtype)
     if not x.is_floating_point():
         return torch.sum(x, dims or list(range(x.ndim)), keepdim, dtype=dtype)
     return _sum(x, dims, keepdim, dtype, 1)
-
-
-def sum_of_all(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-    """`aten::sum`."""
-    return sum_of(x, None, False, dtype)
 
 
 def mean_of(
@@ -53,17 +49,9 @@ def mean_of(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`aten::mean.dim`."""
-    chosen = dims or range(x.ndim)
-    count = 1
-    for dim in chosen:
-        count *= x.shape[dim]
+    """`aten::mean` and `aten::mean.dim`."""
+    count = math.prod(x.shape[dim] for dim in dims or range(x.ndim))
     return _sum(x, dims, keepdim, dtype, count)
-
-
-def mean_of_all(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-    """`aten::mean`."""
-    return mean_of(x, None, False, dtype)
 
 
 def running_sum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -92,12 +80,20 @@ def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 def softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """`aten::_softmax_backward_data`: p * (g - Σ g p)."""
-    return by_rows(_softmax_gradient, dim, dtype, grad, output)
+
+    def by_row(grad: Tensor, output: Tensor) -> Tensor:
+        return output * (grad - order_free_sum(grad * output, [-1]).float())
+
+    return by_rows(by_row, dim, dtype, grad, output)
 
 
 def log_softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """`aten::_log_softmax_backward_data`: g - exp(log p) * Σ g."""
-    return by_rows(_log_softmax_gradient, dim, dtype, grad, output)
+
+    def by_row(grad: Tensor, output: Tensor) -> Tensor:
+        return grad - exponential(output) * order_free_sum(grad, [-1]).float()
+
+    return by_rows(by_row, dim, dtype, grad, output)
 
 
 def log_sum_exp(x: Tensor, dims: list[int], keepdim: bool = False) -> Tensor:
@@ -175,11 +171,3 @@ def _softmax_rows(x: Tensor) -> Tensor:
 def _log_softmax_rows(x: Tensor) -> Tensor:
     _, largest, total = _exponentials(x)
     return log_probabilities(x, largest, logarithm(total))
-
-
-def _softmax_gradient(grad: Tensor, output: Tensor) -> Tensor:
-    return output * (grad - order_free_sum(grad * output, [-1]).float())
-
-
-def _log_softmax_gradient(grad: Tensor, output: Tensor) -> Tensor:
-    return grad - exponential(output) * order_free_sum(grad, [-1]).float()

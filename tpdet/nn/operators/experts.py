@@ -26,14 +26,7 @@ from tpdet.nn.operators.attention import page_count
 from tpdet.nn.operators.declare import DEVICES, operator, wide
 
 
-def _chosen_shape(
-    logits: Tensor,
-    bias: Any,
-    chosen: int,
-    sigmoid: bool = False,
-    over_chosen: bool = True,
-    scale: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+def _chosen_shape(logits: Tensor, bias: Any, chosen: int, *_: Any) -> tuple[Tensor, Tensor]:
     shape = logits.shape[0], chosen
     return logits.new_empty(shape), logits.new_empty(shape, dtype=torch.int32)
 

@@ -127,15 +127,10 @@ def activate(x: Tensor, activation: str = "silu") -> Tensor:
     return ops.activate_alone(x, activation)
 
 
-def _multiplied_shape(
-    gate_up: Tensor, activation: str = "silu", dtype: torch.dtype | None = None
-) -> Tensor:
-    rows, width = gate_up.shape
-    return gate_up.new_empty(rows, width // 2, dtype=dtype or gate_up.dtype)
-
-
 @operator(
-    _multiplied_shape,
+    lambda gate_up, activation="silu", dtype=None: gate_up.new_empty(
+        gate_up.shape[0], gate_up.shape[1] // 2, dtype=dtype
+    ),
     lambda gate_up, activation, dtype: gated_values(*gate_and_up(wide(gate_up)), activation),
 )
 def activate_and_multiply(

@@ -163,5 +163,4 @@ class Case:
                 torch.cuda.synchronize()
                 times.append(begin.elapsed_time(end) / calls * 1e3)
         medians = torch.tensor([sorted(times)[len(times) // 2] for times in taken], device="cuda")
-        slowest: list[float] = self._world.all_gather(medians).amax(0).tolist()
-        return slowest
+        return self._world.all_gather(medians).amax(0).tolist()

@@ -240,8 +240,7 @@ def _work(row: Row, configs: dict[str, ModelConfig | None]) -> CaseWork | None:
 
 def _seconds(row: Row) -> float:
     if row["unit"] == "tokens/s":
-        seconds: float = row["batch"] * row["context"] / row["value"]
-        return seconds
+        return row["batch"] * row["context"] / row["value"]
     return float(row["value"]) * _SECONDS[row["unit"]]
 
 

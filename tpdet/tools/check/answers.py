@@ -150,14 +150,12 @@ class Line(NamedTuple):
         offline = isinstance(self.answer, RecordedAnswer)
         if not offline and is_one_choice(self.body):
             return [self.body]
-        choices: list[dict[str, Any]] = self.fields["outputs"] if offline else self.body["choices"]
-        return choices
+        return self.fields["outputs"] if offline else self.body["choices"]
 
     @property
     def body(self) -> dict[str, Any]:
         """The body that a server answered."""
-        body: dict[str, Any] = self.fields["response"]["body"]
-        return body
+        return self.fields["response"]["body"]
 
     @property
     def is_split(self) -> bool:

@@ -345,5 +345,4 @@ class ModelCheck:
         named = origin(call, *names) if call.token_ids else {}
         shown = receipt(named, call.seeds(seed), digests, *how)
         body = whole.body(seed, facts.system_fingerprint, shown)
-        answered: dict[str, Any] = json.loads("".join(json_pieces(body)))
-        return answered
+        return json.loads("".join(json_pieces(body)))

@@ -156,8 +156,7 @@ def _date(connection: Connection) -> str | None:
         info = connection.get("/tokenizer_info")
     except HttpError:
         return None  # a server without a tokenizer
-    date: str | None = info.get("chat_template_date")
-    return date
+    return info.get("chat_template_date")
 
 
 def _row(turn: Turn) -> str:
