@@ -25,8 +25,8 @@ import torch
 
 from tpdet import LLM
 from tpdet.tools.check.answers import Question
+from tpdet.tools.check.targets import AnswerTarget, ModelTarget
 from tpdet.tools.golden.golden_file import read_goldens, stored_form, write_goldens
-from tpdet.tools.golden.targets import GoldenTarget, ModelTarget
 from tpdet.tools.golden.verdicts import Verdict, verdicts
 from tpdet.tools.measurement.results_file import append_run
 from tpdet.tools.worlds.machine import machine
@@ -77,7 +77,7 @@ class Proof:
         self.rows: list[dict[str, Any]] = []
         self.model, self.tp, self.asked, self.failed = model, tp, asked, False
 
-    def record(self, target: GoldenTarget, file: Path) -> None:
+    def record(self, target: AnswerTarget, file: Path) -> None:
         """Record all answers together."""
         asked, watch = self.asked, Watch()
         lines = target.record(asked)
@@ -85,7 +85,7 @@ class Proof:
         goldens = {one.name: stored_form(line) for one, line in zip(asked, lines, strict=True)}
         write_goldens(file, goldens)
 
-    def generate(self, target: GoldenTarget, goldens: Mapping[str, Any]) -> None:
+    def generate(self, target: AnswerTarget, goldens: Mapping[str, Any]) -> None:
         """Generate some of the answers one after another: they are the recorded ones."""
         some = self.asked[:: max(1, len(self.asked) // SOME)]
         watch = Watch()
@@ -96,7 +96,7 @@ class Proof:
         self.expect(equal == len(some), "alone they are the same as together")
 
     def check(
-        self, case: str, target: GoldenTarget, goldens: Mapping[str, Any], one_by_one: bool = False
+        self, case: str, target: AnswerTarget, goldens: Mapping[str, Any], one_by_one: bool = False
     ) -> list[Verdict]:
         """Judge goldens in their order, together or one by one, and time it."""
         watch = Watch()

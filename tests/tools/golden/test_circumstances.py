@@ -8,8 +8,8 @@ from tests.lib.recorded_lines import CHATS, COMPLETIONS
 from tests.lib.server.served import Served
 from tpdet import LLM
 from tpdet.tools.check.answers import Question
+from tpdet.tools.check.targets import ModelTarget, ServerTarget
 from tpdet.tools.golden.golden_file import stored_form
-from tpdet.tools.golden.targets import ModelTarget, ServerTarget
 from tpdet.tools.golden.verdicts import verdicts
 
 pytestmark = pytest.mark.slow

@@ -6,6 +6,7 @@ import re
 import shutil
 import sqlite3
 import time
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def relation(tp: int, circumstance: str, digest: str = "a", mode: str = "tree", 
         reference="a" * 64,
         positions=375,
         difference=None if equal else str(logit),
-        way=way or LaunchWay(),
+        **asdict(way or LaunchWay()),
         logit=None if equal else logit,
         differing=0 if equal else 286,
     )

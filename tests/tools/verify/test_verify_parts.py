@@ -219,7 +219,8 @@ def test_large_and_small_logits_are_digested_in_their_order_and_recomputed_ones_
 
 def test_a_control_must_differ_at_every_size():
     def relation(tp, equal):
-        return Relation("float32", "pairs", "alone", tp, equal, "a", "b", 1, None)
+        named = {"dtype": "float32", "mode": "pairs", "circumstance": "alone"}
+        return Relation(**named, tp=tp, equal=equal, digest="a", reference="b", positions=1)
 
     found = [relation(1, True), relation(2, False), relation(4, True), relation(2, True)]
     assert sizes_without_difference(found) == [4]

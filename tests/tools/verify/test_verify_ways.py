@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 from rich.console import Console
@@ -252,7 +253,9 @@ def test_a_world_that_ran_otherwise_shows_nothing(seen, message):
 def test_rows_and_the_matrix_carry_the_way():
     def relation(tp, way, equal=True):
         digest = ("a" if equal else "b") * 64
-        return Relation("float32", "pairs", "alone", tp, equal, digest, "a" * 64, 1, None, way)
+        named = {"dtype": "float32", "mode": "pairs", "circumstance": "alone", **asdict(way)}
+        digests = {"digest": digest, "reference": "a" * 64}
+        return Relation(**named, **digests, tp=tp, equal=equal, positions=1)
 
     found = [relation(1, LaunchWay()), relation(4, LaunchWay()), relation(4, WAY, equal=False)]
     rows = result_rows("m", found, control=False)

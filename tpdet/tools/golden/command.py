@@ -2,17 +2,15 @@
 
 import argparse
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from tpdet.client.batch import read_requests
-from tpdet.client.commands import connect, refuse_server
-from tpdet.errors import DisagreementError, NotFoundError, UsageError
-from tpdet.requests.engine_facts import LogprobsMode
+from tpdet.errors import DisagreementError, NotFoundError
 from tpdet.tools.check.answers import Question
+from tpdet.tools.check.targets import open_target
 from tpdet.tools.golden.golden_file import read_goldens, stored_form, write_goldens
-from tpdet.tools.golden.targets import GoldenTarget, ModelTarget, ServerTarget
 from tpdet.tools.golden.verdicts import line_of_golden, verdicts
+
+_HELD = "golden answers are held"
 
 
 def record(options: argparse.Namespace) -> int:
@@ -22,7 +20,7 @@ def record(options: argparse.Namespace) -> int:
     """
     questions = [Question(*request) for request in read_requests(options.input_file)]
     names = [question.name for question in questions]
-    with _target(options, None) as target:
+    with open_target(options, None, _HELD) as target:
         lines = target.record(questions)
     stored = {name: stored_form(line) for name, line in zip(names, lines, strict=True)}
     write_goldens(options.golden, stored)
@@ -43,7 +41,7 @@ def check(options: argparse.Namespace) -> int:
         )
     source = options.golden.name
     lines = [line_of_golden(name, stored, source) for name, stored in goldens.items()]
-    with _target(options, lines[0].origin.logprobs_mode) as target:
+    with open_target(options, lines[0].origin.logprobs_mode, _HELD) as target:
         begin = time.monotonic()
         judged = verdicts(target, goldens, source)
         seconds = time.monotonic() - begin
@@ -63,18 +61,3 @@ def check(options: argparse.Namespace) -> int:
             "them, or record them anew: tpdet golden record"
         )
     return int(bool(differing))
-
-
-@contextmanager
-def _target(options: argparse.Namespace, mode: LogprobsMode | None) -> Iterator[GoldenTarget]:
-    """What the flags name; mode: of log-probabilities, for a model."""
-    if options.model is None:
-        if options.tp is not None:
-            raise UsageError("--tp is for a model that is loaded here: leave it out beside --url")
-        yield ServerTarget(connect(options))
-        return
-    refuse_server(options, options.model)
-    from tpdet.tools.check.by_model import open_model
-
-    with open_model(options, mode) as llm:
-        yield ModelTarget(llm)

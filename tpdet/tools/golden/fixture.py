@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tpdet.errors import UsageError
 from tpdet.requests.routes import CHATS, COMPLETIONS
 from tpdet.tools.check.answers import Question
+from tpdet.tools.check.targets import AnswerTarget, target_of
 from tpdet.tools.golden.golden_file import Json, read_goldens, stored_form, write_goldens
-from tpdet.tools.golden.targets import GoldenTarget, target_of
 from tpdet.tools.golden.verdicts import answer_texts, changed_request, verdicts
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Golden:
             raise UsageError(f"golden(name={name!r}) is called twice in a test: name them apart")
         return key
 
-    def _write(self, target: GoldenTarget, key: str, url: str, body: Json) -> Json:
+    def _write(self, target: AnswerTarget, key: str, url: str, body: Json) -> Json:
         (line,) = target.record([Question(key, url, body)])
         stored = stored_form(line)
         write_goldens(self.path, {key: stored})

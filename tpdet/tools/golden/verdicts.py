@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 from tpdet.audit.fingerprint import read_fingerprint
 from tpdet.audit.recorded import Difference, Scored
-from tpdet.errors import CheckpointError, DisagreementError, RequestError
+from tpdet.errors import CheckpointError
 from tpdet.requests.answer.json_pieces import to_json
 from tpdet.tools.check.answers import BatchLine, Line, line_of
 from tpdet.tools.check.computed import Compared, changed_parts
+from tpdet.tools.check.targets import AnswerTarget, compare_each
 from tpdet.tools.golden.golden_file import Json
-from tpdet.tools.golden.targets import GoldenTarget
 
 _TEXT_BEFORE = 8
 """Tokens before the place of a difference whose text is shown."""
@@ -36,18 +36,19 @@ def line_of_golden(name: str, stored: Json, source: str) -> Line:
     return line
 
 
-def verdicts(target: GoldenTarget, goldens: Mapping[str, Json], source: str) -> list[Verdict]:
+def verdicts(target: AnswerTarget, goldens: Mapping[str, Json], source: str) -> list[Verdict]:
     """A verdict on each golden of a file, in its order.
 
-    All are verified together; where one cannot be compared, each by itself. Raises what
-    `Connection` and `LLM` raise for a target that fails.
+    Raises what `Connection` and `LLM` raise for a target that fails.
     """
     lines = [line_of_golden(name, stored, source) for name, stored in goldens.items()]
-    try:
-        compared = target.compare(lines)
-    except (DisagreementError, CheckpointError, RequestError):
-        return [_alone(target, name, line) for name, line in zip(goldens, lines, strict=True)]
-    return [_verdict(target, name, one) for name, one in zip(goldens, compared, strict=True)]
+    every = zip(goldens, lines, compare_each(lines, target.compare), strict=True)
+    return [
+        Verdict(name, False, False, f"{line.where} cannot be compared: {found}")
+        if isinstance(found, str)
+        else _verdict(target, name, found)
+        for name, line, found in every
+    ]
 
 
 def changed_request(stored: Json, url: str, body: Json) -> str:
@@ -64,22 +65,9 @@ def changed_request(stored: Json, url: str, body: Json) -> str:
     return "\n".join(f"  {str(part).replace(', computed ', ', asked for now ')}" for part in parts)
 
 
-def _alone(target: GoldenTarget, name: str, line: Line) -> Verdict:
-    try:
-        (compared,) = target.compare([line])
-    except (DisagreementError, CheckpointError, RequestError) as error:
-        why = str(error).replace(line.where, "it", 1)
-        return Verdict(name, False, False, f"{line.where} cannot be compared: {why}")
-    return _verdict(target, name, compared)
-
-
-def _verdict(target: GoldenTarget, name: str, compared: Compared) -> Verdict:
-    # A field that a later tpdet adds to answers is no difference of a recorded one.
-    recorded_parts = [
-        part for part in compared.differences if isinstance(part, Difference) or part.is_recorded
-    ]
-    compared, line = compared._replace(differences=recorded_parts), compared.line
-    if not recorded_parts:
+def _verdict(target: AnswerTarget, name: str, compared: Compared) -> Verdict:
+    line = compared.line
+    if not compared.differences:
         return Verdict(name, True)
     recorded = read_fingerprint(line.body.get("system_fingerprint"))
     here = read_fingerprint(target.fingerprint)
@@ -93,7 +81,7 @@ def _verdict(target: GoldenTarget, name: str, compared: Compared) -> Verdict:
     return Verdict(name, False, True, _explained(target, compared))
 
 
-def _explained(target: GoldenTarget, compared: Compared) -> str:
+def _explained(target: AnswerTarget, compared: Compared) -> str:
     line = compared.line
     assert isinstance(line.answer, BatchLine)
     request = line.answer.request
@@ -111,7 +99,7 @@ def _explained(target: GoldenTarget, compared: Compared) -> str:
     return "\n".join(rows)
 
 
-def _token_rows(target: GoldenTarget, line: Line, difference: Difference) -> list[str]:
+def _token_rows(target: AnswerTarget, line: Line, difference: Difference) -> list[str]:
     """The place, both tokens, both log-probabilities, and the likeliest tokens of the place."""
     assert isinstance(line.answer, BatchLine)
     choice = line.answer.response.body.choices[difference.choice]
@@ -142,7 +130,7 @@ def _token_rows(target: GoldenTarget, line: Line, difference: Difference) -> lis
     return rows
 
 
-def _token(target: GoldenTarget, token: Scored | None) -> str:
+def _token(target: AnswerTarget, token: Scored | None) -> str:
     if token is None:
         return "nothing: the answer has ended before"
     text = target.text(token.id)

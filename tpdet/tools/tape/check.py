@@ -2,24 +2,21 @@
 
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from tpdet.audit.recorded import ChangedPart, Difference, Scored
-from tpdet.errors import CheckpointError, DisagreementError, RequestError
+from tpdet.errors import CheckpointError
 from tpdet.tools.check.answers import Line, line_of
 from tpdet.tools.check.computed import Compared, changed_parts
+from tpdet.tools.check.targets import Compare, compare_each
 from tpdet.tools.tape.answers import shown_answer
 from tpdet.tools.tape.ids import question_of
 from tpdet.tools.tape.tape_file import RunTape, Turn
 
-Compare = Callable[[list[Line]], list[Compared]]
-"""Holds lines against a model or a server. Raises as `tpdet check`."""
-
 _SHOWN = 8
-_INCOMPARABLE = (DisagreementError, CheckpointError, RequestError)
 _BODY = "response.body."
 _HELD = (
     "choices", "usage", "tpdet", "system_fingerprint", "content", "stop_reason", "stop_sequence",
@@ -92,10 +89,7 @@ def line_of_turn(tape: RunTape, turn: Turn) -> Line:
 
 
 def check_tape(tape: RunTape, compare: Compare) -> CheckedTape:
-    """A verdict on each answer.
-
-    All are computed together; where one cannot be compared, each by itself.
-    """
+    """A verdict on each answer."""
     begin = time.monotonic()
     verdicts: dict[int, TurnVerdict] = {}
     lines: dict[int, Line] = {}
@@ -106,39 +100,23 @@ def check_tape(tape: RunTape, compare: Compare) -> CheckedTape:
             except CheckpointError as error:
                 verdicts[turn.turn] = TurnVerdict(turn, (), str(error))
     turns = {turn.turn: turn for turn in tape.turns}
-    try:
-        compared = dict(zip(lines, compare([*lines.values()]), strict=True)) if lines else {}
-    except _INCOMPARABLE:
-        compared = {}
-    for number, line in lines.items():
-        if number in compared:
-            verdicts[number] = _verdict(turns[number], compared[number])
-        else:
-            verdicts[number] = _alone(turns[number], line, compare)
+    found = compare_each([*lines.values()], compare) if lines else []
+    for (number, line), one in zip(lines.items(), found, strict=True):
+        verdicts[number] = _verdict(turns[number], line, one)
     ordered = [verdicts[number] for number in sorted(verdicts)]
     return CheckedTape(tape, ordered, time.monotonic() - begin)
 
 
-def _alone(turn: Turn, line: Line, compare: Compare) -> TurnVerdict:
-    try:
-        (compared,) = compare([line])
-    except _INCOMPARABLE as error:
-        why = str(error).removeprefix(f"{line.where}: ").replace(line.where, "it", 1)
-        return TurnVerdict(turn, _shown_otherwise(turn, line), why, line.tokens)
-    return _verdict(turn, compared)
-
-
-def _verdict(turn: Turn, compared: Compared) -> TurnVerdict:
-    parts: list[Difference | ChangedPart] = [
-        # A field that a later tpdet adds to answers is no difference of a recorded one.
-        part
-        for part in compared.differences
-        if isinstance(part, Difference) or part.is_recorded
-    ]
+def _verdict(turn: Turn, line: Line, found: Compared | str) -> TurnVerdict:
+    """found: what differs, or why it cannot be compared."""
+    shown = _shown_otherwise(turn, line)
+    if isinstance(found, str):
+        return TurnVerdict(turn, shown, found, line.tokens)
+    parts = found.differences
     others = [part for part in parts if isinstance(part, ChangedPart)]
     named = {f"answer.{part.part.removeprefix(_BODY)}" for part in others}
-    shown = [part for part in _shown_otherwise(turn, compared.line) if part.part not in named]
-    return TurnVerdict(turn, [*parts, *shown], "", compared.line.tokens)
+    shown = [part for part in shown if part.part not in named]
+    return TurnVerdict(turn, [*parts, *shown], "", line.tokens)
 
 
 def _shown_otherwise(turn: Turn, line: Line) -> list[ChangedPart]:

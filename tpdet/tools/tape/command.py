@@ -3,20 +3,20 @@
 import argparse
 import json
 import sys
-from functools import partial
 
 from tpdet.client.address import Address
-from tpdet.client.commands import connect, refuse_server
+from tpdet.client.commands import connect
 from tpdet.client.connection import Connection, HttpError, client_key
 from tpdet.client.input_file import read_input
-from tpdet.errors import DisagreementError, NotFoundError, UsageError
+from tpdet.errors import DisagreementError, NotFoundError
 from tpdet.launch.host.standard_streams import print_utf8
-from tpdet.tools.check.by_server import compare_by_server, server_facts
+from tpdet.tools.check.by_server import server_facts
+from tpdet.tools.check.targets import open_target
 from tpdet.tools.tape.answers import read_edited, shown_answer, texts_of
-from tpdet.tools.tape.check import CheckedTape, check_tape
+from tpdet.tools.tape.check import check_tape
 from tpdet.tools.tape.fork import Fork, answer_live
 from tpdet.tools.tape.run import RecordedRun, check_command, tape_path
-from tpdet.tools.tape.tape_file import RunTape, TapeWriter, Turn, bytes_of, read_tape
+from tpdet.tools.tape.tape_file import TapeWriter, Turn, bytes_of, read_tape
 
 _TEXT = 60
 """Characters of an answer in a list of turns."""
@@ -75,7 +75,10 @@ def check(options: argparse.Namespace) -> int:
     tape = read_tape(options.tape)
     if not any(turn.is_answer for turn in tape.turns):
         raise NotFoundError(f"{options.tape} has no answer of a model: record a run that asks one")
-    checked = _checked(options, tape)
+    origins = [ids.origin for ids in tape.ids.values() if ids.body is not None]
+    mode = origins[0].get("logprobs_mode") if origins else None
+    with open_target(options, mode, "a tape is checked") as target:
+        checked = check_tape(tape, target.compare)
     for line in checked.lines():
         print(line)
     if checked.incomparable:
@@ -125,25 +128,6 @@ def _run(run: RecordedRun, tape: TapeWriter | None, command: list[str]) -> int:
         if ids.body is None:
             print(f"tpdet: turn {ids.turn} has no ids: {ids.reason}", file=sys.stderr)
     return code
-
-
-def _checked(options: argparse.Namespace, tape: RunTape) -> CheckedTape:
-    """Verdicts by what the flags name."""
-    if options.model is None:
-        if options.tp is not None:
-            raise UsageError("--tp is for a model that is loaded here: leave it out beside --url")
-        connection = connect(options)
-        compare = partial(compare_by_server, connection, facts=server_facts(connection))
-        return check_tape(tape, compare)
-    refuse_server(options, options.model)
-    from tpdet.tools.check.by_model import ModelCheck, open_model, refuse_launcher
-
-    refuse_launcher("a tape is checked")
-    origins = [ids.origin for ids in tape.ids.values() if ids.body is not None]
-    mode = origins[0].get("logprobs_mode") if origins else None
-    with open_model(options, mode) as llm:
-        model = ModelCheck(llm)
-        return check_tape(tape, lambda lines: model.compare_all(lines, use_tqdm=False)[0])
 
 
 def _address(connection: Connection) -> Address:

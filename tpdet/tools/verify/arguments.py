@@ -7,13 +7,7 @@ from tpdet.arguments.flags import Flag, add_command, add_flags, choice, file, fl
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, KV_CACHE_DTYPES
 from tpdet.tools.verify.relations import parse_relations, relations_help
-from tpdet.tools.worlds.ways import (
-    TRANSPORTS,
-    Ways,
-    launchers_help,
-    parse_launchers,
-    parse_transports,
-)
+from tpdet.tools.worlds.ways import LAUNCHERS, TRANSPORTS, Ways, launchers_help
 
 _MATRIX: dict[str, tuple[str | int | None, str]] = {
     "relations": ("all", relations_help()),
@@ -125,7 +119,7 @@ def _verify(options: argparse.Namespace) -> int:
     from tpdet.checkpoint.model_config import FAMILY_NAMES
     from tpdet.tools.verify.run import ResultFiles, verify_all
     from tpdet.tools.verify.spec import VerifySpec
-    from tpdet.tools.worlds.lists import parse_row_layers, parse_sizes
+    from tpdet.tools.worlds.lists import parse_names, parse_row_layers, parse_sizes
 
     if options.approximate:
         raise UsageError(
@@ -146,8 +140,8 @@ def _verify(options: argparse.Namespace) -> int:
         **{name: getattr(options, name) for name in _AS_GIVEN},
     )
     ways = Ways(
-        parse_launchers(options.launcher),
-        parse_transports(options.transport),
+        parse_names("launcher", options.launcher, LAUNCHERS),
+        parse_names("transport", options.transport, TRANSPORTS),
         parse_sizes(options.nodes),
     )
     check_counts(options, "worlds_per_gpu")

@@ -3,7 +3,7 @@
 import hashlib
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -33,26 +33,32 @@ class LogitDifference(msgspec.Struct, frozen=True):
         )
 
 
-@dataclass(frozen=True)
-class Relation:
+class Relation(msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of one circumstance, size and way with the reference of its dtype and mode.
 
     difference: the first one; logit: what it is of, where it is in one. differing: positions whose
-    logits are not the reference's.
+    logits are not the reference's. Older files lack the fields with defaults.
     """
 
+    circumstance: str = msgspec.field(name="relation")
     dtype: str
     mode: str
-    circumstance: str
     tp: int
     equal: bool
     digest: str
     reference: str
     positions: int
-    difference: str | None
-    way: LaunchWay = USUAL
-    logit: LogitDifference | None = None
     differing: int = 0
+    launcher: str = USUAL.launcher
+    transport: str = USUAL.transport
+    nodes: int = USUAL.nodes
+    difference: str | None = None
+    logit: LogitDifference | None = None
+
+    @property
+    def way(self) -> LaunchWay:
+        """How its ranks were started and connected."""
+        return LaunchWay(self.launcher, self.transport, self.nodes)
 
 
 def compare(reports: list[WorldReport], folder: Path) -> list[Relation]:
@@ -82,7 +88,7 @@ def compare(reports: list[WorldReport], folder: Path) -> list[Relation]:
                     reference=digest_of(reference),
                     positions=sum(len(seen) for seen in trace.logits.values()),
                     difference=None if difference is None else str(difference),
-                    way=report.way,
+                    **asdict(report.way),
                     logit=difference if isinstance(difference, LogitDifference) else None,
                     differing=_differing(reference, trace),
                 )

@@ -75,15 +75,14 @@ def _views(run: VerifyRun) -> Iterator[RunView]:
     for row in run.rows:
         by_model.setdefault(row.model, []).append(row)
     for model, rows in by_model.items():
-        relations = tuple(row.as_relation() for row in rows)
         control = any(row.control for row in rows)
         yield RunView(
             run=run,
             model=model,
             control=control,
-            relations=relations,
-            different=tuple(one for one in relations if not one.equal),
-            silent=tuple(sizes_without_difference(relations)) if control else (),
+            relations=tuple(rows),
+            different=tuple(one for one in rows if not one.equal),
+            silent=tuple(sizes_without_difference(rows)) if control else (),
         )
 
 

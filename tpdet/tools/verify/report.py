@@ -1,8 +1,7 @@
 """Reports the determinism matrix: as a table for people, as a results file for programs."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import msgspec
 from rich.console import Console
@@ -13,8 +12,6 @@ from tpdet.tools.worlds.ways import USUAL, LaunchWay
 
 SHOWN_DIGITS = 10
 """Digits of a digest that are shown."""
-_COLUMNS = ("dtype", "mode", "tp", "equal", "digest", "reference", "positions", "differing")
-"""Fields of a relation that its row has under their names; those of its way come too."""
 
 
 @dataclass(frozen=True)
@@ -122,18 +119,14 @@ def _cell(relation: Relation | None) -> str:
 
 def result_rows(model: str, relations: list[Relation], control: bool) -> list[dict]:
     """The rows of a results file, one for each relation."""
-    rows = []
-    for relation in relations:
-        row: dict[str, Any] = {"case": "verify", "model": model, "relation": relation.circumstance}
-        row |= {name: getattr(relation, name) for name in _COLUMNS} | asdict(relation.way)
-        if relation.difference is not None:
-            row["difference"] = relation.difference
-        if relation.logit is not None:
-            row["logit"] = msgspec.to_builtins(relation.logit)
-        if control:
-            row["control"] = True
-        rows.append(row)
-    return rows
+    case = {"case": "verify", "model": model}
+    of_control = {"control": True} if control else {}
+    return [
+        case
+        | {name: value for name, value in msgspec.to_builtins(one).items() if value is not None}
+        | of_control
+        for one in relations
+    ]
 
 
 def sizes_without_difference(relations: Sequence[Relation]) -> list[int]:

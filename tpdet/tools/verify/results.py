@@ -8,30 +8,15 @@ import msgspec
 
 from tpdet.checkpoint.model_config.json_file import read_text_file
 from tpdet.errors import CheckpointError, UsageError
-from tpdet.tools.verify.compare import LogitDifference, Relation
-from tpdet.tools.worlds.ways import LaunchWay
+from tpdet.tools.verify.compare import Relation
 
 MOST_RESULT_BYTES = 64 << 20
 
 
-class VerifyRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A relation, as `result_rows` writes it; older files lack the fields with defaults."""
+class VerifyRow(Relation, frozen=True, kw_only=True):
+    """A relation of a model, as `result_rows` writes it."""
 
     model: str
-    relation: str
-    dtype: str
-    mode: str
-    tp: int
-    equal: bool
-    digest: str
-    reference: str
-    positions: int
-    differing: int = 0
-    launcher: str = LaunchWay.launcher
-    transport: str = LaunchWay.transport
-    nodes: int = LaunchWay.nodes
-    difference: str | None = None
-    logit: LogitDifference | None = None
     control: bool = False
 
     def check(self) -> None:
@@ -43,23 +28,6 @@ class VerifyRow(msgspec.Struct, frozen=True, kw_only=True):
                 str(self.logit)
             except struct.error as error:
                 raise ValueError(f"the bits of a logit are none ({error})") from None
-
-    def as_relation(self) -> Relation:
-        """What was compared."""
-        return Relation(
-            dtype=self.dtype,
-            mode=self.mode,
-            circumstance=self.relation,
-            tp=self.tp,
-            equal=self.equal,
-            digest=self.digest,
-            reference=self.reference,
-            positions=self.positions,
-            difference=self.difference,
-            way=LaunchWay(self.launcher, self.transport, self.nodes),
-            logit=self.logit,
-            differing=self.differing,
-        )
 
 
 class WorldSeconds(msgspec.Struct, frozen=True):

@@ -7,11 +7,10 @@ from tpdet.errors import UsageError
 from tpdet.kernels.order import ROW_LAYERS
 
 
-def parse_names(flag: str, text: str, known: Collection[str]) -> tuple[str, ...]:
-    """The names in a list such as "row,head". Raises UsageError for one that is not known."""
-    names = tuple(text.split(","))
-    if unknown := sorted({*names} - {*known}):
-        raise UsageError(f"{flag} {unknown[0]}: use a list of {', '.join(known)}")
+def parse_names(kind: str, text: str, known: Collection[str]) -> tuple[str, ...]:
+    """The names in a list such as "row,head", once each. Raises UsageError for an unknown one."""
+    names = tuple(dict.fromkeys(text.split(",")))
+    refuse_unknown(kind, names, known)
     return names
 
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpdet.errors import UsageError
-from tpdet.tools.worlds.lists import refuse_unknown
 
 LAUNCHERS = {
     "self": "tpdet itself, as tpdet serve does",
@@ -55,16 +54,6 @@ class Chosen:
 
     worlds: list[tuple[int, LaunchWay]]
     left_out: dict[str, int]
-
-
-def parse_launchers(text: str) -> tuple[str, ...]:
-    """The launchers in a list such as "torchrun,slurm". Raises UsageError."""
-    return _names("launcher", text, tuple(LAUNCHERS))
-
-
-def parse_transports(text: str) -> tuple[str, ...]:
-    """The transports in a list such as "gather,mpi". Raises UsageError."""
-    return _names("transport", text, TRANSPORTS)
 
 
 def launchers_help() -> str:
@@ -133,9 +122,3 @@ def _wanted(tp: int, way: LaunchWay) -> tuple[str, ...]:
         f"--nodes {way.nodes}",
         f"--tp {tp}",
     )
-
-
-def _names(flag: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(text.split(",")))
-    refuse_unknown(flag, names, known)
-    return names

@@ -1,16 +1,21 @@
-"""What a golden answer is asked of: a model that is loaded here, or a running server."""
+"""What recorded answers are held against: a model that is loaded here, or a running server."""
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from tpdet.audit.recorded import ChangedPart, Difference
 from tpdet.client.batch import recorded_body
+from tpdet.client.commands import connect, refuse_server
 from tpdet.client.connection import Connection, client_key
-from tpdet.errors import UsageError
+from tpdet.errors import CheckpointError, DisagreementError, RequestError, UsageError
+from tpdet.requests.body.batch_lines import Json
+from tpdet.requests.engine_facts import LogprobsMode
 from tpdet.requests.routes import COMPLETIONS, path_of
 from tpdet.tools.check.answers import Line, Question
 from tpdet.tools.check.computed import Compared
-from tpdet.tools.golden.golden_file import Json
 
 LIKELIEST = 5
 
@@ -23,7 +28,7 @@ class Likely(NamedTuple):
     logprob: float
 
 
-class GoldenTarget(Protocol):
+class AnswerTarget(Protocol):
     """Answers, verifies and explains."""
 
     fingerprint: str
@@ -130,7 +135,7 @@ class ServerTarget:
         return str(self._connection.post_patiently(path_of("detokenize"), body)["prompt"])
 
 
-def target_of(target: Any) -> GoldenTarget:
+def target_of(target: Any) -> AnswerTarget:
     """What answers: an `LLM`, or a server by its URL. Raises UsageError for anything else."""
     if isinstance(target, str):
         return ServerTarget.of(target)
@@ -139,6 +144,59 @@ def target_of(target: Any) -> GoldenTarget:
     raise UsageError(
         f"golden() is given {type(target).__name__}: give it an LLM, or the URL of a server"
     )
+
+
+@contextmanager
+def open_target(
+    options: argparse.Namespace, mode: LogprobsMode | None, what: str
+) -> Iterator[AnswerTarget]:
+    """The model or the server that flags name.
+
+    mode: of log-probabilities, for a model; what: is done in one process, for a message. Raises
+    UsageError for flags that do not go together, and as `open_model` and `server_facts`.
+    """
+    if options.model is None:
+        if options.tp is not None:
+            raise UsageError("--tp is for a model that is loaded here: leave it out beside --url")
+        yield ServerTarget(connect(options))
+        return
+    refuse_server(options, options.model)
+    from tpdet.tools.check.by_model import open_model, refuse_launcher
+
+    refuse_launcher(what)
+    with open_model(options, mode) as llm:
+        yield ModelTarget(llm)
+
+
+Compare = Callable[[list[Line]], list[Compared]]
+"""Holds lines against a model or a server. Raises as `tpdet check`."""
+_INCOMPARABLE = (DisagreementError, CheckpointError, RequestError)
+
+
+def compare_each(lines: Sequence[Line], compare: Compare) -> list[Compared | str]:
+    """What differs of each line, or why it cannot be compared.
+
+    All are compared together; where one cannot be, each by itself. A field that a later tpdet adds
+    to answers is no difference of a recorded one.
+    """
+    try:
+        return [*map(_of_recorded_fields, compare([*lines]))]
+    except _INCOMPARABLE:
+        return [_alone(line, compare) for line in lines]
+
+
+def _alone(line: Line, compare: Compare) -> Compared | str:
+    try:
+        return _of_recorded_fields(*compare([line]))
+    except _INCOMPARABLE as error:
+        return str(error).removeprefix(f"{line.where}: ").replace(line.where, "it", 1)
+
+
+def _of_recorded_fields(compared: Compared) -> Compared:
+    parts: list[Difference | ChangedPart] = [
+        part for part in compared.differences if isinstance(part, Difference) or part.is_recorded
+    ]
+    return compared._replace(differences=parts)
 
 
 def _checkable(asked: Sequence[Question], date: str | None) -> list[Question]:
