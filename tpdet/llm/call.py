@@ -1,6 +1,6 @@
 """One call of `LLM` on rank 0: fills the engine's queue, runs steps, and collects the answers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from tpdet.audit.pooled import PooledAssembler
@@ -41,6 +41,10 @@ class ProgressBar(Protocol):
     def update(self) -> Any:
         """One more prompt is answered."""
         ...
+
+
+UseTqdm = bool | Callable[..., ProgressBar]
+"""Whether a terminal shows a progress bar, or what to call in tqdm's place."""
 
 
 class LlmCall:

@@ -13,7 +13,7 @@ from tpdet.audit.recorded import ChangedPart, Difference, RecordedAnswer
 from tpdet.errors import UsageError
 from tpdet.grammar import trial
 from tpdet.launch.host.standard_streams import error_is_terminal
-from tpdet.llm.call import LlmCall, ProgressBar
+from tpdet.llm.call import LlmCall, ProgressBar, UseTqdm
 from tpdet.llm.followers import close_engine
 from tpdet.llm.interrupts import Interrupts
 from tpdet.llm.model import OfflineModel, Params, open_engine, use_device
@@ -60,7 +60,7 @@ class LLM(PoolingCalls, OfflineModel):
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: Params = None,
-        use_tqdm: bool | Callable[..., ProgressBar] = True,
+        use_tqdm: UseTqdm = True,
         *,
         prompt_token_ids: Sequence[Any] | None = None,
         drafts: Sequence[Any] | None = None,
@@ -93,7 +93,7 @@ class LLM(PoolingCalls, OfflineModel):
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,
-        use_tqdm: bool | Callable[..., ProgressBar] = True,
+        use_tqdm: UseTqdm = True,
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
@@ -129,9 +129,7 @@ class LLM(PoolingCalls, OfflineModel):
         return self._answer(partial(self._requests, read, sampling_params), use_tqdm)
 
     def check(
-        self,
-        answers: Sequence[RecordedAnswer],
-        use_tqdm: bool | Callable[..., ProgressBar] = True,
+        self, answers: Sequence[RecordedAnswer], use_tqdm: UseTqdm = True
     ) -> list[Difference | ChangedPart | None]:
         """Compute recorded answers again: the first difference of each, or None where all is equal.
 
@@ -148,17 +146,13 @@ class LLM(PoolingCalls, OfflineModel):
         ]
 
     def computed(
-        self,
-        answers: Sequence[RecordedAnswer],
-        use_tqdm: bool | Callable[..., ProgressBar] = True,
+        self, answers: Sequence[RecordedAnswer], use_tqdm: UseTqdm = True
     ) -> list[RequestOutput]:
         """What `check` compares recorded answers with: their requests' answers. Raises as it."""
         return self._answer(partial(self._recorded_requests, answers), use_tqdm)
 
     def recompute(
-        self,
-        assemblers: Sequence[RequestAssembler],
-        use_tqdm: bool | Callable[..., ProgressBar] = True,
+        self, assemblers: Sequence[RequestAssembler], use_tqdm: UseTqdm = True
     ) -> list[RequestOutput]:
         """Answer checked requests, whose drafts are recorded answers, into their assemblers.
 
@@ -189,9 +183,7 @@ class LLM(PoolingCalls, OfflineModel):
             self._end(error)  # the other ranks may be elsewhere: do not wait for them
         self.close()
 
-    def _answer(
-        self, make: Callable[[], CallRequests], use_tqdm: bool | Callable[..., ProgressBar]
-    ) -> list[Any]:
+    def _answer(self, make: Callable[[], CallRequests], use_tqdm: UseTqdm) -> list[Any]:
         with self._one_call(), Interrupts() as interrupts:
             try:
                 result = self._run_call(make, use_tqdm, interrupts)
@@ -208,10 +200,7 @@ class LLM(PoolingCalls, OfflineModel):
         return result
 
     def _run_call(
-        self,
-        make: Callable[[], CallRequests],
-        use_tqdm: bool | Callable[..., ProgressBar],
-        interrupts: Interrupts,
+        self, make: Callable[[], CallRequests], use_tqdm: UseTqdm, interrupts: Interrupts
     ) -> CallResult:
         """The answers, or the error that ended the call and left the engine usable.
 
@@ -319,7 +308,7 @@ class LLM(PoolingCalls, OfflineModel):
                 self._followers.kill()
 
 
-def _progress(use_tqdm: bool | Callable[..., ProgressBar], total: int) -> ProgressBar:
+def _progress(use_tqdm: UseTqdm, total: int) -> ProgressBar:
     if callable(use_tqdm):
         return use_tqdm(total=total, desc="prompts")
     return tqdm(total=total, desc="prompts", disable=not (use_tqdm and error_is_terminal()))

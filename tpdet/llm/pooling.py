@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from tpdet.audit.pooled import PooledAssembler
 from tpdet.errors import RequestError, UsageError
-from tpdet.llm.call import ProgressBar
+from tpdet.llm.call import UseTqdm
 from tpdet.llm.prompts import PromptReader, are_ids, listed, shown
 from tpdet.llm.ranks import CallRequests
 from tpdet.llm.results import PooledResult
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tpdet.engine import Engine
 
 Params = PoolingParams | Sequence[PoolingParams] | None
-UseTqdm = bool | Callable[..., ProgressBar]
 Answer = TypeVar("Answer")
 
 

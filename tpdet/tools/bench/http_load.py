@@ -16,6 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tpdet.client.address import Address
 from tpdet.client.connection import client_key
 from tpdet.tools.bench.client import Answer, get_text, stream
@@ -152,7 +154,7 @@ def metrics(
     for name, seconds in (("ttft", first), ("tpot", later), ("itl", between), ("e2el", whole)):
         times = [1e3 * second for second in seconds]
         figures[f"mean_{name}_ms"] = statistics.fmean(times) if times else 0.0
-        figures[f"median_{name}_ms"] = statistics.median(times) if times else 0.0
+        figures[f"median_{name}_ms"] = percentile(times, 50)
         figures[f"p99_{name}_ms"] = percentile(times, 99)
     return figures
 
@@ -190,14 +192,8 @@ def tell_of_drafts(name: str, figures: Mapping[str, Any]) -> None:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """With linear interpolation between neighbours, as numpy has it; 0 of nothing."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    index = percent / 100 * (len(ordered) - 1)
-    low = int(index)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (index - low) * (ordered[high] - ordered[low])
+    """With linear interpolation between neighbours; 0 of nothing."""
+    return float(np.percentile(values, percent)) if values else 0.0
 
 
 def bearer(key: str | None) -> dict[str, str]:

@@ -86,11 +86,7 @@ def _new_figure(title: str, across: str, up: str) -> tuple[Any, Any]:
     """A figure and its axes, which are logarithmic."""
     figure = new_figure(7.5, 5.0)
     axes = figure.add_subplot()
-    axes.set_title(title)
-    axes.set_xlabel(across)
-    axes.set_ylabel(up)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.set(title=title, xlabel=across, ylabel=up, xscale="log", yscale="log")
     axes.grid(True, which="both", alpha=0.25)
     return figure, axes
 
@@ -159,8 +155,7 @@ def _draw_cost(gpu: str, model: str, both: list[DeterminismCost]) -> Any:
     figure, axes = _new_figure(
         f"{model} on {gpu}: cost of determinism", "", "time over --approximate, same engine"
     )
-    axes.set_xscale("linear")
-    axes.set_yscale("linear")
+    axes.set(xscale="linear", yscale="linear")
     names = list(dict.fromkeys(name for cost in both for name, _ in cost.cases))
     width = 0.8 / len(both)
     for index, cost in enumerate(both):
@@ -203,8 +198,10 @@ def _draw_peer(gpu: str, model: str, rows: list[Row]) -> Any:
     line = axes.axhline(1.0, color="black", linewidth=1.0)
     axes.set_ylim(0.0, max(1 / row["ratio"] for row in rows) * 1.12)
     axes.set_xticks(range(len(names)), [name.replace(", ", "\n") for name in names], fontsize=8)
-    axes.set_ylabel(f"speed over {peer}'s: higher is better")
-    axes.set_title(f"tpdet, bitwise deterministic, beside {peer}: {model} in bf16 on {gpu}")
+    axes.set(
+        title=f"tpdet, bitwise deterministic, beside {peer}: {model} in bf16 on {gpu}",
+        ylabel=f"speed over {peer}'s: higher is better",
+    )
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(
         [*(Rectangle((0, 0), 0, 0, color=COLOURS[n]) for n in range(len(sizes))), line],

@@ -48,10 +48,8 @@ def _draw_scaling(axes: Any, request: PlanRequest, every: list[Plan]) -> None:
             label=f"TP {plan.tp}: {plan.decode_ms:.1f} ms",
         )
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
     axes.set_xticks(NODES, [str(count) for count in NODES])
-    axes.set_xlabel("nodes")
-    axes.set_ylabel("tokens a second, all worlds")
+    axes.set(xlabel="nodes", ylabel="tokens a second, all worlds", yscale="log")
     axes.set_title("Worlds of one size, side by side", fontsize=10)
     axes.grid(True, which="both", alpha=0.25)
     axes.legend(fontsize=8, title="size: a step")
@@ -75,9 +73,11 @@ def _draw_parts(axes: Any, every: list[Plan]) -> None:
         keys.append(Patch(color=colour, label=name))
     floors = [plan.floor_ms for plan in every]
     keys += axes.plot(ticks, floors, "_", color="white", markersize=18, label="floor")
-    axes.set_facecolor("#e8e8e8")
     axes.set_xticks(list(ticks), [str(plan.tp) for plan in every])
-    axes.set_xlabel("tensor-parallel size (hatched: memory does not hold the batch)")
-    axes.set_ylabel("milliseconds a step")
+    axes.set(
+        facecolor="#e8e8e8",
+        xlabel="tensor-parallel size (hatched: memory does not hold the batch)",
+        ylabel="milliseconds a step",
+    )
     axes.set_title("One world", fontsize=10)
     axes.legend(handles=keys, fontsize=8, facecolor="#e8e8e8")
