@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from tpdet.audit.pooled import PooledAssembler
 from tpdet.errors import RequestError, UsageError
 from tpdet.llm.call import UseTqdm
-from tpdet.llm.prompts import PromptReader, are_ids, listed, shown
+from tpdet.llm.prompts import PromptReader, are_ids, listed, params_of_each, shown
 from tpdet.llm.ranks import CallRequests
 from tpdet.llm.results import PooledResult
 from tpdet.llm.vllm_keywords import refuse_what_asks
@@ -144,7 +144,7 @@ class PoolingPlans:
         """The plan of `score`."""
         pooling = self._need("score", "vector", "labels", "tokens")
         pairs = paired(data_1, data_2, ("data_1", "data_2"))
-        (asked,) = _params_of(params, 1)
+        (asked,) = params_of_each("pooling_params", PoolingParams, params, 1)
         if pooling.answers == "vector":
             if instruction is not None:
                 raise RequestError("this model reads no instruction: leave it out", "instruction")
@@ -165,7 +165,7 @@ class PoolingPlans:
         """The checked requests of a plan, named `name` and their number. Raises RequestError."""
         prompts, reader, pooler = plan.read(), self._prompts, self.engine.pooler
         assert pooler is not None
-        every = _params_of(plan.params, len(prompts))
+        every = params_of_each("pooling_params", PoolingParams, plan.params, len(prompts))
         return [
             pooler.resolved(reader.request(ids, one, f"{name}-{index}"))
             for index, (ids, one) in enumerate(zip(prompts, every, strict=True))
@@ -331,25 +331,6 @@ def _cosines(
         )
         for a, b in pairs
     ]
-
-
-def _params_of(params: Params, count: int) -> Sequence[PoolingParams]:
-    """The parameters of each of `count` prompts. Raises UsageError for other types."""
-    if params is None or isinstance(params, PoolingParams):
-        return [params or PoolingParams()] * count
-    if not isinstance(params, list | tuple) or not all(
-        isinstance(one, PoolingParams) for one in params
-    ):
-        raise UsageError(
-            f"pooling_params is {shown(params)}: give PoolingParams(...), or a list of them, one "
-            "for each prompt"
-        )
-    if len(params) != count:
-        raise RequestError(
-            f"{count} prompts but {len(params)} pooling_params: give one for all, or one each",
-            "pooling_params",
-        )
-    return params
 
 
 def _shaped(result: PooledResult, outputs: Answer) -> PoolingRequestOutput[Answer]:

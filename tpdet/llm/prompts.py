@@ -4,7 +4,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import msgspec
 
@@ -48,6 +48,7 @@ class Predictions(NamedTuple):
 
 
 NO_PREDICTIONS = Predictions()
+AnyParams = TypeVar("AnyParams")
 Message = Mapping[str, Any]
 """{"role": ..., "content": ...}, as in the chat API."""
 
@@ -251,24 +252,33 @@ def read_params(given: object, count: int) -> list[SamplingParams]:
 
     Raises UsageError for other types, RequestError if there are not as many as prompts.
     """
-    given = SamplingParams() if given is None else given
-    if isinstance(given, SamplingParams):
-        return [given.clone()] * count
     if isinstance(given, Mapping):
         raise UsageError(
             f"sampling_params is a dictionary: use SamplingParams(**{dict(given)!r:.200})"
         )
-    if not isinstance(given, list | tuple) or not all(isinstance(p, SamplingParams) for p in given):
+    every = params_of_each("sampling_params", SamplingParams, given, count)
+    if not isinstance(given, list | tuple):
+        return [every[0].clone()] * count if every else []
+    return [params.clone() for params in every]
+
+
+def params_of_each(name: str, kind: type[AnyParams], given: object, count: int) -> list[AnyParams]:
+    """The parameters of each of `count` prompts: one for all, or a list. None: the defaults.
+
+    name: of the argument. Raises as `read_params`.
+    """
+    if given is None or isinstance(given, kind):
+        return [given or kind()] * count
+    if not isinstance(given, list | tuple) or not all(isinstance(one, kind) for one in given):
         raise UsageError(
-            f"sampling_params is {shown(given)}: give SamplingParams(...), or a list of them, one "
-            "for each prompt"
+            f"{name} is {shown(given)}: give {kind.__name__}(...), or a list of them, one for each "
+            "prompt"
         )
     if len(given) != count:
         raise RequestError(
-            f"{count} prompts but {len(given)} sampling_params: give one for all, or one each",
-            "sampling_params",
+            f"{count} prompts but {len(given)} {name}: give one for all, or one each", name
         )
-    return [params.clone() for params in given]
+    return [*given]
 
 
 def listed(value: Any) -> Any:
