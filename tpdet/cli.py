@@ -85,37 +85,31 @@ def command_parser() -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", help=argparse.SUPPRESS, prog="tpdet")
     commands.add_parser(OWN_RANKS)
     commands.add_parser(CLUSTER)
-    from tpdet.client.arguments import add_chat, add_complete
+    from tpdet.client.arguments import CHAT, COMPLETE
     from tpdet.client.generate import add_generate
     from tpdet.server.commands.stop_and_reload import add_reload, add_stop
-    from tpdet.tools.audit.arguments import add_audit
-    from tpdet.tools.bench.arguments import add_bench
-    from tpdet.tools.certify.arguments import add_certify
-    from tpdet.tools.check.arguments import add_check
-    from tpdet.tools.compile.arguments import add_compile
-    from tpdet.tools.diff.arguments import add_diff
-    from tpdet.tools.golden.arguments import add_golden
-    from tpdet.tools.plan.arguments import add_plan
-    from tpdet.tools.quantise.arguments import add_quantise
-    from tpdet.tools.replay.arguments import add_replay
-    from tpdet.tools.run_batch.arguments import add_run_batch
-    from tpdet.tools.score.arguments import add_score
-    from tpdet.tools.tape.arguments import add_tape
+    from tpdet.tools.audit.arguments import AUDIT
+    from tpdet.tools.bench.arguments import BENCH
+    from tpdet.tools.certify.arguments import CERTIFY
+    from tpdet.tools.check.arguments import CHECK
+    from tpdet.tools.compile.arguments import COMPILE
+    from tpdet.tools.diff.arguments import DIFF
+    from tpdet.tools.golden.arguments import GOLDEN
+    from tpdet.tools.plan.arguments import PLAN
+    from tpdet.tools.quantise.arguments import QUANTISE
+    from tpdet.tools.replay.arguments import REPLAY
+    from tpdet.tools.run_batch.arguments import RUN_BATCH
+    from tpdet.tools.score.arguments import SCORE
+    from tpdet.tools.tape.arguments import TAPE
     from tpdet.tools.tune.arguments import add_tune
     from tpdet.tools.verify.arguments import add_verify
 
-    commands_in_order = (
-        add_chat, add_complete, add_run_batch, add_generate, add_stop, add_reload, add_score,
-        add_check, add_diff, add_golden, add_certify, add_audit, add_replay, add_tape, add_verify,
-        add_bench, add_plan, add_tune, add_compile, _add_make_model,
-        add_quantise, _add_env,
-    )  # fmt: skip
-    for add in commands_in_order:
+    for add in (
+        CHAT.add, COMPLETE.add, RUN_BATCH.add, add_generate, add_stop, add_reload, SCORE.add,
+        CHECK.add, DIFF.add, GOLDEN.add, CERTIFY.add, AUDIT.add, REPLAY.add, TAPE.add, add_verify,
+        BENCH.add, PLAN.add, add_tune, COMPILE.add, _add_make_model, QUANTISE.add, _add_env,
+    ):  # fmt: skip
         add(commands)
-    for listed in commands._choices_actions:
-        command = commands.choices[listed.dest]
-        if command.description is None and listed.help:
-            command.description = f"{listed.help[:1].upper()}{listed.help[1:]}."
     return parser
 
 

@@ -51,10 +51,19 @@ def add_command(
     commands: argparse._SubParsersAction, name: str, run: Run, flags: Iterable[Flag], **options: Any
 ) -> argparse.ArgumentParser:
     """Add a command with its flags; options: of `add_parser`."""
-    command: argparse.ArgumentParser = commands.add_parser(name, **options)
+    command = add_parser(commands, name, **options)
     add_flags(command, flags)
     command.set_defaults(run=run)
     return command
+
+
+def add_parser(
+    commands: argparse._SubParsersAction, name: str, **options: Any
+) -> argparse.ArgumentParser:
+    """Add a command, or a group of them, whose description is a sentence of its help if unset."""
+    if text := options.get("help"):
+        options.setdefault("description", f"{text[:1].upper()}{text[1:]}.")
+    return commands.add_parser(name, **options)
 
 
 def later(module: str, function: str) -> Run:

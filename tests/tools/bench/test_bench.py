@@ -20,7 +20,7 @@ from tpdet.kernels import order
 from tpdet.kernels.cuda.hardware import RATES
 from tpdet.models.products import model_products
 from tpdet.tools.bench import exchange
-from tpdet.tools.bench.arguments import NAMES, add_bench, complete
+from tpdet.tools.bench.arguments import BENCH, NAMES, complete
 from tpdet.tools.bench.engine import engine_row
 from tpdet.tools.bench.latency import decode_tokens, time_latency
 from tpdet.tools.bench.load import lengths, prompt
@@ -297,7 +297,7 @@ def test_the_floor_of_an_exchange_is_the_cheaper_way():
 def engine_flags(*arguments):
     """What `tpdet bench latency` gives the engine."""
     parser = argparse.ArgumentParser()
-    add_bench(parser.add_subparsers())
+    BENCH.add(parser.add_subparsers())
     options = parser.parse_args(["bench", "latency", "m", *arguments])
     return engine_config(options, {}).model_dump(exclude_unset=True)
 

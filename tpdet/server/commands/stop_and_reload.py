@@ -4,38 +4,33 @@ import argparse
 import sys
 from pathlib import Path
 
+from tpdet.arguments.flags import add_command, flag
 from tpdet.errors import UsageError
 
 LONGEST_PATIENCE = 86400.0
 
 
+_RUN_DIR = flag("run_dir", "", type=Path, metavar="RUN_DIR")
+_STOP = (_RUN_DIR, flag("--timeout", "seconds to wait", type=float, default=60.0))
+_RELOAD = (
+    _RUN_DIR,
+    flag("--model", "checkpoint of the same shapes (default: the server's --model)", default="",
+         metavar="DIR_OR_NAME"),
+    flag("--patience",
+         "seconds that running requests get to finish; new ones are refused meanwhile",
+         type=float, default=600.0),
+)  # fmt: skip
+
+
 def add_stop(commands: argparse._SubParsersAction) -> None:
     """Add `tpdet stop RUN_DIR`."""
-    command = commands.add_parser("stop", help="drain a running server", allow_abbrev=False)
-    command.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    command.add_argument("--timeout", type=float, default=60.0, help="seconds to wait")
-    command.set_defaults(run=_stop)
+    add_command(commands, "stop", _stop, _STOP, help="drain a running server")
 
 
 def add_reload(commands: argparse._SubParsersAction) -> None:
     """Add `tpdet reload RUN_DIR`."""
-    command = commands.add_parser(
-        "reload", help="let a running server load other weights", allow_abbrev=False
-    )
-    command.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    command.add_argument(
-        "--model",
-        default="",
-        metavar="DIR_OR_NAME",
-        help="checkpoint of the same shapes (default: the server's --model)",
-    )
-    command.add_argument(
-        "--patience",
-        type=float,
-        default=600.0,
-        help="seconds that running requests get to finish; new ones are refused meanwhile",
-    )
-    command.set_defaults(run=_reload)
+    text = "let a running server load other weights"
+    add_command(commands, "reload", _reload, _RELOAD, help=text)
 
 
 def _stop(options: argparse.Namespace) -> int:

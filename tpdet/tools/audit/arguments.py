@@ -1,9 +1,8 @@
 """The flags of `tpdet audit`."""
 
-import argparse
-
 from tpdet.arguments.command_line import html_file
-from tpdet.arguments.flags import Flag, add_command, file, flag, later, switch
+from tpdet.arguments.flags import Flag, file, flag, switch
+from tpdet.client.command import Command, CommandGroup
 
 _DIRECTORY = file("directory", "what --audit-dir named", metavar="DIR")
 _KEYS = file("--keys", "the keys to trust, and no others", metavar="KEYS.json", required=True)
@@ -70,18 +69,16 @@ _COMMANDS: dict[str, tuple[str, tuple[Flag, ...]]] = {
     ),
 }  # fmt: skip
 
-
-def add_audit(commands: argparse._SubParsersAction) -> None:
-    """Add `tpdet audit` and its commands."""
-    parser = commands.add_parser(
-        "audit",
-        help="check signed receipts of answers",
-        description="Check signed receipts of answers, with no model and no GPU (docs/audit.md). "
-        "The exit code is 0 if all\nholds, 65 for a wrong signature, receipt or log, and 66 for a "
-        "receipt that holds and whose content\nwas erased.",
-        epilog="  tpdet audit keygen audit.key\n  tpdet audit verify AUDIT_DIR --keys keys.json",
-    )
-    names = parser.add_subparsers(required=True, metavar="COMMAND", dest="audit")
-    for name, (text, flags) in _COMMANDS.items():
-        run = later("tpdet.tools.audit.command", name)
-        add_command(names, name, run, flags, help=text, description=f"{text.capitalize()}.")
+AUDIT = CommandGroup(
+    name="audit",
+    metavar="COMMAND",
+    help="check signed receipts of answers",
+    description="Check signed receipts of answers, with no model and no GPU (docs/audit.md). "
+    "The exit code is 0 if all\nholds, 65 for a wrong signature, receipt or log, and 66 for a "
+    "receipt that holds and whose content\nwas erased.",
+    epilog="  tpdet audit keygen audit.key\n  tpdet audit verify AUDIT_DIR --keys keys.json",
+    commands=tuple(
+        Command(name=name, run=f"tpdet.tools.audit.command:{name}", flags=flags, help=text)
+        for name, (text, flags) in _COMMANDS.items()
+    ),
+)

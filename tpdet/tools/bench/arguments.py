@@ -2,28 +2,23 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tpdet.arguments.command_line import results_file
-from tpdet.arguments.flags import Flag, add_command, choice, count, figure, file, flag, later
+from tpdet.arguments.flags import Flag, choice, count, figure, file, flag
 from tpdet.checkpoint.model_config.known_shapes import SHAPES
-from tpdet.client.engine_settings import add_engine_settings
+from tpdet.client.command import Command, CommandGroup
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS
 
 _MODEL_SHAPES = "qwen3-8b,llama-3-70b"
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """A benchmark: `NAME_command` of a module of `tpdet.tools.bench` runs it."""
-
-    name: str
-    module: str
-    help: str
-    flags: tuple[Flag, ...]
-    engine: bool = False
-    """Whether it takes the engine's settings too."""
+def _benchmark(
+    name: str, module: str, text: str, flags: tuple[Flag, ...], engine: bool = False
+) -> Command:
+    """`NAME_command` of a module of this room; engine: whether it takes the engine's settings."""
+    run, without = f"tpdet.tools.bench.{module}:{name}_command", () if engine else None
+    return Command(name=name, run=run, flags=flags, help=text, without=without)
 
 
 _JSON = "end with the run as one line of JSON (default: where standard output is no terminal)"
@@ -61,8 +56,8 @@ def _kernel(sizes: str) -> tuple[Flag, ...]:
     )
 
 
-BENCHMARKS = (
-    Benchmark("latency", "latency", "ms a decode step, prompt tokens/s of prefill", (
+_BENCHMARKS = (
+    _benchmark("latency", "latency", "ms a decode step, prompt tokens/s of prefill", (
         *_ENGINE,
         flag("--batch", "decode batch sizes", default="1,16"),
         flag("--context --prompt-tokens", "prompt lengths before decoding", default="128"),
@@ -70,14 +65,14 @@ BENCHMARKS = (
         count("--prefill-prompts", "prompts prefilled together", default=4),
         count("--steps", "decode steps timed", default=16),
     ), engine=True),
-    Benchmark("throughput", "throughput", "seconds for many requests submitted at once", (
+    _benchmark("throughput", "throughput", "seconds for many requests submitted at once", (
         *_ENGINE,
         count("--requests", "in all", default=256),
         flag("--input", "prompt tokens, LEAST:MOST", default="64:1024"),
         count("--generate", "tokens of each answer", default=128),
         count("--seed", "of lengths and prompts", default=0),
     ), engine=True),
-    Benchmark("generate", "generate",
+    _benchmark("generate", "generate",
               "LLM.generate: decode, prefill, a mixed load; beside another engine's", (
         *_ENGINE,
         flag("--batch", "decode batch sizes", default="1,16,64,256"),
@@ -92,7 +87,7 @@ BENCHMARKS = (
         file("--peer", "figures of another engine, a file a size: scripts/vllm_generate.py",
              action="append"),
     ), engine=True),
-    Benchmark("drafts", "drafts", "steps and tokens/s with drafters, synthetic ones and on text", (
+    _benchmark("drafts", "drafts", "steps and tokens/s with drafters, synthetic ones and on text", (
         *_ENGINE,
         choice("--cases", "what is measured", "all", "synthetic", "text"),
         flag("--batch", "batch sizes of synthetic drafts", default="1,16"),
@@ -102,7 +97,7 @@ BENCHMARKS = (
         count("--repeats", "runs; the fastest counts", default=2),
         count("--seed", "of prompts, answers and drafts", default=0),
     ), engine=True),
-    Benchmark("serve", "serve", "load a running OpenAI-compatible server; vLLM's JSON keys", (
+    _benchmark("serve", "serve", "load a running OpenAI-compatible server; vLLM's JSON keys", (
         *_RESULTS,
         flag("--base-url --url", "its address", default=_URL, metavar="URL"),
         flag("--model", "served name; the server's first if unset"),
@@ -119,7 +114,7 @@ BENCHMARKS = (
         count("--seed", "of prompts and arrivals", default=0),
         figure("--timeout", "seconds for one request", default=600.0),
     )),
-    Benchmark("peer", "peer",
+    _benchmark("peer", "peer",
               "this server beside any OpenAI-compatible one, by the same requests in turn", (
         *_RESULTS,
         flag("--peer-url", "the other server's address", required=True, metavar="URL"),
@@ -141,7 +136,7 @@ BENCHMARKS = (
         count("--seed", "of prompts", default=0),
         figure("--timeout", "seconds for one request", default=600.0),
     )),
-    Benchmark("host", "host", "rank 0's processor time in a decode step, part by part", (
+    _benchmark("host", "host", "rank 0's processor time in a decode step, part by part", (
         *_MODEL,
         choice("--load-format", "dummy: random weights", "auto", "dummy"),
         choice("--device", "on the CPU no model is run", "auto", "cpu", "cuda"),
@@ -151,13 +146,13 @@ BENCHMARKS = (
         figure("--temperature", "0 is greedy", default=0.0),
         figure("--top-p", "1 is off", default=1.0),
     )),
-    Benchmark("gemm", "kernels.gemm", "matrix products beside torch's linear", (
+    _benchmark("gemm", "kernels.gemm", "matrix products beside torch's linear", (
         *_kernel("1,2,4"),
         _SHAPES,
         _FOLD_ORDER,
         flag("--rows", "a list", default="1,8,16,32,64,128,256,512,1024,4096"),
     )),
-    Benchmark("experts", "kernels.experts",
+    _benchmark("experts", "kernels.experts",
               "experts of a layer, whole on ranks and cut over them", (
         *_kernel("1,2,4"),
         flag("--model-shape", "mixtures, a list", default="qwen3-30b-a3b"),
@@ -165,32 +160,32 @@ BENCHMARKS = (
         flag("--rows", "a list", default="1,16,64,256,2048,8192"),
         figure("--skew", "odds of expert i: (1 + i) ** -SKEW", default=0.0),
     )),
-    Benchmark("attention", "kernels.attention", "prefill beside cuDNN's attention, decode", (
+    _benchmark("attention", "kernels.attention", "prefill beside cuDNN's attention, decode", (
         *_kernel("1,4"),
         _SHAPES,
         flag("--decode", "BATCH:CONTEXT pairs", default="1:8192,16:8192,64:2048,256:512,1:32768"),
         flag("--prefill", "PROMPTS:LENGTH", default="1:4096,2:4096,1:16384"),
     )),
-    Benchmark("sampler", "kernels.sampler", "sampling tokens beside torch's way", (
+    _benchmark("sampler", "kernels.sampler", "sampling tokens beside torch's way", (
         *_kernel("1,4"),
         count("--vocabulary", "its tokens", default=151_936),
         flag("--batch", "rows, a list", default="1,16,64,256"),
     )),
-    Benchmark("allreduce", "exchange", "the exchange between ranks beside NCCL's", (
+    _benchmark("allreduce", "exchange", "the exchange between ranks beside NCCL's", (
         *_kernel("2"),
         count("--hidden", "values of a row", default=4096),
         _FOLD_ORDER,
         flag("--kilobytes", "of the bf16 output", default="8,32,128,512,2048,8192,32768,131072"),
     )),
-    Benchmark("kernels", "kernels.cpu", "the CPU's matrix product beside torch.mm",
+    _benchmark("kernels", "kernels.cpu", "the CPU's matrix product beside torch.mm",
               (*_RESULTS, count("--size", "rows and columns of it", default=4096))),
-    Benchmark("plot", "plot", "throughput against latency, and the roofline", (
+    _benchmark("plot", "plot", "throughput against latency, and the roofline", (
         flag("--results", "their folder", type=Path, default=Path("docs/results")),
         flag("--output", "folder", type=Path, default=Path("docs/plots")),
         flag("--gpu", "such as h200; the one with most results if unset"),
     )),
 )  # fmt: skip
-NAMES = tuple(benchmark.name for benchmark in BENCHMARKS)
+NAMES = tuple(benchmark.name for benchmark in _BENCHMARKS)
 
 
 def complete(arguments: Sequence[str]) -> list[str]:
@@ -206,22 +201,10 @@ def complete(arguments: Sequence[str]) -> list[str]:
     return rest
 
 
-def add_bench(commands: argparse._SubParsersAction) -> None:
-    """Add `bench` to the commands of `tpdet`."""
-    bench = commands.add_parser(
-        "bench",
-        help="time the engine, a server and the kernels, each beside its floor",
-        epilog="tpdet bench MODEL is tpdet bench latency MODEL.",
-    )
-    group = bench.add_subparsers(required=True, metavar="BENCHMARK")
-    for benchmark in BENCHMARKS:
-        command = add_command(
-            group,
-            benchmark.name,
-            later(f"tpdet.tools.bench.{benchmark.module}", f"{benchmark.name}_command"),
-            benchmark.flags,
-            help=benchmark.help,
-            description=f"{benchmark.help[:1].upper()}{benchmark.help[1:]}.",
-        )
-        if benchmark.engine:
-            add_engine_settings(command)
+BENCH = CommandGroup(
+    name="bench",
+    metavar="BENCHMARK",
+    commands=_BENCHMARKS,
+    help="time the engine, a server and the kernels, each beside its floor",
+    epilog="tpdet bench MODEL is tpdet bench latency MODEL.",
+)

@@ -1,10 +1,9 @@
 """The flags of `tpdet compile`."""
 
-import argparse
 from pathlib import Path
 
-from tpdet.arguments.flags import add_command, flag, later
-from tpdet.client.engine_settings import add_engine_settings
+from tpdet.arguments.flags import flag
+from tpdet.client.command import Command
 from tpdet.kernels.cuda.hardware import KNOWN
 
 LEFT_OUT = (
@@ -19,17 +18,13 @@ _FLAGS = (
     flag("--output", "a new or empty folder", type=Path, required=True, metavar="DIR"),
 )
 
-
-def add_compile(commands: argparse._SubParsersAction) -> None:
-    """Add `compile` to the commands of `tpdet`."""
-    command = add_command(
-        commands,
-        "compile",
-        later("tpdet.tools.compile.command", "compile_command"),
-        _FLAGS,
-        description="Compile every kernel that a start of MODEL would, for a GPU that need not be "
-        "there.\nGive the settings of the start: others may need other kernels.",
-        epilog="  tpdet compile MODEL --gpu h200 --tp 1,2,4 --output kernels\n"
-        "  tpdet serve MODEL --tp 2 --kernel-cache kernels",
-    )
-    add_engine_settings(command, LEFT_OUT)
+COMPILE = Command(
+    name="compile",
+    run="tpdet.tools.compile.command:compile_command",
+    flags=_FLAGS,
+    description="Compile every kernel that a start of MODEL would, for a GPU that need not be "
+    "there.\nGive the settings of the start: others may need other kernels.",
+    epilog="  tpdet compile MODEL --gpu h200 --tp 1,2,4 --output kernels\n"
+    "  tpdet serve MODEL --tp 2 --kernel-cache kernels",
+    without=LEFT_OUT,
+)

@@ -1,9 +1,7 @@
 """The flags of `tpdet diff`."""
 
-import argparse
-
-from tpdet.arguments.flags import add_command, file, flag, later, switch
-from tpdet.client.engine_settings import add_engine_settings
+from tpdet.arguments.flags import file, flag, switch
+from tpdet.client.command import UNVERIFIED, Command
 
 _FORMS = "a bundle, or lines of tpdet generate --json or of tpdet run-batch --record"
 _FLAGS = (
@@ -17,24 +15,20 @@ _FLAGS = (
          metavar="N,M"),
 )  # fmt: skip
 _TRACES_OWN = (
-    "share_draws", "fixed_batch", "approximate", "enforce_eager", "enable_prefix_caching",
-    "drafts", "draft_model", "max_num_batched_tokens", "max_num_seqs",
+    *UNVERIFIED, "enforce_eager", "enable_prefix_caching", "drafts", "draft_model",
+    "max_num_batched_tokens", "max_num_seqs",
 )  # fmt: skip
 
-
-def add_diff(commands: argparse._SubParsersAction) -> None:
-    """Add `tpdet diff`."""
-    command = add_command(
-        commands,
-        "diff",
-        later("tpdet.tools.diff.command", "diff"),
-        _FLAGS,
-        description="Name the first token or bit in which recorded answers differ, pair by pair, "
-        "with both tokens and both\nlog-probabilities, and what differs of their requests "
-        "(docs/audit.md). No signature is checked, and without\n--trace nothing is computed. The "
-        "exit code is 0 if all tokens and bits are equal and 1 if some differ.",
-        epilog="  tpdet diff bundle-1.json bundle-2.json\n"
-        "  tpdet diff monday.jsonl tuesday.jsonl --json\n"
-        "  tpdet diff bundle-1.json bundle-2.json --trace --model models/smollm2 --tp 1,2",
-    )
-    add_engine_settings(command, leave_out=_TRACES_OWN)
+DIFF = Command(
+    name="diff",
+    run="tpdet.tools.diff.command:diff",
+    flags=_FLAGS,
+    description="Name the first token or bit in which recorded answers differ, pair by pair, "
+    "with both tokens and both\nlog-probabilities, and what differs of their requests "
+    "(docs/audit.md). No signature is checked, and without\n--trace nothing is computed. The "
+    "exit code is 0 if all tokens and bits are equal and 1 if some differ.",
+    epilog="  tpdet diff bundle-1.json bundle-2.json\n"
+    "  tpdet diff monday.jsonl tuesday.jsonl --json\n"
+    "  tpdet diff bundle-1.json bundle-2.json --trace --model models/smollm2 --tp 1,2",
+    without=_TRACES_OWN,
+)

@@ -1,15 +1,13 @@
 """The flags of `tpdet plan`."""
 
-import argparse
 from pathlib import Path
 
-from tpdet.arguments.flags import add_command, count, figure, flag, later, switch
+from tpdet.arguments.flags import count, figure, flag, switch
 from tpdet.checkpoint.model_config.known_shapes import SHAPES
+from tpdet.client.command import Command
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS, KV_CACHE_DTYPES
 from tpdet.tools.plan.hardware import HARDWARE
-
-PACKED = ("fp8-block", "int4-g128", "mxfp4")
-"""What `tpdet quantise` writes."""
+from tpdet.tools.quantise.arguments import FORMATS
 
 _FLAGS = (
     flag("--model", f"a directory, a cached hub name, or one of {', '.join(SHAPES)}",
@@ -29,7 +27,7 @@ _FLAGS = (
     count("--leaves", "as of tpdet serve (default 8)"),
     flag("--fold-order", f"default {DEFAULT_FOLD_ORDER}", choices=FOLD_ORDERS),
     flag("--packed", "the weights of layers stay packed as `tpdet quantise` writes them: their "
-         "memory; times are those of bfloat16", choices=PACKED),
+         "memory; times are those of bfloat16", choices=FORMATS),
     flag("--kv-cache-dtype", "how pages hold keys and values (default auto); times are those of "
          "bfloat16", choices=KV_CACHE_DTYPES),
     figure("--gpu-memory-utilization", "default 0.9", dest="utilization"),
@@ -40,14 +38,10 @@ _FLAGS = (
     flag("--plot", "draw STEM.png and STEM.svg instead: up to 64 nodes", type=Path, metavar="STEM"),
 )  # fmt: skip
 
-
-def add_plan(commands: argparse._SubParsersAction) -> None:
-    """Add `plan` to the commands of `tpdet`."""
-    add_command(
-        commands,
-        "plan",
-        later("tpdet.tools.plan.command", "plan_command"),
-        _FLAGS,
-        help="memory, time and capacity of a model on GPUs, without them",
-        epilog="  tpdet plan --model llama-3-70b --tp 4 --context 8192 --batch 96",
-    )
+PLAN = Command(
+    name="plan",
+    run="tpdet.tools.plan.command:plan_command",
+    flags=_FLAGS,
+    help="memory, time and capacity of a model on GPUs, without them",
+    epilog="  tpdet plan --model llama-3-70b --tp 4 --context 8192 --batch 96",
+)

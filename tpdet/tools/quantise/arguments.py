@@ -1,9 +1,9 @@
 """The flags of `tpdet quantise`."""
 
-import argparse
 from pathlib import Path
 
-from tpdet.arguments.flags import add_command, flag, later
+from tpdet.arguments.flags import flag
+from tpdet.client.command import Command
 
 FORMATS = ("fp8-block", "int4-g128", "mxfp4")
 """The keys of `tpdet.tools.quantise.encodings.ENCODINGS`, which needs torch."""
@@ -13,15 +13,11 @@ _FLAGS = (
     flag("--output", "a new or empty folder", type=Path, required=True, metavar="DIR"),
 )
 
-
-def add_quantise(commands: argparse._SubParsersAction) -> None:
-    """Add `quantise` to the commands of `tpdet`."""
-    add_command(
-        commands,
-        "quantise",
-        later("tpdet.tools.quantise.command", "quantise_command"),
-        _FLAGS,
-        description="Write MODEL as a checkpoint of compressed-tensors, every weight rounded to "
-        "the nearest.\nNo calibration: the same model gives the same bytes everywhere.",
-        epilog="  tpdet quantise models/small --format int4-g128 --output models/small-int4",
-    )
+QUANTISE = Command(
+    name="quantise",
+    run="tpdet.tools.quantise.command:quantise_command",
+    flags=_FLAGS,
+    description="Write MODEL as a checkpoint of compressed-tensors, every weight rounded to "
+    "the nearest.\nNo calibration: the same model gives the same bytes everywhere.",
+    epilog="  tpdet quantise models/small --format int4-g128 --output models/small-int4",
+)

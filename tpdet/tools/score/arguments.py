@@ -2,8 +2,8 @@
 
 import argparse
 
-from tpdet.arguments.flags import add_command, count, flag, later, switch
-from tpdet.client.engine_settings import add_engine_settings, add_tp
+from tpdet.arguments.flags import count, flag, switch
+from tpdet.client.command import Command
 from tpdet.requests.field_ranges import ALTERNATIVES
 
 _TOP = ALTERNATIVES.high
@@ -21,24 +21,18 @@ _FLAGS = (
     switch("--json", "JSON lines: what was computed, each token with its fp32 bits, the totals"),
 )  # fmt: skip
 
-
-def add_score(commands: argparse._SubParsersAction) -> None:
-    """Add `tpdet score`."""
-    command = add_command(
-        commands,
-        "score",
-        later("tpdet.tools.score.command", "score"),
-        _FLAGS,
-        usage="tpdet score MODEL (FILE | --prompt TEXT | --tokens FILE) [flags]",
-        description="Print the tokens of a text and the log-probability of each, given all before "
-        "it: the same fp32\nbits at every tensor-parallel size and --max-num-batched-tokens. The "
-        "first token has none.",
-        epilog="Settings may also stand in TPDET_ variables (TPDET_MAX_MODEL_LEN) and in the file "
-        "of --config,\nas for tpdet serve.\n\n"
-        '  tpdet score models/smollm2 --prompt "The for statement"\n'
-        "  tpdet score models/smollm2 README.md --top 3 --json | head",
-    )
-    add_tp(command)
-    add_engine_settings(
-        command, leave_out=("chat_template", "chat_template_date", "share_draws", "logprobs_mode")
-    )
+SCORE = Command(
+    name="score",
+    run="tpdet.tools.score.command:score",
+    flags=_FLAGS,
+    usage="tpdet score MODEL (FILE | --prompt TEXT | --tokens FILE) [flags]",
+    description="Print the tokens of a text and the log-probability of each, given all before "
+    "it: the same fp32\nbits at every tensor-parallel size and --max-num-batched-tokens. The "
+    "first token has none.",
+    epilog="Settings may also stand in TPDET_ variables (TPDET_MAX_MODEL_LEN) and in the file "
+    "of --config,\nas for tpdet serve.\n\n"
+    '  tpdet score models/smollm2 --prompt "The for statement"\n'
+    "  tpdet score models/smollm2 README.md --top 3 --json | head",
+    ranks=True,
+    without=("chat_template", "chat_template_date", "share_draws", "logprobs_mode"),
+)
