@@ -52,6 +52,15 @@ def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, A
     return parse_json_object(read_text_file(path, max_bytes), str(path))
 
 
+def json_object(data: bytes | str) -> dict[str, Any] | None:
+    """The JSON object that this is, which need not be strict; None for anything else."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def parse_json_object(
     text: str, file: str, remedy: str = "it is damaged, download it again"
 ) -> dict[str, Any]:

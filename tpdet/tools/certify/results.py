@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tpdet.audit.replay import VERSION
+from tpdet.checkpoint.model_config.json_file import json_object
 from tpdet.client.input_file import numbered_lines, read_input, text_of
 from tpdet.errors import CheckpointError
 
@@ -81,7 +82,7 @@ def _read(path: str, results: EvaluationResults, wrong: list[str]) -> None:
             f"{path} is a zip file: an .eval log of inspect-ai becomes JSON by "
             "inspect log convert FILE --to json --output-dir DIR"
         )
-    whole = _whole(data)
+    whole = json_object(data)
     if whole is None:
         _read_lines(path, data, results, wrong)
     elif "versions" in whole and "configs" in whole:
@@ -94,15 +95,6 @@ def _read(path: str, results: EvaluationResults, wrong: list[str]) -> None:
         _take(path, map(_promptfoo_answer, rows), results, wrong)
     else:
         _read_lines(path, data, results, wrong)
-
-
-def _whole(data: bytes) -> Json | None:
-    """The one object of a file; None for lines."""
-    try:
-        content = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 class ReadAnswer(NamedTuple):

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from tpdet.checkpoint.model_config.json_file import json_object
 from tpdet.errors import UsageError
 from tpdet.tools.tape import messages, responses
-from tpdet.tools.tape.tape_file import DONE, Json, Turn, bytes_of, json_object
+from tpdet.tools.tape.tape_file import DONE, Json, Turn, bytes_of
 
 EDITED = {"edited": True}
 """What stands under `tpdet` in an answer that no model gave."""

@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tpdet.checkpoint.model_config.json_file import json_object
 from tpdet.text.parsing.json_text import closed_object
-from tpdet.tools.tape.tape_file import Json, json_object
+from tpdet.tools.tape.tape_file import Json
 
 _PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 _ENDING = ("stop_reason", "stop_sequence", "stop_details", "container")

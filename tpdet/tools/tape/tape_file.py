@@ -15,6 +15,7 @@ import blake3
 import msgspec
 
 from tpdet import __version__
+from tpdet.checkpoint.model_config.json_file import json_object
 from tpdet.client.input_file import numbered_lines, read_input
 from tpdet.errors import CheckpointError, NotPermittedError, RequestError, ResourceError, UsageError
 from tpdet.launch.host.resources import resource_error
@@ -244,15 +245,6 @@ def content_of(data: bytes) -> str | Binary:
 def bytes_of(content: str | Binary) -> bytes:
     """The bytes that stand on a tape."""
     return content.base64 if isinstance(content, Binary) else content.encode()
-
-
-def json_object(data: bytes | str) -> Json | None:
-    """The JSON object that this is; None for anything else."""
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def canonical(body: Json) -> Json:

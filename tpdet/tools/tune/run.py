@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from statistics import geometric_mean
 
 import torch
 
@@ -209,9 +210,3 @@ def _show(tuned: TunedProduct) -> list[tuple[float, str]]:
     for name, where in tuned.refused.items():
         print(f"  other bits, not used: {name} at {' '.join(where)} rows", flush=True)
     return [(ratio, f"{product} at {bucket}") for bucket, ratio in ratios.items()]
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    """exp of the mean logarithm."""
-    logs = [math.log(value) for value in values]
-    return math.exp(math.fsum(logs) / len(logs))
