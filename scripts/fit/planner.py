@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from scripts.fit import figures
@@ -38,7 +39,6 @@ from tpdet.tools.plan.constants import (
     PrefillAttentionCost,
     ProductCost,
     SamplingCost,
-    write_constants,
 )
 from tpdet.tools.plan.hardware import hardware_of
 from tpdet.tools.plan.kernel_time import (
@@ -236,6 +236,22 @@ def _fit_sampling(results: Path, gpu: str, errors: dict[str, FitError]) -> Sampl
     terms = [(1.0, float(ranks > 1), rows * _VOCABULARY // ranks * 4.0) for ranks, rows, _ in found]
     (launch, ranks, read), errors["sampling"] = positive_fit(terms, [us for *_, us in found])
     return SamplingCost(launch, ranks, _rate(read))
+
+
+def write_constants(constants: Constants, path: Path) -> None:
+    """Write indented JSON with numbers of six digits; further digits are noise."""
+    rounded = _rounded(msgspec.to_builtins(constants))
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(rounded), indent=1) + b"\n")
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(inner) for inner in value]
+    return value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace as change
 
 from scripts.fit.figures import SHAPE_TABLE, step_figures
+from scripts.fit.planner import write_constants
 from scripts.tables.planned_steps import compare_mixed, compare_steps, comparison_table
 from tests.lib.thread_world import run_threads
 from tests.lib.tree import ROOT
@@ -31,7 +32,7 @@ from tpdet.speculative.draft_model import start as draft_model
 from tpdet.tools.measurement.floor import decode_work
 from tpdet.tools.measurement.results_file import newest_rows
 from tpdet.tools.plan.command import LEGEND
-from tpdet.tools.plan.constants import LayerCost, LinearCost, load_constants, write_constants
+from tpdet.tools.plan.constants import LayerCost, LinearCost, load_constants
 from tpdet.tools.plan.draft import draft_request
 from tpdet.tools.plan.exchange_time import exchange_seconds, levels_of
 from tpdet.tools.plan.hardware import Network, hardware_of

@@ -187,19 +187,3 @@ def load_constants(gpu: str, folder: Path = FOLDER) -> Constants:
     if constants.format != FORMAT:
         raise UsageError(f"{path} has format {constants.format}, not {FORMAT}: write it anew")
     return constants
-
-
-def write_constants(constants: Constants, path: Path) -> None:
-    """Write indented JSON with numbers of six digits; further digits are noise."""
-    rounded = _rounded(msgspec.to_builtins(constants))
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(rounded), indent=1) + b"\n")
-
-
-def _rounded(value: object) -> object:
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(inner) for inner in value]
-    return value
