@@ -20,7 +20,6 @@ from tpdet.kernels.inputs.experts import Lanes, Routing
 from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.inputs.product import write_roots
-from tpdet.kernels.order import Expression
 from tpdet.kernels.partial_sums import PartialSums
 from tpdet.nn.operators import attention, experts, pointwise, products, vocabulary
 
@@ -36,9 +35,7 @@ class Recording:
         self.pages = KeyValuePages(tuple(empty))
         """What the decoder takes for pages: nothing but names of layers."""
         own = self.rotate_and_store, self.paged_attention
-        self._operations: dict[str, Callable[..., Any]] = {
-            operation.__name__: operation for operation in (*OPERATIONS, *own)
-        }
+        self._operations = OPERATIONS | {operation.__name__: operation for operation in own}
 
     def running(self) -> AbstractContextManager[None]:
         """While inside, layers run by the operators."""
@@ -77,103 +74,60 @@ class Recording:
         return attention.attention(q, keys, values, lengths, window, cap, sinks)
 
 
-def column_gemm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    *,
-    admitted: object = None,
+def _columns(
+    x: Tensor, weight: Tensor, bias: Any = None, out_dtype: Any = None, *, admitted: Any = None
 ) -> Tensor:
-    """As `ops.column_gemm`."""
     return products.columns(x, weight, bias, out_dtype)
 
 
-def gated_gemm(
-    x: Tensor, weight: Tensor, *, admitted: object = None, activation: str = "silu"
-) -> Tensor:
-    """As `ops.gated_gemm`."""
+def _gated(x: Tensor, weight: Tensor, *, admitted: Any = None, activation: str = "silu") -> Tensor:
     return products.gated_columns(x, weight, activation)
 
 
-def leaf_sums(
-    x: Tensor,
-    weight: Tensor,
-    roots: tuple[Expression, ...],
-    *,
-    admitted: object = None,
-    widths: Sequence[int] = (),
+def _rows(
+    x: Tensor, weight: Tensor, roots: Any, *, admitted: Any = None, widths: Sequence[int] = ()
 ) -> PartialSums:
-    """As `ops.leaf_sums`, folded to the roots."""
+    """The leaves, folded to the roots."""
     values = products.rows(x, weight, write_roots(roots), len(roots), [*widths])
     return PartialSums(values, tuple(range(len(roots))))
 
 
-def fold_roots(sums: PartialSums, slots: int) -> Tensor:
-    """As `ops.fold_roots`."""
+def _fold(sums: PartialSums, slots: int) -> Tensor:
     return products.fold_roots(sums.values, write_roots(sums.roots), slots)
 
 
-def fold_and_norm(sums: PartialSums, finish: Finish) -> tuple[Tensor, Tensor]:
-    """As `ops.fold_and_norm`."""
+def _fold_and_norm(sums: PartialSums, finish: Finish) -> tuple[Tensor, Tensor]:
     norm = finish.behind if finish.norm is None else finish.norm
     assert norm is not None  # one of them is there
     weights = (None if each is None else each.weight for each in (finish.norm, finish.behind))
-    h, y = pointwise.fold_and_norm(
-        sums.values,
-        write_roots(sums.roots),
-        finish.residual,
-        *weights,
-        norm.eps,
-        norm.formula,
-        norm.dtype,
-    )
-    return h, y
+    how = norm.eps, norm.formula, norm.dtype
+    root = write_roots(sums.roots)
+    return pointwise.fold_and_norm(sums.values, root, finish.residual, *weights, *how)
 
 
-def rms_norm(x: Tensor, norm: Norm) -> Tensor:
-    """As `ops.rms_norm`."""
+def _norm(x: Tensor, norm: Norm) -> Tensor:
     return pointwise.norm(x, norm.weight, norm.eps, norm.formula, norm.dtype)
 
 
-def norm_by_mass(x: Tensor, largest: Tensor, mass: Tensor, count: int, norm: Norm) -> Tensor:
-    """As `ops.norm_by_mass`, of whole rows. Raises UsageError for parts of rows."""
+def _norm_by_mass(x: Tensor, largest: Tensor, mass: Tensor, count: int, norm: Norm) -> Tensor:
+    """The norm of whole rows. Raises UsageError for parts of rows."""
     if x.shape[1] != count:
         raise UsageError(
             "gradients of a norm over all heads need one rank: use a world of one, or torch.no_grad"
         )
-    return rms_norm(x, norm)
+    return _norm(x, norm)
 
 
-def activate_alone(x: Tensor, activation: str) -> Tensor:
-    """As `ops.activate_alone`."""
-    return pointwise.activate(x, activation)
-
-
-def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """As `ops.soft_cap`."""
-    return pointwise.soft_cap(x, cap)
-
-
-def embed(ids: Tensor, table: Tensor) -> Tensor:
-    """As `ops.embed`."""
-    return vocabulary.embedding(ids, table)
-
-
-def choose_experts(
-    logits: Tensor,
-    bias: Tensor | None,
-    batch: PagedBatch,
-    routing: Routing,
-    held: range | None = None,
-) -> tuple[Tensor, Tensor, object]:
-    """As `ops.choose_experts`; no token is sorted."""
+def _choose(
+    logits: Tensor, bias: Any, batch: PagedBatch, routing: Routing, held: Any = None
+) -> tuple[Tensor, Tensor, None]:
+    """The ids and weights that the router chooses; no token is sorted."""
     rule = routing.chosen, routing.sigmoid, routing.over_chosen, routing.scale
     weights, ids = experts.choose_experts(logits, bias, *rule)
     return ids, weights, None
 
 
-def expert_sums(
+def _expert_sums(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
@@ -186,16 +140,26 @@ def expert_sums(
     *,
     sorted_tokens: object = None,
 ) -> PartialSums:
-    """As `ops.expert_sums`."""
     part = lanes.experts.start, lanes.total, lanes.held, write_roots(lanes.roots)
     values = experts.experts(x, ids, weights, gate_up, down, *biases, shared, *part, activation)
     return PartialSums(values, tuple(range(len(lanes.roots))))
 
 
-OPERATIONS = (
-    column_gemm, gated_gemm, leaf_sums, fold_roots, fold_and_norm, rms_norm, norm_by_mass,
-    activate_alone, soft_cap, embed, choose_experts, expert_sums,
-)  # fmt: skip
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "column_gemm": _columns,
+    "gated_gemm": _gated,
+    "leaf_sums": _rows,
+    "fold_roots": _fold,
+    "fold_and_norm": _fold_and_norm,
+    "rms_norm": _norm,
+    "norm_by_mass": _norm_by_mass,
+    "activate_alone": pointwise.activate,
+    "soft_cap": pointwise.soft_cap,
+    "embed": vocabulary.embedding,
+    "choose_experts": _choose,
+    "expert_sums": _expert_sums,
+}
+"""What stands for each operation of `kernels/ops`, whose arguments they take."""
 
 
 class RecordedWorld:
