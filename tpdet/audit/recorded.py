@@ -1,7 +1,4 @@
-"""Recorded answers: request, ids and bits as they lie on disk, and the first difference of two.
-
-Needs no torch.
-"""
+"""Recorded answers: request, ids, bits, and the first difference of two. Needs no torch."""
 
 import json
 import struct
@@ -127,10 +124,7 @@ def builtins_of(value: Any) -> dict[str, Any]:
 
 
 def digest_of(answer: RecordedAnswer, eos_token_ids: tuple[int, ...]) -> str:
-    """The replay digest of a recorded answer's ids and bits, in the version that it names.
-
-    eos_token_ids: those of the model that end a text.
-    """
+    """The replay digest of a recorded answer, in its own version, with the ids that end a text."""
     request = Request(
         request_id="recorded",
         prompt_token_ids=answer.prompt_token_ids,

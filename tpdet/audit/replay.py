@@ -205,10 +205,7 @@ def answer_digest_steps(
 
 
 def _begun(domain: str, origin: DigestOrigin, seed: int, request: bytes) -> blake3.blake3:
-    """The hash with all that stands before the answer in it; request: canonical.
-
-    seed: as it counts.
-    """
+    """The hash with all that stands before the answer; request: canonical, seed: as it counts."""
     digest = blake3.blake3(f"{domain}\n".encode())
     digest.update(bytes.fromhex(origin.contract) + bytes.fromhex(origin.model_digest))
     digest.update(struct.pack("<QQ", seed, len(request)) + request)

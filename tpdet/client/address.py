@@ -30,10 +30,7 @@ class Address:
     def parse(
         cls, url: str, flag: str = "--base-url", key_flag: str = "--api-key-file", scheme: str = ""
     ) -> "Address":
-        """From http://host:port, with or without /v1. Raises UsageError.
-
-        scheme: what stands before a URL that names none, such as http://.
-        """
+        """A URL, with or without /v1, as an address; scheme: of one without. Raises UsageError."""
         parts = urlsplit(url if "://" in url else scheme + url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"{flag} {url!r}: use http://HOST:PORT")

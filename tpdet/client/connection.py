@@ -33,10 +33,7 @@ TRIES = 10  # of a request that a busy server is asked again
 
 
 class HttpError(TpdetError):
-    """The server answers with an error: its `status`, and its JSON `body` if that is some.
-
-    `request_id`: the server's name of the request, if it gave one.
-    """
+    """The server answers with an error: its status, JSON body and name of the request, if any."""
 
     def __init__(self, message: str, status: int, body: Any = None, request_id: str = "") -> None:
         super().__init__(message)

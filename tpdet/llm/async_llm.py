@@ -134,10 +134,7 @@ class AsyncLLM(AsyncPoolingCalls, OfflineModel):
         return [found[name] for name, _ in asked]
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End a request, or several: the last output has the finish reason "abort".
-
-        Ids of ended or unknown requests are ignored.
-        """
+        """End requests, whose last output has the finish reason "abort"; others are ignored."""
         names = [request_id] if isinstance(request_id, str) else list(request_id)
         with self._names:
             streams = [self._streams[name] for name in names if name in self._streams]

@@ -33,10 +33,7 @@ class _Close(NamedTuple):
 
 
 class EngineThread:
-    """Runs the engine until `stop`, or until it fails.
-
-    On rank 0 the thread takes requests and runs steps; other ranks run the plans of rank 0.
-    """
+    """Runs the engine until `stop` or a failure; ranks above 0 run the plans of rank 0."""
 
     def __init__(self, make: "Callable[[], Engine]", followers: Followers | None = None) -> None:
         """Start the thread and return when it has made the engine; raises what `make` raises.

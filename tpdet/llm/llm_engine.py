@@ -47,10 +47,7 @@ class LLMEngine:
         params: SamplingParams | None = None,
         **of_vllm: Any,
     ) -> None:
-        """Begin to answer a prompt; `request_id` is unique among open requests.
-
-        Raises RequestError for a request that cannot run.
-        """
+        """Begin to answer a prompt; `request_id` is unique meanwhile. Raises RequestError."""
         refuse_what_asks("add_request", of_vllm, ("request_id", "prompt", "params"))
         if request_id in self._open:
             raise RequestError(f"request id {request_id!r} is in use: give each its own")
@@ -67,10 +64,7 @@ class LLMEngine:
         return len(self._open)
 
     def step(self) -> list[RequestOutput]:
-        """Wait for something new; all outputs that came since the last step, in their order.
-
-        An empty list without open requests. Raises the error that ended a request.
-        """
+        """Wait for what is new, in order; [] without open requests. Raises a request's error."""
         found: list[RequestOutput] = []
         while self._open and (not found or not self._events.empty()):
             name, event = self._events.get()

@@ -207,10 +207,7 @@ class OfflineModel(PoolingPlans, ABC):
         return self.engine.system_fingerprint
 
     def get_tokenizer(self) -> HuggingFaceTokenizer:
-        """The tokenizer, in the shape of Hugging Face's: `encode(text)`, `decode(ids)` and more.
-
-        Raises UsageError if there is none (`skip_tokenizer_init`).
-        """
+        """The tokenizer in the shape of Hugging Face's. Raises UsageError if there is none."""
         if self.tokenizer is None:
             raise UsageError(
                 "there is no tokenizer: make the model without skip_tokenizer_init=True"

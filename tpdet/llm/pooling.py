@@ -257,10 +257,7 @@ class PoolingCalls(PoolingPlans):
         pooling_params: Params = None,
         **of_vllm: Any,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """The score head's own values at each prompt's last token, without an activation.
-
-        Arguments and errors as of `embed`.
-        """
+        """The score head's own values at each last token. Arguments and errors as of `embed`."""
         refuse_what_asks("reward", of_vllm, ("pooling_params",))
         plan = self._rewarding(prompts, truncate_prompt_tokens, pooling_params)
         return self._pooled(plan, use_tqdm)

@@ -81,10 +81,7 @@ class PromptReader:
     _templates: dict[str, Tokenizer] = field(default_factory=dict)
 
     def prompts(self, given: object, ids: object = None) -> list[ReadPrompt]:
-        """The prompts of one call, which is given one prompt or a list.
-
-        ids: the token ids of each, where `given` are at most their texts.
-        """
+        """The prompts of a call: one, or a list; ids: each one's, beside their texts."""
         given = listed(given)
         if ids is not None:
             given = _joined(given, listed(ids))
@@ -263,10 +260,7 @@ def read_params(given: object, count: int) -> list[SamplingParams]:
 
 
 def params_of_each(name: str, kind: type[AnyParams], given: object, count: int) -> list[AnyParams]:
-    """The parameters of each of `count` prompts: one for all, or a list. None: the defaults.
-
-    name: of the argument. Raises as `read_params`.
-    """
+    """The parameters of each prompt: one for all, a list, or defaults. Raises as `read_params`."""
     if given is None or isinstance(given, kind):
         return [given or kind()] * count
     if not isinstance(given, list | tuple) or not all(isinstance(one, kind) for one in given):

@@ -170,10 +170,7 @@ class ResultWriter:
         seed: int,
         named: NamedCall | None = None,
     ) -> RequestOutput:
-        """The result of the answer so far; `prompt` is the prompt's text, if any.
-
-        named: the request, where it was named before.
-        """
+        """The answer so far, as a result, with the prompt's text; named: the request, if it was."""
         request = answer.request
         ended = all(choice.finish_reason is not None for choice in answer.choices)
         aborted = any(choice.finish_reason == ABORTED for choice in answer.choices)

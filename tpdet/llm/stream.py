@@ -55,10 +55,7 @@ class EngineStream(ABC):
     def deliver_step(
         loop: asyncio.AbstractEventLoop, step: "list[tuple[EngineStream, list[EngineOutput]]]"
     ) -> bool:
-        """Add a step's outputs of streams of one event loop, which is woken once for all of them.
-
-        False if the loop is closed.
-        """
+        """Add a step's outputs to streams of one loop, woken once; False if it is closed."""
 
         def take() -> None:
             for stream, outputs in step:

@@ -53,10 +53,7 @@ class CausalLM(Module):
     def __init__(
         self, directory: Path, partition: Partition, device: torch.device, contract_id: str
     ) -> None:
-        """Parameters without values, which `read` fills; `directory` says how they are fused.
-
-        contract_id: that of a server with these settings.
-        """
+        """Parameters that `read` fills, fused as `directory` says; contract_id: a server's."""
         super().__init__()
         world = RecordedWorld(partition.world)
         exchange = GatherExchange(partition.plan, world, two_shot_rows=_NEVER)

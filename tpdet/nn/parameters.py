@@ -113,10 +113,7 @@ class _Written(torch.autograd.Function):
 
 
 class ParameterSource(UnreadWeights):
-    """The weights of a decoder out of parameters, in the dtype in which it computes.
-
-    Gradients go through it: each piece of a parameter is read once.
-    """
+    """A decoder's weights out of parameters, through which gradients go, each piece once."""
 
     def __init__(
         self,

@@ -19,10 +19,7 @@ class Disk:
     """The operating system's files. All raise OSError."""
 
     def read(self, path: Path) -> bytes:
-        """A file's bytes. Raises AuditError for what no log holds: a pipe, a link, a huge file.
-
-        Also raises NotPermittedError.
-        """
+        """A file's bytes. Raises NotPermittedError; AuditError for a pipe, a link, a huge file."""
         descriptor = _open_regular(path)
         with os.fdopen(descriptor, "rb") as file:
             return file.read()
@@ -51,10 +48,7 @@ class Disk:
         return path.is_dir()
 
     def lock(self, path: Path) -> int:
-        """A descriptor that holds a file's lock until it is closed or its process ends.
-
-        Raises BlockingIOError where another one holds it.
-        """
+        """A file's lock until the descriptor closes. Raises BlockingIOError if another has it."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -162,10 +156,7 @@ class DurableFolder:
             self._durable.add(path)
 
     def write(self, files: Iterable[tuple[str, bytes]]) -> None:
-        """Write whole files: each is there with all its bytes, or as it was.
-
-        files: paths below the top, and the bytes there.
-        """
+        """Write whole files, {path below the top: bytes}: each is there whole, or as it was."""
         folders: dict[Path, None] = {}
         for name, data in files:
             path = self._top / name

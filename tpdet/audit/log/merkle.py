@@ -89,10 +89,7 @@ def inclusion_proof(index: int, size: int, subtree: SubtreeHash) -> list[bytes]:
 
 
 def consistency_proof(old: int, new: int, subtree: SubtreeHash) -> list[bytes]:
-    """PROOF(old, D[0:new]) of RFC 9162, 2.1.4.1; empty where `old` is 0 or `new`.
-
-    Raises ValueError where the old tree is larger.
-    """
+    """PROOF(old, D[0:new]) of RFC 9162, 2.1.4.1. Raises ValueError where the old is larger."""
     if not 0 <= old <= new:
         raise ValueError(f"a tree of {new} does not hold one of {old}: the later one comes second")
     if old in (0, new):

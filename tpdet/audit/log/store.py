@@ -97,10 +97,7 @@ class LogStore:
         return self._tree.size
 
     def commit(self, leaves: Sequence[bytes]) -> int:
-        """Make leaves durable together, and the checkpoint that covers them; the first's index.
-
-        Raises AuditUnavailableError where that is not certain.
-        """
+        """Make leaves durable together; the first's index. Raises AuditUnavailableError."""
         with self._unavailable():
             if self._behind:
                 self.publish()

@@ -82,10 +82,7 @@ class AuditLog:
         return future
 
     def publish(self) -> None:
-        """Bring the tiles and the checkpoint beside them up to the last commit.
-
-        Raises AuditUnavailableError.
-        """
+        """Bring tiles and checkpoint up to the last commit. Raises AuditUnavailableError."""
         self._store.publish()
 
     def close(self) -> None:

@@ -46,10 +46,7 @@ class ContentStore:
     """
 
     def __init__(self, path: Path | None, create: bool = False) -> None:
-        """path: None for one without anything in it.
-
-        Raises NotFoundError without a store, AuditError for a file of another form.
-        """
+        """path: None for an empty one. Raises NotFoundError, AuditError for another form."""
         if path is not None and not create and not path.exists():
             raise NotFoundError(f"{path} does not exist: name the directory of --audit-dir")
         self.path, schema = path, _SCHEMA if create or path is None else ""

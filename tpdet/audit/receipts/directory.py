@@ -110,10 +110,7 @@ class AuditDirectory:
 
     @staticmethod
     def locate(log: LogReader, store: ContentStore, receipt_id: str) -> tuple[int, bytes | None]:
-        """The leaf that a receipt is, and its content, None once erased.
-
-        Raises NotFoundError for an id that is none.
-        """
+        """A receipt's leaf, and its content, None once erased. Raises NotFoundError."""
         stored = store.read(receipt_id)
         if stored is not None and stored.leaf is not None:
             if unverified_statement(log.leaf(stored.leaf), stored.leaf).predicate.id != receipt_id:

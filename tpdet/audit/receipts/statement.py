@@ -69,10 +69,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that change no bit, and stand in no digest; times in RFC 3339.
-
-    cached: the answer was computed before, and came from the cache of answers.
-    """
+    """Facts that change no bit; times in RFC 3339. cached: it came from the cache of answers."""
 
     tp: int
     device: str
@@ -365,10 +362,7 @@ def owner_mark(receipt_id: str, owner: str) -> str:
 
 
 def _hashes(answers: Iterable[RecordedAnswer]) -> tuple[str, str]:
-    """SHA-256 over the ids of all choices, and over their bits: of each its count, then they.
-
-    All are 32 bits, little-endian.
-    """
+    """SHA-256 over all choices' ids, and bits: each count, then they, as little-endian uint32."""
     ids, bits = sha256(), sha256()
     for answer in answers:
         for choice in answer.outputs:

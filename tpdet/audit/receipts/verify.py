@@ -156,10 +156,7 @@ def check_directory(
 def check_receipts(
     log: LogReader, store: ContentStore, keys: TrustedKeys
 ) -> Iterator[ReceiptCheck]:
-    """Every receipt of a log, also behind one that does not hold.
-
-    The tree is not checked: that is `log.verify`.
-    """
+    """Every receipt of a log, also behind one that does not hold; the tree is `log.verify`'s."""
     indices = dict[str, int]()
     for index in range(log.checkpoint.size):
         check = ReceiptCheck(index)

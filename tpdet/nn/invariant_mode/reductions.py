@@ -152,10 +152,7 @@ def _sum(
 
 
 def _exponentials(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows [R, N] fp32 -> exp(x - max) [R, N] fp32, max [R, 1] fp32 and Σ [R, 1] fp64.
-
-    Σ of a row whose maximum is no number is NaN.
-    """
+    """Rows [R, N] -> exp(x - max), max [R, 1], all fp32, and Σ [R, 1] fp64, NaN if max is."""
     largest = x.amax(-1, keepdim=True)
     finite = torch.isfinite(largest)
     powers = exponential(x - torch.where(finite, largest, 0.0))

@@ -119,10 +119,7 @@ def rotate_and_store(
     counts: Sequence[int],
     pages: Sequence[int],
 ) -> Tensor:
-    """Rotated q [M, Hq, D]; rotated k, and v [M, Hkv, D], are written to pages [P, Hkv, 256, D].
-
-    cos, sin: fp32 tables [positions, D / 2].
-    """
+    """Rotated q [M, Hq, D]; k and v [M, Hkv, D] go to pages; cos, sin: fp32 [positions, D / 2]."""
     batch = paged_batch(starts, counts, pages, q.device)
     memory = key_pages, value_pages
     return ops.rotate_and_store(q, k, v, (cos, sin), (query_norm, key_norm), eps, memory, batch)

@@ -59,10 +59,7 @@ def choose_experts(
     over_chosen: bool = True,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """logits [M, E] fp32, bias [E] or None -> weights fp32, ids int32 (ascending) [M, k].
-
-    The rule is `Routing`'s.
-    """
+    """logits fp32 [M, E], bias or None -> weights fp32, ascending ids int32 [M, k]: `Routing`."""
     count = len(logits)
     one = PagedSequence(0, count, 0, (0,) * page_count(count))
     routing = Routing(logits.shape[1], chosen, sigmoid, over_chosen, scale)

@@ -97,10 +97,7 @@ def _rotary_reference(
 
 @operator(same_shape, _rotary_reference)
 def rotary(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """Heads x [M, heads, D], normed by weight [D] if there is one, then rotated; one rounding.
-
-    cos, sin: fp32 [M, D / 2], of each row's position.
-    """
+    """Heads x [M, heads, D], normed by weight [D] if any, rotated by cos, sin fp32 [M, D / 2]."""
     return ops.rotate_heads(x, cos, sin, weight, eps)
 
 

@@ -292,10 +292,7 @@ class DraftedRuns(NamedTuple):
 
 
 def beside(llm: LLM, name: str, case: dict[str, int], runs: DraftedRuns) -> list[BenchRow]:
-    """Steps and tokens/s beside those without drafts.
-
-    case: batch, and context where it has one. Raises RuntimeError where an answer differs.
-    """
+    """Rows beside those without drafts, of a case. Raises RuntimeError if an answer differs."""
     plain, drafted, after = runs
     if not bits(plain) == bits(drafted) == bits(after):
         raise RuntimeError(f"{name}, batch {case['batch']}: an answer with drafts has other bits")

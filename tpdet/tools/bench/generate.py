@@ -25,10 +25,7 @@ from tpdet.tools.worlds.lists import parse_range, parse_sizes
 
 
 class PeerFigures(msgspec.Struct, frozen=True):
-    """What `scripts/vllm_generate.py` writes. peer: the engine's name and version.
-
-    settings: those that it was given.
-    """
+    """What `scripts/vllm_generate.py` writes: the engine's name and version, its settings."""
 
     peer: str
     tp: int

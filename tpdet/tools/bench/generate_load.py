@@ -57,10 +57,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class GenerateFigure:
-    """The median of a case's measurements, the least and the most of them.
-
-    context: the ids of a prompt, at most.
-    """
+    """The median, least and most of a case's measurements; context: ids of a prompt, at most."""
 
     case: str
     batch: int

@@ -29,10 +29,7 @@ _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 
 @dataclass(frozen=True)
 class Target:
-    """A server and the name of its model. `headers` hold the API key, if it wants one.
-
-    name: of the server, in the table and in messages.
-    """
+    """A server's name in tables, its address, its API key's `headers` and its model's name."""
 
     name: str
     address: Address
@@ -121,10 +118,7 @@ async def send(target: Target, load: HttpLoad) -> tuple[list[Answer], float]:
 def metrics(
     answers: Sequence[Answer], duration: float, accepted: int | None = None
 ) -> dict[str, Any]:
-    """vLLM's figures; a request that failed counts only in `failed` and `errors`.
-
-    accepted: tokens that came from drafts; None if nobody counted them.
-    """
+    """vLLM's figures of what did not fail; accepted: tokens of drafts, None if not counted."""
     good = [answer for answer in answers if answer.error is None]
     errors = sorted({answer.error for answer in answers if answer.error is not None})
     into = sum(answer.input_tokens for answer in good)

@@ -87,10 +87,7 @@ def time_latency(engine: Engine, cases: LatencySpec) -> tuple[list[BenchRow], li
 
 
 def decode_tokens(cases: LatencySpec, budget: int, batch: int, context: int) -> int:
-    """Tokens each sequence generates: the first ones do while the last ones' prompts are read.
-
-    budget: tokens of a step, at most.
-    """
+    """Tokens each sequence generates, while the last prompts are read; budget: of a step."""
     timed = _WARM_UP_STEPS + _LAST_STEPS + cases.steps
     free = max(1, budget - batch)  # of a step in which the others decode
     return timed + -(-batch * context // free)

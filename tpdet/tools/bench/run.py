@@ -1,7 +1,4 @@
-"""Runs the worlds of a benchmark, one a tensor-parallel size, and is one of their ranks.
-
-A rank is `-m tpdet.tools.bench.run SPEC RESULT`.
-"""
+"""Runs a benchmark's worlds, and is their rank: `-m tpdet.tools.bench.run SPEC RESULT`."""
 
 import sys
 import tempfile

@@ -29,10 +29,7 @@ _SHOWN = 5
 
 
 class CertifiedAnswer(NamedTuple):
-    """An answer by its replay digest.
-
-    name: what the evaluation calls it; drawn: whether a server drew the seed of its noise.
-    """
+    """An answer's name and replay digest; drawn: whether a server drew the seed of its noise."""
 
     name: str
     digest: str
@@ -40,10 +37,7 @@ class CertifiedAnswer(NamedTuple):
 
 
 class EvaluationResults(NamedTuple):
-    """What files hold together.
-
-    samples: names of answers that an evaluation scored, where a file lists them.
-    """
+    """What files hold together; samples: the answers that were scored, where a file lists them."""
 
     answers: list[CertifiedAnswer]
     versions: dict[str, str]

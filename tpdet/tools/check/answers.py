@@ -105,10 +105,7 @@ class BatchLine(msgspec.Struct, frozen=True):
 
 
 class Line(NamedTuple):
-    """A line of a file: its number, its JSON, and the answer in the form of its record.
-
-    name: what messages call it; empty for its number.
-    """
+    """A line: its number, JSON and recorded answer; name: what messages call it, if not line N."""
 
     number: int
     fields: dict[str, Any]

@@ -56,10 +56,7 @@ class Elsewhere(msgspec.Struct, frozen=True):
 def changed_parts(
     recorded: dict[str, Any], computed: dict[str, Any], unchecked: Collection[str] = ()
 ) -> list[ChangedPart]:
-    """The fields of a line that are not what was computed, in the line's order.
-
-    unchecked: paths that this line's request leaves open, beside UNCHECKED.
-    """
+    """Fields of a line that are not what was computed, but for UNCHECKED and `unchecked` paths."""
     theirs, ours = dict(_leaves(recorded)), dict(_leaves(computed))
     changed = []
     for path in [*theirs, *(path for path in ours if path not in theirs)]:
@@ -109,10 +106,7 @@ class Compared(NamedTuple):
 def compare_line(
     line: Line, choices: Collection[RecordedChoice], computed: dict[str, Any]
 ) -> Compared:
-    """Hold a line against what was computed: its tokens first, then every other field.
-
-    computed: the line as it should be.
-    """
+    """Hold a line against what it should be: its tokens first, then every other field."""
     token = first_difference(line.choices, [*choices])
     differences: list[Difference | ChangedPart] = [] if token is None else [token]
     others = []

@@ -59,10 +59,7 @@ class Located(msgspec.Struct, frozen=True):
 def trace(
     options: argparse.Namespace, token_ids: Sequence[int], sizes: Sequence[int]
 ) -> list[list[RankTrace]]:
-    """What each rank computes for the logits behind some ids, at each size. Raises as `run_world`.
-
-    options: the flags of the engine's settings.
-    """
+    """What each rank computes behind some ids, at each size, by the settings in options."""
     asked = engine_config(options, os.environ)
     values = asked.model_dump(include=asked.model_fields_set) | _SETTINGS
     settings = EngineConfig.from_values(**values).model_dump()

@@ -37,10 +37,7 @@ def line_of_golden(name: str, stored: Json, source: str) -> Line:
 
 
 def verdicts(target: AnswerTarget, goldens: Mapping[str, Json], source: str) -> list[Verdict]:
-    """A verdict on each golden of a file, in its order.
-
-    Raises what `Connection` and `LLM` raise for a target that fails.
-    """
+    """A verdict on each golden, in their order. Raises as `Connection` and `LLM`."""
     lines = [line_of_golden(name, stored, source) for name, stored in goldens.items()]
     every = zip(goldens, lines, compare_each(lines, target.compare), strict=True)
     return [

@@ -89,10 +89,7 @@ def run_record(bench: str, machine: Machine, command: str, rows: list) -> dict[s
 
 
 def append_record(path: Path, name: str, record: dict[str, Any]) -> None:
-    """Add one run to a results file (a JSON list, newest last), written atomically.
-
-    A `path` that is a directory gets `<name>.<gpu>.json` in it.
-    """
+    """Add a run to a file, whole, newest last; a directory gets `<name>.<gpu>.json` in it."""
     if path.is_dir():
         path /= f"{name}.{short_name(record['gpu'])}.json"
     runs = msgspec.json.decode(path.read_bytes()) if path.exists() else []

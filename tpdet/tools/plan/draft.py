@@ -76,10 +76,7 @@ def draft_request(
 def draft_plan(
     draft: DraftRequest, world: PlanWorld, batch: int, context: int, utilization: float
 ) -> DraftPlan:
-    """The draft model of a world, whole on its rank 0, for `batch` sequences of `context` tokens.
-
-    utilization: the share of the memory to use.
-    """
+    """A world's draft model on rank 0, for a batch and context; utilization: of the memory."""
     own = PlanWorld(
         draft.config, 1, world.constants, world.hardware, world.network, budget=draft.budget
     )

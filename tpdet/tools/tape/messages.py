@@ -13,10 +13,7 @@ _ENDING = ("stop_reason", "stop_sequence", "stop_details", "container")
 
 
 def message_of(events: Iterable[Json]) -> Json:
-    """The message that the events of a stream add up to, as clients add them.
-
-    A call that was cut has the arguments that have come, as in the whole answer.
-    """
+    """The message of a stream's events; a call that was cut has the arguments so far."""
     message: Json = {}
     blocks: dict[Any, Json] = {}
     arguments: dict[Any, str] = {}

@@ -35,10 +35,7 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def child_environment(environment: Mapping[str, str], port: int, key: str | None) -> dict[str, str]:
-    """The environment of a command whose clients talk to the proxy.
-
-    A key that is there may be another service's: none of these stays.
-    """
+    """A command's environment: clients talk to the proxy, by no key of another service."""
     address = f"http://{LOOPBACK}:{port}"
     own = {
         "OPENAI_BASE_URL": f"{address}/v1",

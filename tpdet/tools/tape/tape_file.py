@@ -210,10 +210,7 @@ class TapeWriter:
 
 
 def read_tape(path: str) -> RunTape:
-    """The tape in a file.
-
-    Raises NotFoundError, NotPermittedError, and CheckpointError naming the line that is wrong.
-    """
+    """The tape in a file. Raises NotFoundError, NotPermittedError, CheckpointError of a line."""
     lines = [*_lines(path)]
     head = lines[0] if lines else None
     if not isinstance(head, Head) or head.format != FORMAT:

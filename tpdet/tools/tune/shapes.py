@@ -87,18 +87,12 @@ def tuned_products(names: Iterable[str], ranks: Iterable[int]) -> tuple[Product,
 def tuned_row_products(
     names: Iterable[str], ranks: Iterable[int], orders: Iterable[str] = FOLD_ORDERS
 ) -> tuple[Product, ...]:
-    """Row products of the models on every rank in each fold order, without repeats.
-
-    Raises as `tuned_products`.
-    """
+    """Row products on every rank in each fold order, once each. Raises as `tuned_products`."""
     return _products(names, ranks, orders, ("row",))
 
 
 def tuned_gathered_products(names: Iterable[str], ranks: Iterable[int]) -> tuple[Product, ...]:
-    """What gathered row layers multiply in addition to `tuned_products`, without repeats.
-
-    Raises as `tuned_products`.
-    """
+    """What gathered row layers multiply beside `tuned_products`, once each. Raises as it."""
     models, sizes = tuple(names), tuple(ranks)
     known, gathered = (
         _products(models, sizes, (DEFAULT_FOLD_ORDER,), ("column",), rule) for rule in ROW_LAYERS

@@ -53,10 +53,7 @@ def write_table(
 
 
 def append_times(path: Path, environment: Mapping[str, str], tuned: TunedProduct) -> None:
-    """Add a line for a product: microseconds of the peer and of every candidate, by its bucket.
-
-    Raises OSError for a file that cannot be written.
-    """
+    """Add a product's line: microseconds of the peer and candidates by bucket. Raises OSError."""
     line = asdict(tuned.product) | {
         "gpu": environment["gpu"],
         "peer_us": {str(rows): round(row.peer_us, 2) for rows, row in tuned.rows.items()},
@@ -86,10 +83,7 @@ def layers_in(path: Path, environment: Mapping[str, str]) -> frozenset[ExpertLay
 
 
 def products_in(path: Path, environment: Mapping[str, str]) -> frozenset[Product]:
-    """The products that stand at `path`, measured in this environment.
-
-    Raises ValueError if what stands there is no table.
-    """
+    """The products at `path`, measured in this environment. Raises ValueError for no table."""
     return frozenset(_parsed(path, environment).products)
 
 

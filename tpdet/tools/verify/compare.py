@@ -62,10 +62,7 @@ class Relation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(reports: list[WorldReport], folder: Path) -> list[Relation]:
-    """Compare every trace of every world with the first world's first circumstance.
-
-    Circumstances with probes of their own have their own first one.
-    """
+    """Hold every trace to the first world's first circumstance of the same probes."""
     relations = []
     first = reports[0]
     references: dict[tuple[str, str, str], Trace] = {}

@@ -93,10 +93,7 @@ def with_draft_model(kind: str, spec: VerifySpec, config: EngineConfig) -> Engin
 
 
 def why_no_room(config: EngineConfig, world: World) -> str | None:
-    """Why rank 0 has no room for a draft model; None if it has. Collective.
-
-    It is whole on one rank, where the model itself may have needed several.
-    """
+    """Why rank 0 has no room for a whole draft model; None if it has. Collective."""
     reason: str | None = None
     if world.rank == 0 and resolve_device(config.device) == "cuda":
         assert config.draft_model is not None and config.kv_pages is not None

@@ -28,10 +28,7 @@ def position_header(name: str, position: int) -> bytes:
 
 
 class _Seen(NamedTuple):
-    """Logits of a probe at a position.
-
-    row: the plan row, if it has drafts; offset: of their raw values in the file, if they are kept.
-    """
+    """Logits of a probe at a position; row: if it has drafts; offset: if values are kept."""
 
     name: str
     position: int
@@ -90,10 +87,7 @@ class LogitsLog:
         return future
 
     def close(self, tokens: Mapping[str, Sequence[int]]) -> None:
-        """Finish the digests and the file of raw values.
-
-        tokens: of each probe that had drafts, prompt and answer: its last token was not computed.
-        """
+        """Finish digests and values; tokens: prompt and answer of probes with drafts."""
         for name, position, hashed, row, offset in self._seen:
             if row is not None and not _committed(row, position, tokens[name]):
                 if offset is not None:

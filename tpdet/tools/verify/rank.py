@@ -306,10 +306,7 @@ class _LoadedModel:
         known: Tokens,
         model: DraftModel | None,
     ) -> Trace:
-        """Run the probes in one circumstance, on rank 0.
-
-        known: their answers, for drafts. model: the one that drafts.
-        """
+        """Run the probes on rank 0; known: their answers, for drafts; model: what drafts."""
         spec, mode, kind = self.spec, self.load.mode, circumstance.drafts
         name = f"{config.dtype}.{mode}.{circumstance.name}.logits".replace(" ", "-")
         values = self.output.folder / name
@@ -388,10 +385,7 @@ def _run_groups(
 
 
 def _answer_of(assembler: _Assembler) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """A probe's tokens, and the fp32 bits of their log-probabilities or of a pooled answer's.
-
-    Raises TpdetError for a pooled prompt without an answer.
-    """
+    """A probe's tokens, and fp32 bits. Raises TpdetError for a pooled prompt without answer."""
     if isinstance(assembler, PooledAssembler):
         if assembler.output is None:
             raise TpdetError(f"{assembler.request.request_id}: {assembler.failure}")

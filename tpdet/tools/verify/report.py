@@ -25,10 +25,7 @@ class MatrixRow:
 
 @dataclass(frozen=True)
 class MatrixGroup:
-    """Rows that were compared with one reference, over so many positions.
-
-    Other texts, or answers alone, have digests of their own.
-    """
+    """Rows that were compared with one reference, which other texts or answers do not share."""
 
     reference: str
     positions: int

@@ -72,10 +72,7 @@ def runs_of(records: Any) -> list[VerifyRun]:
 
 
 def read_runs(path: Path) -> list[VerifyRun]:
-    """The runs in a file of `--output`, oldest first.
-
-    Raises NotFoundError without one, UsageError for a file of another form.
-    """
+    """The runs of an `--output`, oldest first. Raises NotFoundError, UsageError for others."""
     try:
         runs = msgspec.json.decode(read_text_file(path, MOST_RESULT_BYTES), type=list[VerifyRun])
         for row in (row for one in runs for row in one.rows):

@@ -62,10 +62,7 @@ class ResultFiles:
 def verify(
     spec: VerifySpec, worlds: Sequence[tuple[int, LaunchWay]], runs: WorldRuns, files: ResultFiles
 ) -> list[Relation]:
-    """Verify one model at every size and in every way; prints the matrix, writes `files`.
-
-    Raises TpdetError when a world fails to run (with the end of its log).
-    """
+    """Verify one model in every way, print the matrix, write `files`. Raises TpdetError."""
     began, clock = datetime.now(UTC), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tpdet-verify-") as name:
         folder = Path(name)

@@ -63,10 +63,7 @@ class Launchers:
 
 
 def find_launchers(ways: Sequence[LaunchWay]) -> Launchers:
-    """Find the launchers that `ways` need, before any work.
-
-    Raises NotFoundError or NotPermittedError, with the remedy.
-    """
+    """Find the launchers of `ways`. Raises NotFoundError, NotPermittedError, with the remedy."""
     names = {way.launcher for way in ways}
     mpi = which_mpi() if "mpi" in names else None
     if mpi is not None and (refused := refusal_of_root(mpi)) is not None:
