@@ -7,7 +7,9 @@ from tpdet.checkpoint.model_config.known_shapes import SHAPES
 from tpdet.client.command import Command
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS, KV_CACHE_DTYPES
 from tpdet.tools.plan.hardware import HARDWARE
-from tpdet.tools.quantise.arguments import FORMATS
+
+PACKED = ("fp8-block", "int4-g128", "mxfp4")
+"""What `tpdet quantise` writes."""
 
 _FLAGS = (
     flag("--model", f"a directory, a cached hub name, or one of {', '.join(SHAPES)}",
@@ -27,7 +29,7 @@ _FLAGS = (
     count("--leaves", "as of tpdet serve (default 8)"),
     flag("--fold-order", f"default {DEFAULT_FOLD_ORDER}", choices=FOLD_ORDERS),
     flag("--packed", "the weights of layers stay packed as `tpdet quantise` writes them: their "
-         "memory; times are those of bfloat16", choices=FORMATS),
+         "memory; times are those of bfloat16", choices=PACKED),
     flag("--kv-cache-dtype", "how pages hold keys and values (default auto); times are those of "
          "bfloat16", choices=KV_CACHE_DTYPES),
     figure("--gpu-memory-utilization", "default 0.9", dest="utilization"),
