@@ -104,11 +104,12 @@ def command_parser() -> Parser:
     from tpdet.tools.tune.arguments import add_tune
     from tpdet.tools.verify.arguments import add_verify
 
-    for add in (
+    commands_in_order = (
         CHAT.add, COMPLETE.add, RUN_BATCH.add, add_generate, add_stop, add_reload, SCORE.add,
         CHECK.add, DIFF.add, GOLDEN.add, CERTIFY.add, AUDIT.add, REPLAY.add, TAPE.add, add_verify,
         BENCH.add, PLAN.add, add_tune, COMPILE.add, _add_make_model, QUANTISE.add, _add_env,
-    ):  # fmt: skip
+    )  # fmt: skip
+    for add in commands_in_order:
         add(commands)
     return parser
 
