@@ -245,7 +245,7 @@ def serve(
             pulse.note()
             control.publish()
             bridge.deliver(outputs, time.monotonic() - began)
-        elif drain.begun and not heard and not engine.has_work:
+        elif drain.begun and not heard and not bridge.has_work(engine):
             control.tell(ending=True)
             reload.tell(ending=True)
             return

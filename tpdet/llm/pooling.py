@@ -14,7 +14,7 @@ from tpdet.llm.results import PooledResult
 from tpdet.llm.vllm_keywords import refuse_what_asks
 from tpdet.requests.pooling_params import NOT_POOLED, PoolingParams
 from tpdet.requests.request import Request
-from tpdet.text.pooled_prompts import PooledPrompts, paired
+from tpdet.text.pooled_prompts import PooledPrompts, naming, paired
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
@@ -197,11 +197,12 @@ class PoolingPlans:
             text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
             if isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is not None:
                 text = listed(prompt["prompt_token_ids"])
-            if isinstance(text, str):
-                every.append(reader.text(text, prompt_name, truncate))
-            else:
-                read = self._reader.prompt(text, f"prompts[{index}]")
-                every.append(reader.ids(read.token_ids, truncate))
+            with naming(index, prompts):
+                if isinstance(text, str):
+                    every.append(reader.text(text, prompt_name, truncate))
+                else:
+                    read = self._reader.prompt(text, f"prompts[{index}]")
+                    every.append(reader.ids(read.token_ids, prompt_name, truncate))
         return every
 
 

@@ -5,7 +5,8 @@ Qwen3-Reranker's form: its words stand here, and truncation cuts the document al
 """
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tpdet.checkpoint.model_config.pooling import Pooling
@@ -59,8 +60,16 @@ class PooledPrompts:
         kept = self._cut(ids, most - len(before) - len(after), truncate, "input")
         return (*before, *kept, *after)[:most]
 
-    def ids(self, ids: Sequence[int], truncate: int | None = None) -> tuple[int, ...]:
+    def ids(
+        self, ids: Sequence[int], prompt_name: str | None = None, truncate: int | None = None
+    ) -> tuple[int, ...]:
         """The ids of a prompt that is no text; `request` refuses those over the context."""
+        if prompt_name:
+            raise RequestError(
+                f"prompt_name {prompt_name!r:.60} is of texts, and this prompt is token ids: "
+                "leave it out",
+                "prompt_name",
+            )
         return tuple(ids) if truncate is None else tuple(ids[: self._room(truncate)])
 
     def pairs(
@@ -75,8 +84,10 @@ class PooledPrompts:
         around a pair, are encoded once.
         """
         for name, number in (("query", 0), ("document", 1)):
-            if not all(pair[number] for pair in pairs):
-                raise RequestError(f"a {name} is empty: give at least one character", name)
+            for index, pair in enumerate(pairs):
+                if not pair[number]:
+                    with naming(index, pairs):
+                        raise RequestError(f"a {name} is empty: give at least one character", name)
         tokenizer, room = self._tokenizer(), self._room(truncate)
         form: _LabelPair | _TokenPair
         if self.pooling.answers == "labels":
@@ -85,19 +96,21 @@ class PooledPrompts:
             form = _LabelPair(tokenizer)
         else:
             form = _TokenPair(tokenizer, instruction or INSTRUCTION)
-        room -= len(form.before) + len(form.behind)
+        around = len(form.before) + len(form.behind)
         for query in dict.fromkeys(query for query, _ in pairs):
             without = len(form.ids(query, "", self.max_model_len, "query"))
-            if without >= room:
+            if without >= room - around:
                 raise RequestError(
-                    f"the query has {without} tokens, and {room} are left for it and the document: "
-                    "shorten it",
+                    f"the query has {without} tokens, and {around} more stand around it and the "
+                    f"document: that leaves no room for one in {room}: shorten it"
+                    + ("" if room == self.max_model_len else ", or raise truncate_prompt_tokens"),
                     "query",
                 )
         most, every = None if truncate is not None else self.max_model_len, []
-        for query, document in pairs:
-            ids = form.ids(query, document, most, "document")
-            kept = self._cut(ids, room, truncate, "document")
+        for index, (query, document) in enumerate(pairs):
+            with naming(index, pairs):
+                ids = form.ids(query, document, most, "document")
+                kept = self._cut(ids, room - around, truncate, "document")
             every.append((*form.before, *kept, *form.behind))
         return every
 
@@ -111,6 +124,7 @@ class PooledPrompts:
             if kept and not last:
                 raise RequestError("the prompt is padding alone: give a token", "prompt")
             kept = kept[:last]
+        self._cut(kept, self.max_model_len, None, "prompt")
         request = Request(
             request_id=request_id, prompt_token_ids=kept, params=_NOTHING, pooling=params
         )
@@ -148,6 +162,17 @@ class PooledPrompts:
                 field,
             )
         return ids[: max(room, 0)]
+
+
+@contextmanager
+def naming(index: int, several: Sequence[object]) -> Iterator[None]:
+    """While it is entered, a RequestError says which of several texts it is about."""
+    try:
+        yield
+    except RequestError as error:
+        if len(several) == 1:
+            raise
+        raise RequestError(f"at index {index}: {error}", error.param) from None
 
 
 def answering_tokens(tokenizer: Tokenizer) -> tuple[int, int]:

@@ -1,7 +1,9 @@
 """The routes that answer with numbers, of a real server and of a model in this process."""
 
 import asyncio
+import itertools
 import json
+import re
 import struct
 from types import SimpleNamespace
 from unittest.mock import ANY, Mock
@@ -23,10 +25,10 @@ from tpdet.requests.answer.json_pieces import to_json
 from tpdet.requests.body.pooling.pooled_answers import ANSWERS, AnswerShape
 from tpdet.requests.body.pooling.pooling_body import pooled_call
 from tpdet.requests.body.prepare import Preparer
-from tpdet.requests.body.problems import ApiError
+from tpdet.requests.body.problems import ApiError, from_code
 from tpdet.requests.body.work import prepare_call
 from tpdet.requests.engine_facts import EngineFacts
-from tpdet.requests.request import PooledOutput
+from tpdet.requests.request import PooledOutput, TokenOutput
 from tpdet.requests.routes import POOLED
 from tpdet.server.body.job import Job, Reply
 from tpdet.server.body.worker import work
@@ -121,8 +123,12 @@ class Door:
 class Client:
     """Has an engine that gives each prompt the number of its tokens, at the loop's next turn."""
 
+    max_queue = 1024
+
     def __init__(self, facts):
         self.facts, self.parts, self.outcomes = facts, [], []
+        self.versions = itertools.repeat(0)
+        self.ends, self.refusals, self.given_up = set(), {}, []
         tally = SimpleNamespace(add=lambda name, count: None)
         self.metrics = SimpleNamespace(outcome=self.outcomes.append, tally=tally)
 
@@ -133,9 +139,14 @@ class Client:
         pass
 
     def close(self, handle):
-        assert not handle.open_requests
+        assert self.ends or not handle.open_requests
 
-    def submit(self, requests, group_id, reader):
+    def give_up(self, call_id):
+        self.given_up.append(call_id)
+
+    def submit(self, requests, group_id, reader, part):
+        if self.refusals.pop(len(self.parts), None):
+            raise from_code("engine_overloaded", "no room")
         handle = ResponseHandle(self, group_id, requests, reader, Mock())
         self.parts.append(len(requests))
         asyncio.get_running_loop().call_soon(self.answer, handle, requests)
@@ -144,14 +155,20 @@ class Client:
     def answer(self, handle, requests):
         handle.accepted.set_result(0)
         for request in requests:
-            value = struct.pack("<f", len(request.prompt_token_ids))
-            handle.put(PooledOutput(request.request_id, value), 0.0)
+            version = next(self.versions)
+            value = struct.pack("<f", len(request.prompt_token_ids) + 100 * version)
+            if len(request.prompt_token_ids) in self.ends:
+                ended = TokenOutput(request.request_id, 0, -1, 0.0, finish_reason="abort")
+                handle.put(ended, 0.0)
+            else:
+                handle.put(PooledOutput(request.request_id, value, weights=version), 0.0)
         handle.flush()
 
 
-def post(door, path, *bodies):
+def post(door, path, *bodies, **settings):
     """The answers to bodies of a route of an app, and what stands for its engine."""
     client, app = Client(door.facts), FastAPI()
+    vars(client).update(settings)
     services = SimpleNamespace(client=client, preparer=door.preparer, served_name="tiny")
     services.large_bodies = SimpleNamespace(work=door.worked_elsewhere)
     add_pooling_routes(app, services)
@@ -196,6 +213,67 @@ def test_many_texts_are_answered_in_parts_in_their_order(tiny_model, tmp_path):
         with pytest.raises(ApiError) as error:
             door.ask("embeddings", [], **fields)
         assert error.value.status == 400 and words in error.value.message
+
+
+def test_vectors_of_one_call_are_of_the_same_weights(tiny_model, tmp_path):
+    door = Door(sentence_folder(tiny_model("qwen3", **SMALL), tmp_path / "model"))
+    changing = itertools.chain([0] * 260, [1] * 50, itertools.repeat(2))
+    body = {"input": [[1] * (1 + index % 7) for index in range(300)]}
+    (answer,), client = post(door, "/v1/embeddings", body, versions=changing)
+    found = [one["embedding"] for one in answer.json()["data"]]
+    assert found == [[200 + len(one)] for one in body["input"]]
+    assert client.parts == [256, 44, 256, 4, 50], "only answers of older weights are asked again"
+
+
+def test_a_call_that_a_control_call_ends_is_told_so(tiny_model, tmp_path):
+    door = Door(sentence_folder(tiny_model("qwen3", **SMALL), tmp_path / "model"))
+    body = {"input": [[1], [1, 1], [1, 1, 1]]}
+    (answer, plain), client = post(door, "/v1/embeddings", body, {"input": [[1]]}, ends={2})
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "aborted"
+    assert answer.headers["retry-after"] == "1"
+    assert plain.status_code == 200 and client.outcomes == ["failed", "completed"]
+    assert len(client.given_up) == 1
+
+
+def test_a_call_is_larger_than_the_queue_and_waits_for_room_once_it_has_begun(tiny_model, tmp_path):
+    door = Door(sentence_folder(tiny_model("qwen3", **SMALL), tmp_path / "model"))
+    body = {"input": [[1]] * 100}
+    settings = {"max_queue": 40, "refusals": {1: True}}
+    (answer,), client = post(door, "/v1/embeddings", body, **settings)
+    assert len(answer.json()["data"]) == 100 and client.parts == [40, 40, 20]
+    (answer,), client = post(door, "/v1/embeddings", body, refusals={0: True})
+    assert answer.status_code == 503, "a call that has not begun is refused"
+
+
+def test_refusals_of_texts_say_which_one_and_what_to_do(tiny_model, tmp_path):
+    door = Door(
+        sentence_folder(tiny_model("qwen3", **SMALL), tmp_path / "model", prompts={"q": ""})
+    )
+    long = "a b, c. " * 300
+    for route, words, fields in (
+        ("embeddings", "at index 1: a text is empty", {"input": ["a", ""]}),
+        ("embeddings", "^a text is empty", {"input": ""}),
+        ("embeddings", "prompt_name 'q' is of texts", {"input": [1], "prompt_name": "q"}),
+        ("embeddings", "has 513 tokens, over the model's context of 512", {"input": [1] * 513}),
+        ("embed", "send truncate$", {"inputs": long}),
+    ):
+        with pytest.raises(ApiError) as error:
+            door.call(route, fields)
+        assert re.search(words, error.value.message)
+    for where in ({"truncate": True}, {"parameters": {"truncate": True}}):
+        asked = {"inputs": {"source_sentence": "a", "sentences": [long]}}
+        call = door.call("similarity", asked | where)
+        assert [len(one.prompt_token_ids) for one in call.requests][1] == 512
+    reranker = Door(tiny_model("qwen3", **SMALL), "score")
+    for words, fields in (
+        ("at index 1: a document is empty", {"documents": ["a", ""]}),
+        (
+            "no room for one in 20: .* or raise trunc",
+            {"documents": ["a"], "truncate_prompt_tokens": 20},
+        ),
+    ):
+        with pytest.raises(ApiError, match=words):
+            reranker.call("rerank", {"query": "a"} | fields)
 
 
 def test_what_is_much_to_encode_is_worked_on_in_another_process(tiny_model, tmp_path):

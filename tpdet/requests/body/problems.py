@@ -18,7 +18,7 @@ PARAM_CHARACTERS = 64
 
 RETRYABLE = (
     "engine_overloaded", "draining", "engine_dead", "paused", "weights_incomplete",
-    "audit_unavailable",
+    "audit_unavailable", "aborted",
 )  # fmt: skip
 SERVER_FAULTS = ("numerical_error", "integrity_error", "internal_error")
 CODES = (

@@ -16,7 +16,7 @@ import zmq.asyncio
 
 from tpdet.errors import IntegrityError
 from tpdet.requests.body.limits import MAX_MESSAGE_BYTES
-from tpdet.requests.body.problems import from_code
+from tpdet.requests.body.problems import bad_request, from_code
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.request import Request
 from tpdet.server.front.metrics import Metrics
@@ -99,37 +99,51 @@ class EngineClient:
         """The engine's facts under the weights of a number, of which an open answer has tokens."""
         return self._facts_of[number]
 
-    def check_open(self, count: int = 1) -> None:
+    def check_open(self, count: int = 1, begun: bool = False) -> None:
         """Refuse (503) `count` new requests when draining, dead, or over the queue's bound.
 
         The engine would refuse them too, but only between two steps. Its queue is known here: the
-        requests it last reported waiting, and those that all HTTP processes sent since.
+        requests it last reported waiting, and those that all HTTP processes sent since. Where a
+        call has begun, the engine alone says whether it goes on.
         """
         if self.dead is not None:
             raise from_code(*self.dead)
         # The engine itself says whether it is paused: a client that resumed it may have been told
         # by another HTTP process, and this one has not heard of it yet.
-        if self.state in protocol.REFUSALS and self.state not in _OF_ENGINE:
+        refused = self.state in protocol.REFUSALS and not begun
+        if refused and self.state not in _OF_ENGINE:
             raise from_code(*protocol.REFUSALS[self.state])
-        if self.state not in ("accepting", *_OF_ENGINE):
+        if self.state not in ("accepting", *protocol.REFUSALS):
             raise from_code("engine_dead", "the engine is not ready")
+        if count > self.max_queue:
+            raise bad_request(
+                f"a call of {count:,} prompts, and {self.max_queue:,} may wait here "
+                "(--max-queue): send fewer at a time"
+            )
         if self.status.waiting + self.metrics.tally.total("pending") + count > self.max_queue:
             raise from_code(
                 "engine_overloaded", f"{self.max_queue} requests wait already: try again later"
             )
 
     def submit(
-        self, requests: tuple[Request, ...], group_id: str, reader: Reader
+        self,
+        requests: tuple[Request, ...],
+        group_id: str,
+        reader: Reader,
+        part: protocol.CallPart | None = None,
     ) -> ResponseHandle:
-        """Send a group to the engine; the handle's `accepted` resolves when the engine answers."""
-        self.check_open(len(requests))
+        """Send a group to the engine; the handle's `accepted` resolves when the engine answers.
+
+        part: which one of a call it is, that comes in several.
+        """
+        self.check_open(len(requests), part is not None and not part.first)
         clock = self.metrics.clock(time.monotonic())
         handle = ResponseHandle(self, group_id, requests, reader, clock)
         self._handles[group_id] = handle
         for request in requests:
             self._owners[request.request_id] = handle
         self.metrics.tally.add("pending", len(requests))
-        self._send(protocol.Submit(group_id, requests))
+        self._send(protocol.Submit(group_id, requests, part))
         return handle
 
     def close(self, handle: ResponseHandle) -> None:
@@ -145,6 +159,10 @@ class EngineClient:
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """Tell the engine that a request, or one choice of it, has no reader any more."""
         self._send(protocol.Abort(request_id, choice))
+
+    def give_up(self, call_id: str) -> None:
+        """Tell the engine that no more parts of a call come."""
+        self._send(protocol.GiveUp(call_id))
 
     async def control(self, verb: str, body: bytes) -> protocol.Controlled:
         """What the engine answers to a control verb. Raises ApiError once the engine is gone."""

@@ -30,6 +30,7 @@ from tpdet.requests.body.limits import MAX_MESSAGE_BYTES, MAX_ROUTED_BYTES
 from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.request import PooledOutput, PromptOutput, RequestFailed, TokenOutput, with_seed
 from tpdet.server.leader.http_child import HttpProcess
+from tpdet.server.leader.open_calls import OpenCalls
 from tpdet.server.wire import load_bounds, protocol
 from tpdet.server.wire.protocol import process_of
 
@@ -152,6 +153,7 @@ class Bridge:
         # The first of either ends the server: as long as it can be asked there was none.
         self._more: dict[str, float] = {"plan_digest_mismatches": 0, "page_version_conflicts": 0}
         self.state = "accepting"
+        self.calls = OpenCalls()
         self._news = 0
         self._calls: list[tuple[HttpLink, protocol.Control]] = []
 
@@ -195,12 +197,18 @@ class Bridge:
                 self._submit(engine, link, message)
             elif isinstance(message, protocol.Abort):
                 engine.abort(message.request_id, message.choice)
+            elif isinstance(message, protocol.GiveUp):
+                self.calls.give_up(message.call_id)
             elif isinstance(message, protocol.Control):
                 self._calls.append((link, message))
             elif isinstance(message, protocol.NewsHeard):
                 link.news = message.news
         unasked = protocol.NewsHeard, protocol.Ping
         return any(not isinstance(message, unasked) for _, message in found)
+
+    def has_work(self, engine: "Engine") -> bool:
+        """Whether requests run or wait, or more parts come of a call that has begun."""
+        return engine.has_work or bool(self.calls)
 
     def reached(self, besides: HttpLink | None = None) -> bool:
         """Whether all HTTP processes go by the state and the facts that were last reported.
@@ -277,8 +285,9 @@ class Bridge:
             link.socket.send(message)
 
     def _submit(self, engine: "Engine", link: HttpLink, message: protocol.Submit) -> None:
-        if self.state != "accepting":
-            _refuse(link, message, *protocol.REFUSALS[self.state])
+        refusal = self.calls.refusal(message.part, self.state)
+        if refusal is not None:
+            _refuse(link, message, *refusal)
             return
         queued: list[str] = []
         seed: int | None = None
@@ -295,6 +304,7 @@ class Bridge:
             param = error.param if isinstance(error, RequestError) else None
             _refuse(link, message, error.code, str(error), param)
             return
+        self.calls.accepted(message.part)
         # The status first: where the group is counted as accepted, it is counted as waiting.
         self.report(engine)
         assert seed is not None

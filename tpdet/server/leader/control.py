@@ -170,7 +170,7 @@ class ControlPlane:
                 400, "keep_kv is for mode=keep: no other keeps requests", param="keep_kv"
             )
         if not call.begun:
-            if fields.mode == "wait" and self._engine.has_work:
+            if fields.mode == "wait" and self._bridge.has_work(self._engine):
                 self._refuse_incomplete()  # no request would end
             self._begin_pause(call, fields.mode, fields.keep_kv)
         return self._paused(call, fields.mode, fields.clear_cache, {"status": "paused"})
@@ -199,7 +199,7 @@ class ControlPlane:
         """The answer, once the engine is quiet in its mode."""
         if self.pause.mode != mode:
             raise _conflict("the server was resumed, or paused in another mode, meanwhile")
-        if mode == "wait" and self._engine.has_work:
+        if mode == "wait" and self._bridge.has_work(self._engine):
             return None
         if mode != "keep" and clear_cache:
             self._engine.interventions.forget_prefixes()
@@ -242,8 +242,11 @@ class ControlPlane:
             output for request_id in ids for output in self._engine.interventions.end(request_id)
         ]
         self._bridge.deliver(outputs, 0.0)
-        _log.info("%d requests were aborted", len(ids))
-        return len(ids)
+        live = {_names_of(request_id)[2] for request_id in ids}
+        between = [call for call in self._bridge.calls.end(asked) if _http_of(call) not in live]
+        count = len(ids) + len(between)
+        _log.info("%d requests were aborted", count)
+        return count
 
     def abort_all(self) -> None:
         """End all of clients' requests for their readers."""
@@ -317,7 +320,12 @@ class ControlPlane:
 def _names_of(request_id: str) -> tuple[str, str, str]:
     """What clients call one of the engine's requests: itself, its answer, its HTTP request."""
     answer = request_id.rpartition("-")[0]
-    return request_id, answer, answer.rpartition("-")[2]
+    return request_id, answer, _http_of(answer)
+
+
+def _http_of(answer: str) -> str:
+    """The HTTP request of an answer."""
+    return answer.rpartition("-")[2]
 
 
 def _conflict(message: str) -> ApiError:

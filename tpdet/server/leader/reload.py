@@ -85,7 +85,7 @@ class Reload:
         if self._wanted is None:
             return False
         self._canary.abandon()
-        if not self._engine.has_work or not self._engine.weights.usable:
+        if not self._bridge.has_work(self._engine) or not self._engine.weights.usable:
             self._load(self._wanted.model or self._engine.config.model)
             return True
         if time.monotonic() > self._deadline:

@@ -7,7 +7,7 @@ standard input; it is not the run secret, so that a process which faces clients 
 the ranks would obey.
 
 Order of a life: Hello (HTTP is able to serve) -> EngineFacts (the engine is ready) -> Serving (the
-port accepts) -> Submit, Abort, Control, NewsHeard, Ping against Accepted, Refused, Prompts,
+port accepts) -> Submit, Abort, GiveUp, Control, NewsHeard, Ping against Accepted, Refused, Prompts,
 Outputs, Controlled, Status -> Stop or Dead -> the HTTP process ends.
 """
 
@@ -52,8 +52,16 @@ class Serving(msgspec.Struct, frozen=True, tag="serving"):
     """HTTP to engine: connections are being accepted."""
 
 
+class CallPart(msgspec.Struct, frozen=True, array_like=True):
+    """A part of the prompts of one HTTP request: the engine counts the call as one that runs."""
+
+    call_id: str
+    first: bool
+    last: bool
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """HTTP to engine: the prompts of one HTTP request, admitted together or not at all.
+    """HTTP to engine: the prompts of one HTTP request, or a part, admitted together or not at all.
 
     If the first request's seed is None the engine chooses one, and all of the group without one
     use it.
@@ -61,6 +69,13 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
     group_id: str
     requests: tuple[Request, ...]
+    part: CallPart | None = None
+
+
+class GiveUp(msgspec.Struct, frozen=True, tag="give up"):
+    """HTTP to engine: no more parts of this call come."""
+
+    call_id: str
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -158,7 +173,7 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
     message: str
 
 
-ToEngine = Hello | Serving | Submit | Abort | Control | NewsHeard | Ping
+ToEngine = Hello | Serving | Submit | Abort | GiveUp | Control | NewsHeard | Ping
 ToHttp = EngineFacts | Accepted | Refused | Prompts | Outputs | Controlled | Status | Stop | Dead
 
 _encoder = msgspec.msgpack.Encoder()

@@ -34,7 +34,7 @@ from tpdet.requests.engine_facts import EngineFacts
 from tpdet.requests.pooling_params import NOT_POOLED, PoolingParams
 from tpdet.requests.request import PooledOutput, Request
 from tpdet.requests.routes import PooledRoute
-from tpdet.text.pooled_prompts import PooledPrompts, paired
+from tpdet.text.pooled_prompts import PooledPrompts, naming, paired
 
 _ANSWERS: dict[PooledForm, tuple[str, ...]] = {
     "embeddings": ("vector",),
@@ -205,6 +205,8 @@ def pooled_call(
         return _call_of(form, pooling, preparer, fields, request_id)
     except ApiError as error:
         error.tei = form in (*TEI_FORMS, "inputs")
+        if error.tei:  # which calls it so
+            error.message = error.message.replace("truncate_prompt_tokens", "truncate")
         if error.param == "prompt":  # what the engine calls it
             error.param = "inputs" if error.tei else "input"
         raise
@@ -282,7 +284,10 @@ def _of_sentences(form: PooledForm, body: SimilarityBody, prompts: PooledPrompts
     if not sentences:
         raise bad_request("inputs.sentences is empty: give at least one sentence", "inputs")
     texts = [body.inputs.source_sentence, *sentences]
-    token_ids = _ids_of(texts, "inputs.sentences with its source", body.parameters, prompts)
+    asked = body.parameters
+    if body.truncate:
+        asked = asked.model_copy(update={"truncate": True})
+    token_ids = _ids_of(texts, "inputs.sentences with its source", asked, prompts)
     pairs = tuple((0, index) for index in range(1, len(texts)))
     return token_ids, PoolingParams(use_activation=True), AnswerShape(pairs=pairs)
 
@@ -399,10 +404,12 @@ def _ids_of(value: Any, field: str, body: Any, prompts: PooledPrompts) -> list[t
         if not isinstance(one, str) and not (isinstance(one, list) and all(map(_is_id, one))):
             raise bad_request(f"{field}[{index}] is {_shown(one)}: {forms}", field)
     name, truncate = getattr(body, "prompt_name", None), body.truncate_prompt_tokens
-    return [
-        prompts.text(one, name, truncate) if isinstance(one, str) else prompts.ids(one, truncate)
-        for one in several
-    ]
+    every = []
+    for index, one in enumerate(several):
+        with naming(index, several):
+            ids_of = prompts.text if isinstance(one, str) else prompts.ids
+            every.append(ids_of(one, name, truncate))
+    return every
 
 
 def _is_text(values: list[object]) -> bool:
