@@ -91,10 +91,7 @@ def open_world(
 def resolve_ranks_device(
     wanted: str, environment: RankEnvironment, share_gpus: bool = False
 ) -> str:
-    """As `resolve_device`; also raises UsageError where a rank has no GPU of its own.
-
-    share_gpus: they may share one.
-    """
+    """As `resolve_device`; refuses (UsageError) ranks that share a GPU, unless they may."""
     device = resolve_device(wanted)
     if device == "cuda" and ranks_per_gpu(environment) > 1 and not share_gpus:
         raise UsageError(

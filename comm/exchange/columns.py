@@ -32,7 +32,4 @@ class ColumnExchange(RankExchange, Protocol):
     def gather_and_norm(
         self, x: torch.Tensor, finish: Finish, widths: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's columns x [M, W] and what becomes of whole rows [M, H] -> (h, y).
-
-        Both are [M, H], and complete on every rank.
-        """
+        """Columns x [M, W] and the end of rows -> (h, y) [M, H], complete on every rank."""

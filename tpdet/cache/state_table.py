@@ -12,12 +12,13 @@ compare digests; a row whose slot is another's, or stands at another chunk, is r
 
 import struct
 from collections import abc
+from functools import partial
 from typing import NamedTuple
 
 import blake3
 import numpy as np
 
-from tpdet.cache.versions import NOBODY, SHARED
+from tpdet.cache.versions import NOBODY, SHARED, first_difference
 from tpdet.control.plan import (
     ADVANCE_STATE,
     COPY_STATE,
@@ -33,7 +34,6 @@ from tpdet.errors import IntegrityError
 from tpdet.kernels.order import CHUNK_TOKENS, PAGE_TOKENS
 
 _LINK = struct.Struct("<BqqqQ")  # an event
-_STATE = struct.Struct("<QQ")  # chunk, owner
 
 
 def chunk_after(start: int, end: int, drafts: bool) -> int:
@@ -229,15 +229,5 @@ class StateTable:
             )
 
 
-def first_state_difference(here: bytes, there: bytes) -> str | None:
-    """Name the first slot at which two snapshots of tables differ, with chunks and owners."""
-    if len(here) != len(there):
-        return f"{len(here) // _STATE.size} state slots here, {len(there) // _STATE.size} there"
-    pairs = zip(_STATE.iter_unpack(here), _STATE.iter_unpack(there), strict=True)
-    for slot, ((chunk, owner), (other_chunk, other_owner)) in enumerate(pairs):
-        if (chunk, owner) != (other_chunk, other_owner):
-            return (
-                f"state slot {slot} stands at chunk {chunk} for {owner:#018x} here, at chunk "
-                f"{other_chunk} for {other_owner:#018x} there"
-            )
-    return None
+first_state_difference = partial(first_difference, terms=("state slot", "stands", "chunk", "for"))
+"""Name the first slot at which two snapshots of tables differ, with chunks and owners."""

@@ -177,15 +177,21 @@ class VersionTable:
         self._chain = blake3.blake3(self._chain + link).digest()
 
 
-def first_difference(here: bytes, there: bytes) -> str | None:
-    """Name the first page at which two snapshots differ, with both versions and owners."""
+def first_difference(
+    here: bytes, there: bytes, terms: tuple[str, str, str, str] = ("page", "is", "version", "of")
+) -> str | None:
+    """Name the first page at which two snapshots differ, with both versions and owners.
+
+    terms: what is compared, how it is at what number, and how an owner is named.
+    """
+    what, verb, number, by = terms
     if len(here) != len(there):
-        return f"{len(here) // _STATE.size} pages here, {len(there) // _STATE.size} there"
+        return f"{len(here) // _STATE.size} {what}s here, {len(there) // _STATE.size} there"
     pairs = zip(_STATE.iter_unpack(here), _STATE.iter_unpack(there), strict=True)
-    for page, ((version, owner), (other_version, other_owner)) in enumerate(pairs):
-        if (version, owner) != (other_version, other_owner):
-            return (
-                f"page {page} is at version {version} of {owner:#018x} here, "
-                f"at version {other_version} of {other_owner:#018x} there"
+    for place, (ours, theirs) in enumerate(pairs):
+        if ours != theirs:
+            one, other = (
+                f"at {number} {count} {by} {owner:#018x}" for count, owner in (ours, theirs)
             )
+            return f"{what} {place} {verb} {one} here, {other} there"
     return None

@@ -409,10 +409,7 @@ class LikeliestByColumns(
 class ByColumns(
     msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2, forbid_unknown_fields=True
 ):
-    """Each rank looks for every token in its part of the vocabulary.
-
-    `rows`: one for each row with logits, none of them filtered.
-    """
+    """Each rank looks for every token in its part of the vocabulary; no row is filtered."""
 
     rows: tuple[RowSampling, ...]
 
@@ -420,10 +417,7 @@ class ByColumns(
 class ByShares(
     msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3, forbid_unknown_fields=True
 ):
-    """Each rank samples for its share of the rows, which an exchange makes whole for it.
-
-    `rows`: one for each row with logits.
-    """
+    """Each rank samples for its share of the rows, which an exchange makes whole for it."""
 
     rows: tuple[RowSampling, ...]
 

@@ -63,10 +63,7 @@ class GatheredLinear:
         return source.read_packed(read) if packs else None
 
     def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, finish: Finish) -> Pending:
-        """This rank's columns x [M, K'] -> what becomes of y: the stream and its norm.
-
-        Both are complete on every rank.
-        """
+        """Columns x [M, K'] -> what becomes of y: stream and norm, complete on every rank."""
         whole_MK = self._exchange.gather_columns(x_MK, self._inputs)
         y_MN = self._arithmetic.column(whole_MK, self.weight)
         finish = self._bias.added(finish)

@@ -41,10 +41,7 @@ def read_predictions(
 
 
 def read_drafts(given: object, choices: int, place: str = "drafts") -> Drafts:
-    """The drafts of one prompt: ids for all of its choices, or such ids for each.
-
-    Raises RequestError, in which `place` names them.
-    """
+    """One prompt's drafts: ids for all choices, or for each. Raises RequestError with `place`."""
     given = listed(() if given is None else given)
     expected = [given] * choices if are_ids(given) else given
     if isinstance(expected, list | tuple):

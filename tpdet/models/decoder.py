@@ -169,10 +169,7 @@ class Decoder:
 
     @property
     def finishes_some(self) -> bool:
-        """Whether `begin` and `finish` do what `hidden` does, for the rows that are wanted.
-
-        Kept routes are those of all rows.
-        """
+        """Whether `begin` and `finish` do what `hidden` does for these rows; routes: all rows'."""
         return not self._keeps_routes
 
     def _parts(self, ids_M: torch.Tensor, batches: Sequence[PagedBatch]) -> list[MicroBatch]:

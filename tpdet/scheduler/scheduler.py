@@ -146,10 +146,7 @@ class Scheduler:
         return RequestFailed(request_id, code, message)
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None when there is nothing to run.
-
-        Raises IntegrityError while a step is pending.
-        """
+        """The next step, None if nothing runs. Raises IntegrityError while one is pending."""
         self._pending.refuse_any()
         self._preempt_on_demand()
         return self._begin()

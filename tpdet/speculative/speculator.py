@@ -64,10 +64,7 @@ _log = logging.getLogger("tpdet.engine")
 
 
 class DraftSpeculator(Speculator):
-    """The `Speculator` that drafts where it is expected to pay.
-
-    times: of steps so far.
-    """
+    """The `Speculator` that drafts where it is expected to pay; times: of steps so far."""
 
     def __init__(
         self,

@@ -90,10 +90,7 @@ class LogReader:
         return inclusion_proof(index, self.checkpoint.size, self.tiles.subtree)
 
     def consistency_proof(self, size: int) -> list[bytes]:
-        """The proof that an earlier tree of `size` leaves is the beginning of this one.
-
-        Raises AuditError where the earlier one is larger.
-        """
+        """The proof that a tree of `size` leaves begins this one. Raises AuditError if larger."""
         if size > self.checkpoint.size:
             raise AuditError(
                 f"the log has {self.checkpoint.size} leaves, and had {size}: some were taken away"

@@ -1,7 +1,4 @@
-"""Embedded rows, and log-probabilities of picked ids.
-
-Shapes: M rows, V ids, H hidden.
-"""
+"""Embedded rows, and log-probabilities of picked ids. Shapes: M rows, V ids, H hidden."""
 
 import torch
 from torch import Tensor

@@ -46,10 +46,7 @@ class AnswerPair(msgspec.Struct, frozen=True):
 
 
 class _Recording(msgspec.Struct, frozen=True):
-    """An answer and what was asked: `asked` has other fields where it came over HTTP.
-
-    prompts: the ids of each choice's prompt.
-    """
+    """An answer, what was asked (other fields over HTTP), and the ids of each choice's prompt."""
 
     name: str
     choices: tuple[RecordedChoice, ...]
