@@ -188,10 +188,10 @@ def first_difference(
     if len(here) != len(there):
         return f"{len(here) // _STATE.size} {what}s here, {len(there) // _STATE.size} there"
     pairs = zip(_STATE.iter_unpack(here), _STATE.iter_unpack(there), strict=True)
-    for place, (ours, theirs) in enumerate(pairs):
+    for index, (ours, theirs) in enumerate(pairs):
         if ours != theirs:
             one, other = (
                 f"at {number} {count} {by} {owner:#018x}" for count, owner in (ours, theirs)
             )
-            return f"{what} {place} {verb} {one} here, {other} there"
+            return f"{what} {index} {verb} {one} here, {other} there"
     return None
