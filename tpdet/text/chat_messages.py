@@ -7,7 +7,8 @@ out: an assistant's message that only calls tools has no content.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tpdet.errors import RequestError
@@ -51,14 +52,7 @@ def check_variables(given: object, named_tokens: Mapping[str, str]) -> dict[str,
 
 def texts_in(value: Any) -> list[str]:
     """Every text in a JSON value, also the names in its objects."""
-    found: list[str] = []
-
-    def take(text: str) -> str:
-        found.append(text)
-        return text
-
-    _changed(value, take)
-    return found
+    return _taken(partial(_changed, value))
 
 
 def refuse_other_parts(place: str, content: object) -> None:
@@ -84,16 +78,21 @@ def refuse_other_parts(place: str, content: object) -> None:
             raise RequestError(f"{place}[{index}].text is {found}", f"{place}[{index}].text")
 
 
-def texts_of(messages: Sequence[Message]) -> Iterator[str]:
+def texts_of(messages: Sequence[Message]) -> list[str]:
     """Every text that the client wrote, including the arguments of tool calls."""
+    return _taken(partial(each_text, messages))
+
+
+def _taken(change: Callable[[Callable[[str], str]], object]) -> list[str]:
+    """The texts that a change of all is asked for."""
     found: list[str] = []
 
     def take(text: str) -> str:
         found.append(text)
         return text
 
-    each_text(messages, take)
-    return iter(found)
+    change(take)
+    return found
 
 
 def as_templates_read(messages: Sequence[Message]) -> list[Message]:
@@ -121,18 +120,10 @@ def changed_tool(
     tool: Mapping[str, Any], change: Callable[[str], str], change_key: Callable[[str], str]
 ) -> dict[str, Any]:
     """A tool's declaration with its texts changed, but for the names of types."""
-
-    def changed(value: Any) -> Any:
-        if isinstance(value, str):
-            return value if value in _TYPES else change(value)
-        if isinstance(value, list | tuple):
-            return [changed(inner) for inner in value]
-        if isinstance(value, Mapping):
-            return {change_key(key): changed(inner) for key, inner in value.items()}
-        return value
-
-    declaration: dict[str, Any] = changed(tool)
-    return declaration
+    changed: dict[str, Any] = _changed(
+        tool, lambda text: text if text in _TYPES else change(text), change_key
+    )
+    return changed
 
 
 def _check_message(place: str, message: object) -> Message:
@@ -291,11 +282,15 @@ def _changed_call(call: Message, change: Callable[[str], str]) -> Message:
     return {**call, **named, "function": changed}
 
 
-def _changed(value: Any, change: Callable[[str], str]) -> Any:
+def _changed(
+    value: Any, change: Callable[[str], str], change_key: Callable[[str], str] | None = None
+) -> Any:
+    """A JSON value with its texts changed; change_key: the names in its objects, None as others."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list | tuple):
-        return [_changed(inner, change) for inner in value]
-    if isinstance(value, dict):
-        return {change(key): _changed(inner, change) for key, inner in value.items()}
+        return [_changed(inner, change, change_key) for inner in value]
+    if isinstance(value, Mapping):
+        name = change_key or change
+        return {name(key): _changed(inner, change, change_key) for key, inner in value.items()}
     return value
