@@ -9,6 +9,7 @@ import msgspec
 
 from tpdet.errors import RequestError
 from tpdet.kernels.inputs.row_params import RowParams
+from tpdet.requests import parameter_checks
 from tpdet.requests.answer_form import AnswerForm, check_form
 from tpdet.requests.field_ranges import (
     ALTERNATIVES,
@@ -20,16 +21,6 @@ from tpdet.requests.field_ranges import (
     FieldRange,
 )
 from tpdet.requests.output_kind import RequestOutputKind, read_output_kind
-from tpdet.requests.parameter_checks import (
-    beside_given_ids,
-    check_bias,
-    check_ids,
-    check_lengths,
-    check_number,
-    check_schema_after,
-    check_stops,
-    note_small_temperature,
-)
 from tpdet.requests.structured_outputs import FIELD, StructuredOutputsParams, form_of, take_form
 from tpdet.requests.vllm_parameters import asks_for_nothing
 
@@ -224,15 +215,17 @@ class SamplingParams(msgspec.Struct, kw_only=True, metaclass=_Parameters):
 
     def __post_init__(self) -> None:
         self._check_each()
-        check_lengths(self.min_tokens, self.max_tokens)
+        parameter_checks.check_lengths(self.min_tokens, self.max_tokens)
         if sum(one is not None for one in (self.json_schema, self.regex, self.tool_calls)) > 1:
             raise RequestError(
                 "an answer has one form: give json_schema or regex, and no tools beside it", FIELD
             )
-        check_schema_after(self.json_schema_after, self.form)
+        parameter_checks.check_schema_after(self.json_schema_after, self.form)
         if self.logprob_token_ids:
             counts = {"logprobs": self.logprobs, "prompt_logprobs": self.prompt_logprobs}
-            for name, count in beside_given_ids(self.logprob_token_ids, counts).items():
+            for name, count in parameter_checks.beside_given_ids(
+                self.logprob_token_ids, counts
+            ).items():
                 msgspec.structs.force_setattr(self, name, count)
         if not self.detokenize and self.stop:
             raise RequestError("stop needs the text: leave detokenize out", "detokenize")
@@ -246,9 +239,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, metaclass=_Parameters):
                 value = 1.0  # greedy choice has no filter
                 msgspec.structs.force_setattr(self, name, value)
             if value is not None or name not in _OPTIONAL:
-                check_number(name, value, allowed)
+                parameter_checks.check_number(name, value, allowed)
             if name == "temperature" and 0.0 < value < MIN_TEMPERATURE:
-                note_small_temperature(value)
+                parameter_checks.note_small_temperature(value)
                 msgspec.structs.force_setattr(self, name, 0.0)
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
@@ -256,15 +249,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, metaclass=_Parameters):
                     f"{name} must be True or False, not {getattr(self, name)!r}", name
                 )
         msgspec.structs.force_setattr(self, "output_kind", read_output_kind(self.output_kind))
-        check_stops(self.stop)
-        check_ids("stop_token_ids", self.stop_token_ids)
-        check_ids("logprob_token_ids", self.logprob_token_ids)
-        check_bias(self.logit_bias)
+        parameter_checks.check_stops(self.stop)
+        parameter_checks.check_ids("stop_token_ids", self.stop_token_ids)
+        parameter_checks.check_ids("logprob_token_ids", self.logprob_token_ids)
+        parameter_checks.check_bias(self.logit_bias)
         check_form("json_schema", self.json_schema)
         check_form("regex", self.regex)
         check_form("tool_calls", self.tool_calls)
         if self.json_schema_after is not None:
-            check_ids("json_schema_after", self.json_schema_after)
+            parameter_checks.check_ids("json_schema_after", self.json_schema_after)
 
 
 _KINDS = get_type_hints(SamplingParams, include_extras=True)

@@ -9,15 +9,7 @@ from tpdet.checkpoint.transfer.arriving import ArrivingWeights
 from tpdet.checkpoint.transfer.carriers import WeightCarrier
 from tpdet.checkpoint.transfer.open import check_carrier, open_carrier
 from tpdet.comm.world.world import World
-from tpdet.control.weight_orders import (
-    BeginUpdate,
-    CarrierInfo,
-    CloseCarrier,
-    FinishUpdate,
-    LoadModel,
-    TensorsInfo,
-    WeightOrder,
-)
+from tpdet.control import weight_orders
 from tpdet.errors import CheckpointError, ReloadError, WeightUpdateError
 from tpdet.models.decoder import Decoder
 from tpdet.runner.start.loading import Loader, Tick, compile_hash, refusing_together
@@ -30,7 +22,7 @@ class RankWeights:
     """
 
     carrier: WeightCarrier | None = None
-    carrier_info: CarrierInfo | None = None
+    carrier_info: weight_orders.CarrierInfo | None = None
     update: ArrivingWeights | None = None
 
     def __init__(
@@ -41,17 +33,17 @@ class RankWeights:
         self._device, self._timeout = device, timeout
         self._overwrites, self._from_directory = False, ""
 
-    def check(self, order: WeightOrder) -> None:
+    def check(self, order: weight_orders.WeightOrder) -> None:
         """Refuse (WeightUpdateError, 400) an order before any rank hears of it."""
-        if self._loader.packed and not isinstance(order, LoadModel):
+        if self._loader.packed and not isinstance(order, weight_orders.LoadModel):
             raise WeightUpdateError(
                 "the weights are packed, and tensors that are sent are not: serve with --weights "
                 "dense",
                 409,
             )
-        if isinstance(order, CarrierInfo):
+        if isinstance(order, weight_orders.CarrierInfo):
             check_carrier(order, self._world.size, self._device)
-        elif isinstance(order, TensorsInfo) and not order.weight_dir:
+        elif isinstance(order, weight_orders.TensorsInfo) and not order.weight_dir:
             assert self.update is not None
             if self._overwrites:
                 raise WeightUpdateError(
@@ -65,26 +57,26 @@ class RankWeights:
             except CheckpointError as error:
                 raise WeightUpdateError(str(error)) from None
 
-    def obey(self, order: WeightOrder, tick: Tick) -> str | None:
+    def obey(self, order: weight_orders.WeightOrder, tick: Tick) -> str | None:
         """Do what an order says; the model's digest where weights are complete and in place.
 
         Raises ReloadError, on every rank, where one of them cannot.
         """
         match order:
-            case LoadModel():
+            case weight_orders.LoadModel():
                 digest = self._loader.reload(self._decoder, order.model, tick)
                 self._give_up()
                 return digest
-            case CarrierInfo():
+            case weight_orders.CarrierInfo():
                 self._open(order, tick)
-            case CloseCarrier():
+            case weight_orders.CloseCarrier():
                 self._close()
-            case BeginUpdate():
+            case weight_orders.BeginUpdate():
                 self._give_up()
                 self.update = self._loader.arriving(self._decoder)
-            case TensorsInfo():
+            case weight_orders.TensorsInfo():
                 self._receive(order, tick)
-            case FinishUpdate():
+            case weight_orders.FinishUpdate():
                 return self._finish(order.commit)
         return None
 
@@ -104,7 +96,7 @@ class RankWeights:
         self._give_up()
         del self._decoder, self._loader
 
-    def _open(self, info: CarrierInfo, tick: Tick) -> None:
+    def _open(self, info: weight_orders.CarrierInfo, tick: Tick) -> None:
         self._close()
         try:
             with refusing_together(self._world):
@@ -121,7 +113,7 @@ class RankWeights:
             self.carrier.close()
         self.carrier = self.carrier_info = None
 
-    def _receive(self, info: TensorsInfo, tick: Tick) -> None:
+    def _receive(self, info: weight_orders.TensorsInfo, tick: Tick) -> None:
         """Lay out what a sender sends; on an error of one rank all of them leave the sender."""
         assert self.update is not None
         update = self.update
@@ -148,7 +140,7 @@ class RankWeights:
                 torch.cuda.empty_cache()
 
     @staticmethod
-    def _announced(info: TensorsInfo) -> Sequence[AnnouncedTensor]:
+    def _announced(info: weight_orders.TensorsInfo) -> Sequence[AnnouncedTensor]:
         return announced(info.names, info.dtype_names, info.shapes)
 
     def _finish(self, commit: bool) -> str | None:

@@ -18,16 +18,7 @@ from decimal import Context, Decimal
 import numpy as np
 import torch
 
-from tpdet.checkpoint.gguf.config import (
-    HYBRIDS,
-    REORDERING,
-    ROTARY_FACTORS,
-    TILED,
-    LinearHeads,
-    read_counts,
-    read_layers,
-    read_linear_heads,
-)
+from tpdet.checkpoint.gguf import config
 from tpdet.checkpoint.gguf.header import GgufHeader, TensorEntry
 from tpdet.errors import CheckpointError
 
@@ -103,13 +94,13 @@ class NamedTensor:
 def named_tensors(header: GgufHeader) -> dict[str, NamedTensor]:
     """The file's tensors by Hugging Face name. Raises CheckpointError for an unknown one."""
     architecture = header.metadata.get("general.architecture")
-    hybrid, layers = architecture in HYBRIDS, read_layers(header)
-    linear = read_linear_heads(header) if hybrid else None
+    hybrid, layers = architecture in config.HYBRIDS, config.read_layers(header)
+    linear = config.read_linear_heads(header) if hybrid else None
     known = _IN_HYBRID if hybrid else _IN_LAYER
     tensors: dict[str, NamedTensor] = {}
     for stored, entry in header.tensors.items():
         match = _LAYER.fullmatch(stored)
-        if stored == ROTARY_FACTORS or (hybrid and match and int(match[1]) >= layers):
+        if stored == config.ROTARY_FACTORS or (hybrid and match and int(match[1]) >= layers):
             continue  # layers that guess further tokens stand behind the others
         name = _OUTSIDE.get(stored) if match is None else known.get(match[2])
         if name is None:
@@ -118,17 +109,17 @@ def named_tensors(header: GgufHeader) -> dict[str, NamedTensor]:
             )
         of = stored if match is None else match[2]
         named = NamedTensor(entry, entry.shape)
-        if architecture in REORDERING:
+        if architecture in config.REORDERING:
             named = _of_pairs(header, of, entry)
         elif linear is not None:
-            named = _of_hybrid(header, of, entry, linear, architecture in TILED)
+            named = _of_hybrid(header, of, entry, linear, architecture in config.TILED)
         tensors[name if match is None else f"model.layers.{int(match[1])}.{name}"] = named
     return tensors
 
 
 def _of_pairs(header: GgufHeader, of: str, entry: TensorEntry) -> NamedTensor:
     """A tensor of llama: heads of pairs back to heads of halves."""
-    query, key = read_counts(header)
+    query, key = config.read_counts(header)
     heads = {"attn_q": query, "attn_k": key}.get(of.partition(".")[0])
     if heads is None:
         return NamedTensor(entry, entry.shape)
@@ -144,7 +135,7 @@ def _of_pairs(header: GgufHeader, of: str, entry: TensorEntry) -> NamedTensor:
 
 
 def _of_hybrid(
-    header: GgufHeader, of: str, entry: TensorEntry, linear: LinearHeads, tiled: bool
+    header: GgufHeader, of: str, entry: TensorEntry, linear: config.LinearHeads, tiled: bool
 ) -> NamedTensor:
     """A tensor of a hybrid. Raises CheckpointError for a size that is not that of its heads."""
     shape = entry.shape

@@ -6,6 +6,7 @@ All have one decoder layer (`tpdet/models/layer.py`), of which their fields deci
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from tpdet.checkpoint.model_config import mixtures
 from tpdet.checkpoint.model_config.fields import Fields
 from tpdet.checkpoint.model_config.keys import Allowed
 from tpdet.checkpoint.model_config.linear_layers import (
@@ -13,14 +14,6 @@ from tpdet.checkpoint.model_config.linear_layers import (
     no_linear,
     no_window,
     qwen_linear,
-)
-from tpdet.checkpoint.model_config.mixtures import (
-    glm_experts,
-    gpt_oss_experts,
-    mixtral_experts,
-    no_experts,
-    qwen_experts,
-    qwen_next_experts,
 )
 from tpdet.checkpoint.model_config.model import NORMS_BEFORE, LayerNorms, LinearAttention, Mixture
 from tpdet.checkpoint.model_config.rope import Base, RotaryRules
@@ -126,7 +119,7 @@ class Family:
     """As `ModelConfig.activation`."""
     defaults: Mapping[str, object] = field(default_factory=dict)
     """Values of keys that other families must state, where published checkpoints leave them out."""
-    mixture: Callable[[Fields, int], Mixture | None] = no_experts
+    mixture: Callable[[Fields, int], Mixture | None] = mixtures.no_experts
     """(configuration, layers) -> its experts."""
     linear: Callable[[Fields, int], LinearAttention | None] = no_linear
     """(configuration, layers) -> its layers without attention."""
@@ -340,7 +333,7 @@ FAMILIES = {
             needed=_QWEN_EXPERTS,
             windows=switched_by_layer,
             qk_norm=True,
-            mixture=qwen_experts,
+            mixture=mixtures.qwen_experts,
         ),
         Family(
             "MixtralForCausalLM",
@@ -349,7 +342,7 @@ FAMILIES = {
             needed=_MIXTRAL_EXPERTS,
             windows=if_stated,
             rotary=RotaryRules(theta=1000000.0),
-            mixture=mixtral_experts,
+            mixture=mixtures.mixtral_experts,
         ),
         Family(
             "Glm4MoeForCausalLM",
@@ -367,7 +360,7 @@ FAMILIES = {
             },
             head_dim=128,
             rotary=RotaryRules(partial=0.5),
-            mixture=glm_experts,
+            mixture=mixtures.glm_experts,
         ),
         _HYBRID,
         replace(
@@ -381,7 +374,7 @@ FAMILIES = {
                 "norm_topk_prob": ((True,), "weights that do not sum to one are not supported"),
                 "decoder_sparse_step": ((1,), "dense layers are not supported"),
             },
-            mixture=qwen_next_experts,
+            mixture=mixtures.qwen_next_experts,
             defaults={"intermediate_size": 512},
         ),
         replace(
@@ -392,7 +385,7 @@ FAMILIES = {
             | _SHARED_EXPERT
             | {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"},
             needed=_HYBRID.needed | _SHARED_EXPERT,
-            mixture=qwen_next_experts,
+            mixture=mixtures.qwen_next_experts,
             fused=("gated_q", "linear_qkvz", "linear_ba", "linear_convolution"),
         ),
         Family(
@@ -412,7 +405,7 @@ FAMILIES = {
             sinks=True,
             rotary=RotaryRules(theta=150000.0, scaling_stated=True),
             dtype="bfloat16",
-            mixture=gpt_oss_experts,
+            mixture=mixtures.gpt_oss_experts,
             stacked=True,
         ),
     )

@@ -8,14 +8,7 @@ import msgspec
 from tpdet.requests.shown_ids import ShownIds
 from tpdet.requests.tools import ToolUse
 from tpdet.text.outputs import TextDelta
-from tpdet.text.parsing.events import (
-    CallArguments,
-    CallBegun,
-    ContentText,
-    Event,
-    FunctionCall,
-    ReasoningText,
-)
+from tpdet.text.parsing import events
 
 Json = dict[str, Any]
 
@@ -32,7 +25,7 @@ def ending_of(
     return "tool_calls"
 
 
-def whole_calls(calls: tuple[FunctionCall, ...], ids: ShownIds, choice: int) -> list[Json]:
+def whole_calls(calls: tuple[events.FunctionCall, ...], ids: ShownIds, choice: int) -> list[Json]:
     """`tool_calls` of a message."""
     return [
         {
@@ -44,17 +37,17 @@ def whole_calls(calls: tuple[FunctionCall, ...], ids: ShownIds, choice: int) -> 
     ]
 
 
-def call_piece(event: Event, ids: ShownIds, choice: int) -> Json | None:
+def call_piece(event: events.Event, ids: ShownIds, choice: int) -> Json | None:
     """What an event adds to `tool_calls` of a delta; None for an event of no call."""
     match event:
-        case CallBegun(index, name, written):
+        case events.CallBegun(index, name, written):
             return {
                 "index": index,
                 "id": written or ids.call(choice, index),
                 "type": "function",
                 "function": {"name": name, "arguments": ""},
             }
-        case CallArguments(index, text):
+        case events.CallArguments(index, text):
             return {"index": index, "function": {"arguments": text}}
     return None
 
@@ -68,11 +61,11 @@ def parts_of(delta: TextDelta) -> Iterator[TextDelta]:
     without = msgspec.structs.replace(rest, token_ids=(), logprobs=(), cached_tokens=0)
     for event in delta.said:
         match event:
-            case ContentText(text):
+            case events.ContentText(text):
                 yield msgspec.structs.replace(rest, text=text)
-            case ReasoningText(text):
+            case events.ReasoningText(text):
                 yield msgspec.structs.replace(rest, reasoning=text)
-            case CallBegun() | CallArguments():
+            case events.CallBegun() | events.CallArguments():
                 yield msgspec.structs.replace(rest, events=(event,))
             case _:
                 continue

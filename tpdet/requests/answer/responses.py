@@ -8,6 +8,7 @@ import json
 import time
 from typing import Any, ClassVar
 
+from tpdet.requests import shown_ids
 from tpdet.requests.answer.calls import ending_of
 from tpdet.requests.answer.json_pieces import Written
 from tpdet.requests.body.prepare import Call
@@ -16,16 +17,6 @@ from tpdet.requests.body.responses_body import ResponsesForm
 from tpdet.requests.body.responses_items import sealed
 from tpdet.requests.body.responses_tools import INPUT
 from tpdet.requests.request import ABORTED
-from tpdet.requests.shown_ids import (
-    CUSTOM_CALL,
-    FUNCTION_CALL,
-    MESSAGE,
-    REASONING,
-    RESPONSE,
-    IdForm,
-    ShownIds,
-    shown_id,
-)
 from tpdet.text.outputs import TextDelta, logprob_bits
 from tpdet.text.parsing import json_text
 from tpdet.text.parsing.events import (
@@ -50,7 +41,7 @@ class ResponseWriter:
         if not isinstance(call.form, ResponsesForm):
             raise ValueError("the call is not of the Responses form: prepare it so")
         self._call, self._form = call, call.form
-        self._ids: ShownIds | None = None
+        self._ids: shown_ids.ShownIds | None = None
         self._around: Json = {}
         self._output: list[Json] = []
         self._is_open = False  # whether the last item is
@@ -66,7 +57,7 @@ class ResponseWriter:
         self._status = "in_progress"
         self._error: Json | None = None
 
-    def begin(self, ids: ShownIds, around: Json) -> list[Json]:
+    def begin(self, ids: shown_ids.ShownIds, around: Json) -> list[Json]:
         """The response before its first item."""
         self._ids, self._around = ids, around
         names = ("response.created", "response.in_progress")
@@ -128,7 +119,7 @@ class ResponseWriter:
         ended = self._status == "completed"
         cut = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
         return {
-            "id": self._id(RESPONSE),
+            "id": self._id(shown_ids.RESPONSE),
             "object": "response",
             "created_at": call.created,
             "completed_at": int(time.time()) if ended else None,
@@ -186,10 +177,10 @@ class ResponseWriter:
         """A new item of one text."""
         self._is_open, self._texts = True, []
         if kind == "message":
-            item: Json = {"id": self._item_id(MESSAGE), "type": kind, "role": "assistant"}
+            item: Json = {"id": self._item_id(shown_ids.MESSAGE), "type": kind, "role": "assistant"}
             self._part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         else:
-            item = {"id": self._item_id(REASONING), "type": kind, "summary": []}
+            item = {"id": self._item_id(shown_ids.REASONING), "type": kind, "summary": []}
             self._part = {"type": "reasoning_text", "text": ""}
         item |= {"status": "in_progress", "content": []}
         self._output.append(item)
@@ -207,7 +198,7 @@ class ResponseWriter:
         self._is_open, self._call_ended, self._texts = True, False, []
         custom = kind == "custom"
         item = {
-            "id": self._item_id(CUSTOM_CALL if custom else FUNCTION_CALL),
+            "id": self._item_id(shown_ids.CUSTOM_CALL if custom else shown_ids.FUNCTION_CALL),
             "type": "custom_tool_call" if custom else "function_call",
             "status": "in_progress",
             "call_id": call_id,
@@ -250,13 +241,13 @@ class ResponseWriter:
             self._of_item(f"{event}.done", **named, **{name: said}),
         ]
 
-    def _item_id(self, form: IdForm) -> str:
+    def _item_id(self, form: shown_ids.IdForm) -> str:
         """The id of the next item."""
         return self._id(form, len(self._output))
 
-    def _id(self, form: IdForm, *numbers: int) -> str:
+    def _id(self, form: shown_ids.IdForm, *numbers: int) -> str:
         assert self._ids is not None
-        return shown_id(form, self._ids.digest, *numbers)
+        return shown_ids.shown_id(form, self._ids.digest, *numbers)
 
     def _of_part(self, name: str, **fields: Any) -> Json:
         item_id = self._output[-1]["id"]

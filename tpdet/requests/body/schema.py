@@ -22,41 +22,31 @@ from pydantic_core import CoreSchema
 
 from tpdet.audit.replay import VERSIONS
 from tpdet.kernels.inputs.row_params import PlainParams
+from tpdet.requests import field_ranges
 from tpdet.requests.body import limits
 from tpdet.requests.body.idle_fields import IDLE, Idle, add_to_schema
 from tpdet.requests.engine_facts import RAW_LOGPROBS, LogprobsMode
-from tpdet.requests.field_ranges import (
-    ALTERNATIVES,
-    COUNT,
-    LOGIT_BIAS,
-    MAX_LOGIT_BIAS_IDS,
-    MAX_STOP_BYTES,
-    MAX_STOP_STRINGS,
-    PENALTY,
-    SEED,
-    TOKEN_ID,
-    FieldRange,
-)
 from tpdet.requests.sampling_params import RANGES
 from tpdet.requests.tools import MAX_TOOLS, ToolUse, read_tools
 
 
-def _within(allowed: FieldRange) -> Any:
+def _within(allowed: field_ranges.FieldRange) -> Any:
     """A declared range, as pydantic checks and publishes it."""
     low, high = allowed.low, None if allowed.high == math.inf else allowed.high
     return Field(gt=low, le=high) if allowed.above_low else Field(ge=low, le=high)
 
 
-Count = Annotated[int, _within(COUNT)]
+Count = Annotated[int, _within(field_ranges.COUNT)]
 # Without fail_fast a list of a million wrong values makes a million error objects.
-TokenIds = Annotated[list[Annotated[int, _within(TOKEN_ID)]], Field(fail_fast=True)]
-Alternatives = Annotated[int, _within(ALTERNATIVES)]
-Penalty = Annotated[float, _within(PENALTY)]
+TokenIds = Annotated[list[Annotated[int, _within(field_ranges.TOKEN_ID)]], Field(fail_fast=True)]
+Alternatives = Annotated[int, _within(field_ranges.ALTERNATIVES)]
+Penalty = Annotated[float, _within(field_ranges.PENALTY)]
 LogitBias = Annotated[
-    dict[str, Annotated[float, _within(LOGIT_BIAS)]], Field(max_length=MAX_LOGIT_BIAS_IDS)
+    dict[str, Annotated[float, _within(field_ranges.LOGIT_BIAS)]],
+    Field(max_length=field_ranges.MAX_LOGIT_BIAS_IDS),
 ]
-_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES}
-_STOPS = {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": _STOP}
+_STOP = {"type": "string", "minLength": 1, "maxLength": field_ranges.MAX_STOP_BYTES}
+_STOPS = {"type": "array", "maxItems": field_ranges.MAX_STOP_STRINGS, "items": _STOP}
 StopStrings = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "null"}, _STOP, _STOPS]})]
 TEXT = {"type": "string", "minLength": 1}
 IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
@@ -207,7 +197,7 @@ class Resume(Body):
 
     contract: Digest
     weights: Digest
-    seed: Annotated[int, _within(SEED)]
+    seed: Annotated[int, _within(field_ranges.SEED)]
     choices: ChoicesIds
     logprobs_mode: LogprobsMode = RAW_LOGPROBS
 
@@ -226,7 +216,9 @@ class OwnFields(Body):
     json_schema_after: TokenIds | None = None
     resume: Resume | None = None
     replay_version: Annotated[int, Field(ge=VERSIONS[0], le=VERSIONS[-1])] | None = None
-    seeds: Annotated[list[Annotated[int, _within(SEED)]], Field(fail_fast=True)] | None = None
+    seeds: (
+        Annotated[list[Annotated[int, _within(field_ranges.SEED)]], Field(fail_fast=True)] | None
+    ) = None
     fitted: bool | None = None
 
 
@@ -239,7 +231,7 @@ class _FirstFields(Body):
     n: Annotated[int, _within(RANGES["n"])] | None = None
 
 
-def _number(allowed: FieldRange) -> Any:
+def _number(allowed: field_ranges.FieldRange) -> Any:
     """A field of a declared range, as `create_model` takes it."""
     kind = int if isinstance(allowed.low, int) else float
     return (Annotated[kind, _within(allowed)] | None, None)
@@ -259,7 +251,7 @@ class GenerationBody(_FieldsOfRows):
     """The fields completions and chat share."""
 
     idle = IDLE["generation"]
-    seed: Annotated[int, _within(SEED)] | None = None
+    seed: Annotated[int, _within(field_ranges.SEED)] | None = None
     stop: StopStrings = None
     stop_token_ids: TokenIds | None = None
     stream: bool | None = None
@@ -272,7 +264,9 @@ class GenerationBody(_FieldsOfRows):
     cache_salt: str | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
-    logprob_token_ids: Annotated[TokenIds, Field(max_length=ALTERNATIVES.high)] | None = None
+    logprob_token_ids: (
+        Annotated[TokenIds, Field(max_length=field_ranges.ALTERNATIVES.high)] | None
+    ) = None
     prompt_logprobs: Alternatives | None = None
     prompt_logprobs_last_n: Annotated[int, _within(RANGES["prompt_logprobs_last_n"])] | None = None
     skip_special_tokens: bool | None = None

@@ -9,20 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from tpdet.requests.body import limits
+from tpdet.requests.body import limits, schema
 from tpdet.requests.body.idle_fields import IDLE
 from tpdet.requests.body.problems import ApiError, bad_request
-from tpdet.requests.body.schema import (
-    IDS,
-    TEXT,
-    Alternatives,
-    Body,
-    CompletionBody,
-    OwnFields,
-    TokenIds,
-    batch_of,
-    with_fields,
-)
 from tpdet.requests.field_ranges import ALTERNATIVES
 
 DEFAULT_NEW_TOKENS = 128
@@ -46,7 +35,7 @@ _LISTED = (
 """Fields that SGLang takes for each prompt by itself, in a list."""
 
 
-class _SglangSamplingBase(Body):
+class _SglangSamplingBase(schema.Body):
     """The idle fields of SGLang's sampling parameters, and the forms of an answer."""
 
     idle = IDLE["sglang_sampling"]
@@ -54,11 +43,11 @@ class _SglangSamplingBase(Body):
     regex: str | None = None
 
 
-SglangSampling: Any = with_fields(
+SglangSampling: Any = schema.with_fields(
     "SglangSampling",
     _SglangSamplingBase,
     "SGLang's sampling parameters.",
-    {name: CompletionBody.model_fields[NAMES.get(name, name)] for name in (*_SAME, *NAMES)},
+    {name: schema.CompletionBody.model_fields[NAMES.get(name, name)] for name in (*_SAME, *NAMES)},
 )
 
 
@@ -78,20 +67,23 @@ class SglangForm:
     prompt_ids: bool
 
 
-class SglangBody(Body):
+class SglangBody(schema.Body):
     """`POST /generate`: one prompt or several, as text or as token ids."""
 
     idle = IDLE["sglang"]
     rid: str | list[str] | None = None
-    text: Annotated[Any, WithJsonSchema({"anyOf": [TEXT, batch_of(TEXT), {"type": "null"}]})] = None
-    input_ids: Annotated[Any, WithJsonSchema({"anyOf": [IDS, batch_of(IDS), {"type": "null"}]})] = (
-        None
-    )
+    text: Annotated[
+        Any,
+        WithJsonSchema({"anyOf": [schema.TEXT, schema.batch_of(schema.TEXT), {"type": "null"}]}),
+    ] = None
+    input_ids: Annotated[
+        Any, WithJsonSchema({"anyOf": [schema.IDS, schema.batch_of(schema.IDS), {"type": "null"}]})
+    ] = None
     sampling_params: SglangSampling = Field(default_factory=SglangSampling)
     return_logprob: bool | None = None
     logprob_start_len: Annotated[int, Field(ge=-1)] | None = None
-    top_logprobs_num: Alternatives | None = None
-    token_ids_logprob: Annotated[TokenIds, Field(max_length=ALTERNATIVES.high)] | None = None
+    top_logprobs_num: schema.Alternatives | None = None
+    token_ids_logprob: Annotated[schema.TokenIds, Field(max_length=ALTERNATIVES.high)] | None = None
     return_text_in_logprobs: bool | None = None
     return_routed_experts: bool | None = None
     routed_experts_start_len: Annotated[int, Field(ge=0)] | None = None
@@ -101,9 +93,9 @@ class SglangBody(Body):
     session_id: str | None = None
     conversation_id: str | None = None
     routing_key: str | None = None
-    tpdet: OwnFields | None = None
+    tpdet: schema.OwnFields | None = None
 
-    def completion(self) -> CompletionBody:
+    def completion(self) -> schema.CompletionBody:
         """The same request as a completion's body. Raises ApiError for a prompt that is none."""
         name = "text" if self.input_ids is None else "input_ids"
         prompt = getattr(self, name)
@@ -122,7 +114,7 @@ class SglangBody(Body):
         values.setdefault("max_tokens", DEFAULT_NEW_TOKENS)
         forms = {_FORMS[f]: getattr(sampling, f) for f in _FORMS if getattr(sampling, f)}
         beside = (self.top_logprobs_num or 0) if self.return_logprob else None
-        return CompletionBody.model_construct(
+        return schema.CompletionBody.model_construct(
             prompt=prompt,
             stream=self.stream,
             cache_salt=self.cache_salt,

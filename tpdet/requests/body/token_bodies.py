@@ -7,22 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tpdet.requests.body import limits
+from tpdet.requests.body import limits, schema
 from tpdet.requests.body.idle_fields import IDLE, Idle
-from tpdet.requests.body.schema import (
-    Body,
-    CompletionBody,
-    OwnFields,
-    StreamOptions,
-    TokenIds,
-    with_fields,
-)
 from tpdet.requests.sampling_params import SamplingParams
 from tpdet.requests.structured_outputs import FIELD
 from tpdet.requests.vllm_parameters import PARAMETERS
 
 
-class _TokenSamplingBase(Body):
+class _TokenSamplingBase(schema.Body):
     """Those of vLLM's sampling parameters that no completion has."""
 
     idle = {name: Idle(values, why) for name, (values, why) in PARAMETERS.items()} | IDLE[
@@ -32,42 +24,42 @@ class _TokenSamplingBase(Body):
     routed_experts_format: Literal["npy", "object"] | None = None
 
 
-TokenSampling: Any = with_fields(
+TokenSampling: Any = schema.with_fields(
     "TokenSampling",
     _TokenSamplingBase,
     "vLLM's sampling parameters, as completions take them beside the prompt.",
     {
         name: field
-        for name, field in CompletionBody.model_fields.items()
+        for name, field in schema.CompletionBody.model_fields.items()
         if name in SamplingParams.__struct_fields__ or name == FIELD
     },
 )
 
 
-class TokensBody(Body):
+class TokensBody(schema.Body):
     """`POST /inference/v1/generate`: token ids in and out. The answer repeats `request_id`."""
 
     idle = IDLE["tokens"]
     model: Annotated[str, Field(max_length=limits.MAX_MODEL_CHARACTERS)] | None = None
     request_id: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)] | None = None
-    token_ids: Annotated[TokenIds, Field(min_length=1)]
+    token_ids: Annotated[schema.TokenIds, Field(min_length=1)]
     sampling_params: TokenSampling
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: schema.StreamOptions | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
-    tpdet: OwnFields | None = None
+    tpdet: schema.OwnFields | None = None
 
-    def completion(self) -> CompletionBody:
+    def completion(self) -> schema.CompletionBody:
         """The same request as a completion's body; its fields are checked already."""
         sampling: dict[str, Any] = {
             name: getattr(self.sampling_params, name)
             for name in self.sampling_params.model_fields_set
-            if name in CompletionBody.model_fields
+            if name in schema.CompletionBody.model_fields
         }
         shared = {
             name: getattr(self, name)
             for name in type(self).model_fields
-            if name in CompletionBody.model_fields
+            if name in schema.CompletionBody.model_fields
         }
-        return CompletionBody.model_construct(prompt=[self.token_ids], **shared, **sampling)
+        return schema.CompletionBody.model_construct(prompt=[self.token_ids], **shared, **sampling)

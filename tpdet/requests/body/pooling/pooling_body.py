@@ -17,16 +17,8 @@ from tpdet.checkpoint.model_config.pooling import Pooling
 from tpdet.requests.body import limits
 from tpdet.requests.body.idle_fields import IDLE
 from tpdet.requests.body.parse import parse_body
+from tpdet.requests.body.pooling import tei_body
 from tpdet.requests.body.pooling.pooled_answers import ANSWERS, TEI_FORMS, AnswerShape, PooledForm
-from tpdet.requests.body.pooling.tei_body import (
-    EmbedBody,
-    Input,
-    PredictBody,
-    RanksBody,
-    SimilarityBody,
-    TeiBody,
-    Texts,
-)
 from tpdet.requests.body.prepare import Preparer
 from tpdet.requests.body.problems import ApiError, bad_request, request_errors_as_problems
 from tpdet.requests.body.schema import Body
@@ -68,7 +60,7 @@ class _Common(Body):
 class EmbeddingsBody(_Common):
     """`POST /v1/embeddings`: texts or token ids; `prompt_name` is a sentence-transformers one."""
 
-    input: Input
+    input: tei_body.Input
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     prompt_name: str | None = None
@@ -77,7 +69,7 @@ class EmbeddingsBody(_Common):
 class PoolingBody(_Common):
     """`POST /classify` and `POST /pooling`: texts or token ids."""
 
-    input: Input
+    input: tei_body.Input
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
@@ -85,8 +77,8 @@ class PoolingBody(_Common):
 class ScoreBody(_Common):
     """`POST /score`: one text against others, or as many pairs as there are."""
 
-    text_1: Texts
-    text_2: Texts
+    text_1: tei_body.Texts
+    text_2: tei_body.Texts
     instruction: str | None = None
 
 
@@ -109,16 +101,16 @@ class RerankBody(_Common):
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
 
 
-BODIES: dict[PooledForm, type[_Common | TeiBody]] = {
+BODIES: dict[PooledForm, type[_Common | tei_body.TeiBody]] = {
     "embeddings": EmbeddingsBody,
     "classify": PoolingBody,
     "pooling": PoolingBody,
     "score": ScoreBody,
     "rerank": RerankBody,
-    "embed": EmbedBody,
-    "predict": PredictBody,
-    "similarity": SimilarityBody,
-    "ranks": RanksBody,
+    "embed": tei_body.EmbedBody,
+    "predict": tei_body.PredictBody,
+    "similarity": tei_body.SimilarityBody,
+    "ranks": tei_body.RanksBody,
 }
 FORMS: dict[PooledRoute, tuple[PooledForm, ...]] = {
     "rerank": ("rerank", "ranks"),
@@ -271,14 +263,14 @@ def _check_dimensions(dimensions: int | None, pooling: Pooling) -> None:
         )
 
 
-def _of_embed(form: PooledForm, body: EmbedBody, prompts: PooledPrompts) -> _Made:
+def _of_embed(form: PooledForm, body: tei_body.EmbedBody, prompts: PooledPrompts) -> _Made:
     """What TEI's bodies ask for vectors of. Raises as `_of_inputs`."""
     _check_dimensions(body.dimensions, prompts.pooling)
     params = PoolingParams(dimensions=body.dimensions, use_activation=body.use_activation)
     return _ids_of(body.inputs, "inputs", body, prompts), params, AnswerShape()
 
 
-def _of_sentences(form: PooledForm, body: SimilarityBody, prompts: PooledPrompts) -> _Made:
+def _of_sentences(form: PooledForm, body: tei_body.SimilarityBody, prompts: PooledPrompts) -> _Made:
     """What is asked of one sentence and others. Raises as `_of_inputs`."""
     sentences = body.inputs.sentences
     if not sentences:
@@ -292,7 +284,7 @@ def _of_sentences(form: PooledForm, body: SimilarityBody, prompts: PooledPrompts
     return token_ids, PoolingParams(use_activation=True), AnswerShape(pairs=pairs)
 
 
-def _of_predictions(form: PooledForm, body: PredictBody, prompts: PooledPrompts) -> _Made:
+def _of_predictions(form: PooledForm, body: tei_body.PredictBody, prompts: PooledPrompts) -> _Made:
     """What is asked of single texts and pairs, mixed. Raises as `_of_inputs`."""
     pooling, truncate, labels = prompts.pooling, body.truncate_prompt_tokens, body.parameters
     inputs = body.inputs
@@ -335,7 +327,7 @@ def _of_pairs(form: PooledForm, body: Any, prompts: PooledPrompts) -> _Made:
             "not_supported",
         )
     shape = AnswerShape()
-    if isinstance(body, RerankBody | RanksBody):
+    if isinstance(body, RerankBody | tei_body.RanksBody):
         texts = tuple(one if isinstance(one, str) else one.text for one in body.documents)
         shown = texts if body.return_documents is not False else None
         shape = AnswerShape(top=body.top_n or len(texts), texts=shown)
