@@ -17,18 +17,7 @@ from collections import abc
 import blake3
 import numpy as np
 
-from tpdet.control.plan import (
-    ALLOCATE,
-    EVENT_NAMES,
-    EVICT,
-    NAN,
-    RELOAD,
-    SHARE,
-    PageEvent,
-    PlanRows,
-    Row,
-    row_name,
-)
+from tpdet.control import plan
 from tpdet.errors import IntegrityError
 from tpdet.kernels.order import PAGE_TOKENS
 
@@ -65,7 +54,7 @@ class VersionTable:
         """The version_id that `page` was allocated to, SHARED, or NOBODY."""
         return int(self._owners[page])
 
-    def apply(self, events: abc.Iterable[PageEvent]) -> None:
+    def apply(self, events: abc.Iterable[plan.PageEvent]) -> None:
         """Apply a plan's events in order.
 
         ALLOCATE wants a free page and gives it to `version_id`; EVICT frees it; NAN only
@@ -75,12 +64,12 @@ class VersionTable:
         IntegrityError naming the page and both owners.
         """
         for event in events:
-            if event.kind == RELOAD:
+            if event.kind == plan.RELOAD:
                 self._reload(event)
             else:
                 self._change(event)
 
-    def check_readers(self, rows: PlanRows) -> None:
+    def check_readers(self, rows: plan.PlanRows) -> None:
         """Refuse (IntegrityError) rows that may not touch the pages they name.
 
         A row must name every page under its present version, its pages must cover its positions,
@@ -92,7 +81,7 @@ class VersionTable:
                 self._refuse(row)
             raise IntegrityError("a row may not touch its pages")
 
-    def _may_touch(self, rows: PlanRows) -> bool:
+    def _may_touch(self, rows: plan.PlanRows) -> bool:
         pages, counts, start, owner = rows.page_ids, rows.held, rows.start, rows.version_id
         if (counts * PAGE_TOKENS < start + rows.unverified + rows.count).any():
             return False
@@ -106,27 +95,29 @@ class VersionTable:
         somebody = (writers != NOBODY) & (writers != SHARED)
         return bool((somebody & (self._owners[pages[written]] == writers)).all())
 
-    def _refuse(self, row: Row) -> None:
+    def _refuse(self, row: plan.Row) -> None:
         """Raise IntegrityError for a row that may not touch the pages it names."""
         end = row.start + row.unverified + len(row.token_ids)
         if len(row.pages) * PAGE_TOKENS < end:
-            raise IntegrityError(f"{row_name(row)} has {len(row.pages)} pages for {end} positions")
+            raise IntegrityError(
+                f"{plan.row_name(row)} has {len(row.pages)} pages for {end} positions"
+            )
         if row.pages and not 0 <= min(row.pages) <= max(row.pages) < self.num_pages:
             raise IntegrityError(
-                f"{row_name(row)} names pages {min(row.pages)} to {max(row.pages)}; "
+                f"{plan.row_name(row)} names pages {min(row.pages)} to {max(row.pages)}; "
                 f"there are {self.num_pages}"
             )
         for page, version in zip(row.pages, row.versions, strict=True):
             if self.version(page) != version:
                 raise IntegrityError(
-                    f"{row_name(row)} holds page {page} at version {version}, "
+                    f"{plan.row_name(row)} holds page {page} at version {version}, "
                     f"but the page is at version {self.version(page)}"
                 )
         for page in row.pages[row.start // PAGE_TOKENS :]:
             if self.owner(page) != row.version_id or row.version_id in (NOBODY, SHARED):
                 raise IntegrityError(
-                    f"{row_name(row)} would write page {page} as owner {row.version_id:#018x}, "
-                    f"but it belongs to {self.owner(page):#018x}"
+                    f"{plan.row_name(row)} would write page {page} as owner "
+                    f"{row.version_id:#018x}, but it belongs to {self.owner(page):#018x}"
                 )
 
     def digest(self) -> bytes:
@@ -141,7 +132,7 @@ class VersionTable:
         """16 bytes for each page: version, then owner, as little-endian 64-bit integers."""
         return np.stack([self._versions.view(np.uint64), self._owners], 1).astype("<u8").tobytes()
 
-    def _reload(self, event: PageEvent) -> None:
+    def _reload(self, event: plan.PageEvent) -> None:
         if event.page != ALL_PAGES:
             raise IntegrityError(f"reload of page {event.page}: a reload is for all pages (-1)")
         owned = np.flatnonzero(self._owners != NOBODY)
@@ -155,23 +146,23 @@ class VersionTable:
         link = _LINK.pack(event.kind, event.page, 0, NOBODY) + self.snapshot()
         self._chain = blake3.blake3(self._chain + link).digest()
 
-    def _change(self, event: PageEvent) -> None:
+    def _change(self, event: plan.PageEvent) -> None:
         kind, page = event.kind, event.page
-        if kind not in (ALLOCATE, EVICT, NAN, SHARE):
+        if kind not in (plan.ALLOCATE, plan.EVICT, plan.NAN, plan.SHARE):
             raise IntegrityError(f"page event of unknown kind {kind} for page {page}")
         if not 0 <= page < self.num_pages:
             raise IntegrityError(
-                f"{EVENT_NAMES[kind]} of page {page}: there are {self.num_pages} pages"
+                f"{plan.EVENT_NAMES[kind]} of page {page}: there are {self.num_pages} pages"
             )
-        expected = NOBODY if kind == ALLOCATE else event.version_id
-        unowned = (NOBODY, SHARED) if kind in (ALLOCATE, SHARE) else (NOBODY,)
+        expected = NOBODY if kind == plan.ALLOCATE else event.version_id
+        unowned = (NOBODY, SHARED) if kind in (plan.ALLOCATE, plan.SHARE) else (NOBODY,)
         if self.owner(page) != expected or event.version_id in unowned:
             raise IntegrityError(
-                f"{EVENT_NAMES[kind]} of page {page} for {event.version_id:#018x}: "
+                f"{plan.EVENT_NAMES[kind]} of page {page} for {event.version_id:#018x}: "
                 f"it belongs to {self.owner(page):#018x}"
             )
-        self._versions[page] += kind != SHARE
-        after = {ALLOCATE: event.version_id, EVICT: NOBODY, SHARE: SHARED}
+        self._versions[page] += kind != plan.SHARE
+        after = {plan.ALLOCATE: event.version_id, plan.EVICT: NOBODY, plan.SHARE: SHARED}
         self._owners[page] = after.get(kind, event.version_id)
         link = _LINK.pack(kind, page, self.version(page), self.owner(page))
         self._chain = blake3.blake3(self._chain + link).digest()

@@ -17,14 +17,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from tpdet.control.weight_orders import (
-    BeginUpdate,
-    CarrierInfo,
-    CloseCarrier,
-    FinishUpdate,
-    TensorsInfo,
-    WeightOrder,
-)
+from tpdet.control import weight_orders
 from tpdet.errors import (
     CheckpointError,
     IntegrityError,
@@ -52,7 +45,7 @@ _log = logging.getLogger("tpdet.engine")
 class Lead(Protocol):
     """Has every rank obey an order; the model's digest where weights are whole then."""
 
-    def __call__(self, order: WeightOrder, tick: Tick) -> str | None:
+    def __call__(self, order: weight_orders.WeightOrder, tick: Tick) -> str | None:
         """Raises ReloadError where a rank cannot."""
 
 
@@ -82,7 +75,7 @@ class EngineWeights:
         self._ranks, self._versions, self._lead = ranks, versions, lead
         self._pending, self._adopt = pending, adopt
         self._began = 0.0
-        self._last: TensorsInfo | None = None
+        self._last: weight_orders.TensorsInfo | None = None
 
     @property
     def state(self) -> Literal["whole", "open", "torn"]:
@@ -124,7 +117,7 @@ class EngineWeights:
         info = self._ranks.carrier_info
         return "" if info is None else info.group_name
 
-    def open_carrier(self, info: CarrierInfo, tick: Tick = _no_tick) -> None:
+    def open_carrier(self, info: weight_orders.CarrierInfo, tick: Tick = _no_tick) -> None:
         """Join a sender's group, in place of one joined before. Raises WeightUpdateError."""
         self._refuse_begun("a sender's group is joined")
         self._ranks.check(info)
@@ -133,7 +126,7 @@ class EngineWeights:
     def close_carrier(self) -> None:
         """Leave the sender's group, and give up an update that is open."""
         self.abandon_update()
-        self._order(CloseCarrier(), _no_tick)
+        self._order(weight_orders.CloseCarrier(), _no_tick)
 
     def start_update(self) -> None:
         """Begin an update; nothing changes before the first tensor. Raises WeightUpdateError."""
@@ -143,12 +136,12 @@ class EngineWeights:
                 "/shutdown_weight_transfer_engine",
                 409,
             )
-        order = BeginUpdate()
+        order = weight_orders.BeginUpdate()
         self._ranks.check(order)
         self._order(order, _no_tick)
         self._open, self._began = True, time.monotonic()
 
-    def update(self, info: TensorsInfo, tick: Tick = _no_tick) -> None:
+    def update(self, info: weight_orders.TensorsInfo, tick: Tick = _no_tick) -> None:
         """Receive tensors and lay them out over the old ones; `tick` is called meanwhile.
 
         Without names they are those of the call before, as vLLM has it.
@@ -169,7 +162,7 @@ class EngineWeights:
                 self._open, self.torn = False, True
             raise
 
-    def _named(self, info: TensorsInfo) -> TensorsInfo:
+    def _named(self, info: weight_orders.TensorsInfo) -> weight_orders.TensorsInfo:
         """The tensors of a call; where it names none, those that the last call named."""
         if info.names or info.weight_dir:
             self._last = info
@@ -199,7 +192,7 @@ class EngineWeights:
                 missing,
             )
         self._open, self.torn = False, True  # until all of the following has been done
-        digest = self._order(FinishUpdate(commit=True), _no_tick)
+        digest = self._order(weight_orders.FinishUpdate(commit=True), _no_tick)
         assert digest is not None
         try:
             self._versions.advance(digest, version)
@@ -228,7 +221,7 @@ class EngineWeights:
     def _give_up(self) -> None:
         self._open, self.torn = False, not self.usable
         self._missing = self._ranks.missing if self._ranks.begun else self._missing
-        self._order(FinishUpdate(commit=False), _no_tick)
+        self._order(weight_orders.FinishUpdate(commit=False), _no_tick)
 
     def _refuse_begun(self, what: str) -> None:
         if self._open and self._ranks.begun:
@@ -238,7 +231,7 @@ class EngineWeights:
                 409,
             )
 
-    def _order(self, order: WeightOrder, tick: Tick) -> str | None:
+    def _order(self, order: weight_orders.WeightOrder, tick: Tick) -> str | None:
         try:
             return self._lead(order, tick)
         except ReloadError as error:

@@ -24,14 +24,7 @@ from tpdet.cache.prefix import CachedPage
 from tpdet.cache.state_table import StateTable
 from tpdet.cache.state_use import NO_SNAPSHOTS, StateUse, newest
 from tpdet.cache.versions import NOBODY, SHARED
-from tpdet.control.plan import (
-    ADVANCE_STATE,
-    CLEAR_STATE,
-    COPY_STATE,
-    FREE_STATE,
-    PlanRows,
-    StateEvent,
-)
+from tpdet.control import plan
 from tpdet.errors import IntegrityError
 from tpdet.kernels.order import CHUNK_TOKENS, PAGE_TOKENS
 from tpdet.scheduler.sequence import Sequence, readable_tokens
@@ -64,7 +57,7 @@ class StateSlots:
         self._free = list(range(running, running + snapshots))
         self._snapshots: OrderedDict[CachedPage, int] = OrderedDict()  # longest unread first
         self._read: set[CachedPage] = set()
-        self._events: list[StateEvent] = []
+        self._events: list[plan.StateEvent] = []
         self._counts = StateCounts(state_slots=running, snapshots=snapshots)
 
     @property
@@ -97,9 +90,9 @@ class StateSlots:
             self._snapshots.move_to_end(cached[-1])
             self._read.add(cached[-1])
             self._counts.snapshots_read += 1
-            self._record(COPY_STATE, slot, sequence.version_id, source, use.standing)
+            self._record(plan.COPY_STATE, slot, sequence.version_id, source, use.standing)
         else:
-            self._record(CLEAR_STATE, slot, sequence.version_id)
+            self._record(plan.CLEAR_STATE, slot, sequence.version_id)
         if matched is not None and self._counts.snapshots:
             readable = readable_tokens(sequence) // PAGE_TOKENS
             ends = sorted({matched * PAGE_TOKENS, readable * PAGE_TOKENS})
@@ -116,7 +109,7 @@ class StateSlots:
         if end is None or slot is None:
             return
         chunk = end // CHUNK_TOKENS
-        kind = COPY_STATE if use.standing == chunk else ADVANCE_STATE
+        kind = plan.COPY_STATE if use.standing == chunk else plan.ADVANCE_STATE
         self._record(kind, slot, SHARED, use.slot, chunk)
         self._counts.snapshots_taken += 1
         use.pending[end] = slot
@@ -176,7 +169,7 @@ class StateSlots:
             return
         for slot in use.pending.values():
             self._free_slot(slot)
-        self._record(FREE_STATE, use.slot, sequence.version_id)
+        self._record(plan.FREE_STATE, use.slot, sequence.version_id)
         heapq.heappush(self._running, use.slot)
         sequence.states = None
 
@@ -185,12 +178,12 @@ class StateSlots:
         """Whether slots changed since the last plan."""
         return bool(self._events)
 
-    def take_events(self) -> tuple[StateEvent, ...]:
+    def take_events(self) -> tuple[plan.StateEvent, ...]:
         """The events since the last plan, in the order they happened."""
         events, self._events = tuple(self._events), []
         return events
 
-    def follow(self, rows: PlanRows) -> None:
+    def follow(self, rows: plan.PlanRows) -> None:
         """A plan with these rows was made."""
         self.table.advance(rows)
 
@@ -237,10 +230,10 @@ class StateSlots:
         return heapq.heappop(self._free) if self._free else None
 
     def _free_slot(self, slot: int) -> None:
-        self._record(FREE_STATE, slot, SHARED)
+        self._record(plan.FREE_STATE, slot, SHARED)
         heapq.heappush(self._free, slot)
 
     def _record(self, kind: int, slot: int, owner: int, source: int = 0, chunk: int = 0) -> None:
-        event = StateEvent(kind, slot, source, chunk, owner)
+        event = plan.StateEvent(kind, slot, source, chunk, owner)
         self.table.apply((event,))
         self._events.append(event)

@@ -9,14 +9,7 @@ from collections import abc
 from tpdet.control.row_messages import RowKey
 from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.scheduler.sequence import Sequence
-from tpdet.speculative.planner import (
-    CAPTURE_GAIN,
-    CAPTURE_GAIN_TO_BEGIN,
-    CAPTURE_GAIN_TO_TRY,
-    GAIN_TO_TRY,
-    DraftCost,
-    Lengths,
-)
+from tpdet.speculative import planner
 from tpdet.speculative.proposers.proposer import DRAFT_MODEL, BatchProposer
 from tpdet.speculative.step_time import StepTimes
 
@@ -68,7 +61,7 @@ class DraftModelProposer:
         """Let go of what the model keeps for a sequence."""
         self._model.forget(key)
 
-    def cost(self, sequence: Sequence, rows: int) -> DraftCost:
+    def cost(self, sequence: Sequence, rows: int) -> planner.DraftCost:
         """What drafts for a sequence take, one of so many rows that await them together.
 
         A step bears as much of a sequence's first drafts as if there were as many steps as it has
@@ -81,19 +74,19 @@ class DraftModelProposer:
         left = max(sequence.full_length - len(sequence.tokens), 1)
         first = max(times.first_seconds(rows) - each, 0.0)
         entry = times.entry_seconds if self._model.lags(sequence) else 0.0
-        return DraftCost(each, first, entry / min(made, left))
+        return planner.DraftCost(each, first, entry / min(made, left))
 
     def least_gain(self, rows: int) -> float:
         """What a step with its drafts must gain, where it may capture graphs for them."""
         if not self._model.captures(rows):
             return 1.0
-        return CAPTURE_GAIN if self._drafted else CAPTURE_GAIN_TO_BEGIN
+        return planner.CAPTURE_GAIN if self._drafted else planner.CAPTURE_GAIN_TO_BEGIN
 
     def least_gain_to_try(self, rows: int) -> float:
         """What a step with its drafts would have to gain for a trial of them."""
-        return CAPTURE_GAIN_TO_TRY if self._model.captures(rows) else GAIN_TO_TRY
+        return planner.CAPTURE_GAIN_TO_TRY if self._model.captures(rows) else planner.GAIN_TO_TRY
 
-    def draft(self, lengths: Lengths) -> dict[RowKey, abc.Sequence[int]]:
+    def draft(self, lengths: planner.Lengths) -> dict[RowKey, abc.Sequence[int]]:
         """The drafts that were chosen of it, by sequence, made for all together."""
         drafts = self.ask(
             [
