@@ -23,7 +23,14 @@ from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.runner import LogitBlock, RowSharing
-from tpdet.sampling import sampler
+from tpdet.sampling.sampler import (
+    NumericalFailure,
+    PendingSample,
+    finish,
+    prompt_logprobs,
+    sample_columns,
+    sample_likeliest,
+)
 from tpdet.scheduler.pending_steps import PendingStep
 from tpdet.scheduler.rows import row_params
 from tpdet.scheduler.sequence import Sequence
@@ -51,7 +58,7 @@ class StepResults:
 
     def __init__(self, step: PendingStep, tap: LogitsTap | None, processed: bool = False) -> None:
         self.step, self._tap, self._processed = step, tap, processed
-        self._pending: list[tuple[list[Sequence], sampler.PendingSample]] = []
+        self._pending: list[tuple[list[Sequence], PendingSample]] = []
         self.sampled: dict[RowKey, SampledToken] = {}
         self.scores: dict[RowKey, list[SampledToken]] = {}
         self.runs: dict[RowKey, list[SampledToken]] = {}
@@ -137,7 +144,7 @@ class StepResults:
         if together is None:
             if self.likeliest_only:
                 shard = Shard(0, logits.shape[1])
-                return self._keep(sequences, sampler.sample_likeliest(logits, shard))
+                return self._keep(sequences, sample_likeliest(logits, shard))
             packed = b"".join([sequence.packed_sampling for sequence in sequences])
             params = PlainRows(packed, self._ends[first : first + len(logits)], moved)
             return self._keep(sequences, self._sample(logits, params, sequences))
@@ -202,7 +209,7 @@ class StepResults:
         drafted = self.step.drafted
         without: set[RowKey] = set()  # rows with drafts in which a position has no token
         for sequences, pending in self._pending:
-            for sequence, result in zip(sequences, sampler.finish(pending), strict=True):
+            for sequence, result in zip(sequences, finish(pending), strict=True):
                 if sequence.key in self.step.void:
                     continue
                 if drafted and sequence.key in drafted:
@@ -213,19 +220,19 @@ class StepResults:
                     continue
                 if type(result) is SampledToken:
                     self.sampled[sequence.key] = result
-                elif isinstance(result, sampler.NumericalFailure):
+                elif isinstance(result, NumericalFailure):
                     self.failures.setdefault(sequence.request_id, result.reason)
 
-    def _keep(self, sequences: list[Sequence], pending: sampler.PendingSample) -> torch.Tensor:
+    def _keep(self, sequences: list[Sequence], pending: PendingSample) -> torch.Tensor:
         self._pending.append((sequences, pending))
         return pending.tokens
 
     def _sample(
         self, logits: torch.Tensor, params: abc.Sequence[RowParams], sequences: list[Sequence]
-    ) -> sampler.PendingSample:
+    ) -> PendingSample:
         beside = [sequence.beside for sequence in sequences]
         shard = Shard(0, logits.shape[1])
-        return sampler.sample_columns(logits, params, beside, shard, self._processed)
+        return sample_columns(logits, params, beside, shard, self._processed)
 
     def _score(self, row: ScoringRow, position: int, logits: torch.Tensor) -> None:
         """Log-probabilities of the prompt tokens that follow these positions."""
@@ -233,9 +240,9 @@ class StepResults:
         targets = row.target_ids[max(skip, 0) : skip + len(logits)]
         if not targets:
             return
-        results = sampler.prompt_logprobs(logits[: len(targets)], targets, row.beside)
+        results = prompt_logprobs(logits[: len(targets)], targets, row.beside)
         for result in results:
-            if isinstance(result, sampler.NumericalFailure):
+            if isinstance(result, NumericalFailure):
                 self.failures.setdefault(row.request_id, result.reason)
             else:
                 self.scores.setdefault(row.key, []).append(result)
