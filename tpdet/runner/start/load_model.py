@@ -16,9 +16,18 @@ from tpdet.layers.arithmetic import make_arithmetic
 from tpdet.layers.experts import open_columns_of_experts
 from tpdet.layers.partition import Partition
 from tpdet.layers.row_layers import row_rule
-from tpdet.runner.start import kernel_checks
 from tpdet.runner.start.compile_ahead import CompilingAhead, open_kernel_cache
 from tpdet.runner.start.contracts import name_contracts, partition_of
+from tpdet.runner.start.kernel_checks import (
+    admit_linear_forms,
+    admit_products,
+    agree_to_start,
+    check_kernels,
+    compare_answers,
+    product_limits,
+    try_packed,
+    tune_command,
+)
 from tpdet.runner.start.loaded_model import LoadedModel, WarmedModel
 from tpdet.runner.start.loading import Loader, Loading, read_model
 from tpdet.runner.start.memory import agreed_pages, check_room
@@ -55,12 +64,10 @@ def load_model(config: EngineConfig, world: World, times: StartTimes) -> WarmedM
     step_tokens = agreed_step_tokens(chosen, world)
     rows = max(step_tokens.most, config.max_num_seqs)
     # 2. The kernels of this machine keep the contract, and all ranks agree on what they do.
-    limits = (
-        kernel_checks.product_limits(rows, HEAD_ROWS) if on_gpu and not config.approximate else None
-    )
-    kernel_checks.check_kernels(partition, kind)
-    kernel_checks.agree_to_start(config, partition, contracts, kind)
-    architecture = kernel_checks.compare_answers(partition, device, limits, ahead)
+    limits = product_limits(rows, HEAD_ROWS) if on_gpu and not config.approximate else None
+    check_kernels(partition, kind)
+    agree_to_start(config, partition, contracts, kind)
+    architecture = compare_answers(partition, device, limits, ahead)
     times.mark("checks")
     times.doing = LOADING
     # 3. The exchange, and the arithmetic that uses it.
@@ -106,12 +113,12 @@ def _admit(
     ahead: CompilingAhead,
 ) -> None:
     """Try the kernels of products and of linear layers, most compiled beforehand. Collective."""
-    packing, tuning = loading.packing, kernel_checks.tune_command(config, partition.world.size)
+    packing, tuning = loading.packing, tune_command(config, partition.world.size)
     if packing.enabled:
-        tried = partial(kernel_checks.try_packed, packing, partition, limits["column"], device)
+        tried = partial(try_packed, packing, partition, limits["column"], device)
         ahead.compile(tried, "load")
-    kernel_checks.admit_linear_forms(partition, device)
-    kernel_checks.admit_products(partition, device, limits, tuning, loading.wait, packing)
+    admit_linear_forms(partition, device)
+    admit_products(partition, device, limits, tuning, loading.wait, packing)
 
 
 def _open_arithmetic(
