@@ -2,7 +2,7 @@
 
     python scripts/agent_times.py docs/results
 
-The HTTP process's time an event comes from `tests.lib.server.front_load`, 64 readers: chats of a
+The HTTP process's time an event comes from `scripts.front_load`, 64 readers: chats of a
 server without a parser of calls and with one, and chats with tools. Runs alternate; each case's
 time is the least of its runs, of the processor. First tokens: of a preamble of 40 KB and a short
 question, at a real server with a random model, whose prefix cache has the preamble or not.
@@ -50,7 +50,7 @@ def main() -> None:
 def event_rows() -> list[dict[str, Any]]:
     """The HTTP process's microseconds an event, beside those of chats without a parser."""
     found: dict[str, list[float]] = {case: [] for case in CASES}
-    command = python_command("-m", "tests.lib.server.front_load", "--chat", "--prompt", "64")
+    command = python_command("-m", "scripts.front_load", "--chat", "--prompt", "64")
     command += ["--streams", str(READERS), "--steps", str(STEPS)]
     found_here = os.environ | {"PYTHONPATH": str(ROOT)}
     for _ in range(RUNS):

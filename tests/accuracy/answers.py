@@ -19,15 +19,25 @@ from pathlib import Path
 
 import torch
 
-from tests.lib.models.transformers_smollm2 import transformers_smollm2, write_tokenizer
+from tests.lib.models.transformers_smollm2 import transformers_smollm2
 from tests.lib.public_files import smollm2
 from tests.lib.server.served import Served
 from tests.lib.tree import ROOT
+from tpdet.checkpoint.gguf.tokenizer import read_gguf_tokenizer
 from tpdet.tools.measurement.results_file import append_record, run_record
 from tpdet.tools.worlds.machine import Machine
 
 TASK = "tpdet_answers"
 MARGIN = 1e-4  # between the likeliest two endings; below it either choice is right
+
+
+def write_tokenizer(path, folder):
+    """The tokenizer in the file, as a directory that transformers opens."""
+    description, config, _ = read_gguf_tokenizer(path)
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(description)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
 
 
 @dataclass(frozen=True)

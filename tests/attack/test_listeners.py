@@ -9,8 +9,7 @@ import sys
 import psutil
 import pytest
 
-from tests.lib.loopback import is_loopback
-from tests.lib.ports import free_port
+from tests.lib.ports import free_port, is_loopback
 from tests.lib.server.harness import eventually
 from tests.lib.server.served import Served
 from tpdet.launch.host.listeners import Listener, listeners

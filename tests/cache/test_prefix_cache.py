@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.lib.scheduler.prefix_requests import (
+from tests.cache.prefix_requests import (
     LONG,
     OTHER,
     ask,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.lib.scheduler.prefix_requests import LONG, OTHER, ask, simulation
+from tests.cache.prefix_requests import LONG, OTHER, ask, simulation
 from tpdet.cache.prefix import PrefixChain, PrefixIndex, prefix_domain
 from tpdet.errors import IntegrityError
 

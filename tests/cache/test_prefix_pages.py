@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.lib.scheduler.prefix_requests import LONG, OTHER, ask, cached_tokens, serve, simulation
+from tests.cache.prefix_requests import LONG, OTHER, ask, cached_tokens, serve, simulation
 from tpdet.cache.versions import SHARED, version_id
 from tpdet.control.plan import ALLOCATE, EVICT, NAN, RELOAD, SHARE
 from tpdet.errors import IntegrityError

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from tests.lib.comm.cases import CASES
-from tests.lib.comm.node_cases import folds_as_one_level
-from tests.lib.comm.rank import loss_seen, outcome_of
+from tests.comm.cases import CASES
+from tests.comm.node_cases import folds_as_one_level
+from tests.comm.rank import loss_seen, outcome_of
 from tpdet.comm.device import open_world
 from tpdet.comm.world.mpi_carrier import MpiCarrier
 from tpdet.errors import PeerLostError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from tests.lib.comm.node_cases import folds_as_one_level
+from tests.comm.node_cases import folds_as_one_level
 from tpdet.comm.device import open_world
 from tpdet.comm.exchange.open import open_exchange
 from tpdet.comm.world.nodes import open_nodes

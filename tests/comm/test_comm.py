@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.comm.cases import CASES, special_values
 from tests.lib import forked
 from tests.lib.bits import assert_same_bits
-from tests.lib.comm.cases import CASES, special_values
 from tests.lib.ports import free_port
 from tests.lib.thread_world import run_threads
 from tpdet.comm.world.distributed import DistributedWorld, open_store, refuse_multicast
@@ -34,7 +34,7 @@ def gloo(tmp_path_factory) -> list[dict | None]:
     files = [folder / f"{rank}.json" for rank in range(RANKS)]
     ranks = [
         forked.forked(
-            "tests.lib.comm.rank",
+            "tests.comm.rank",
             files[rank],
             environment=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )

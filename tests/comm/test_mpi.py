@@ -7,9 +7,8 @@ import sys
 
 import pytest
 
-from tests.lib.comm.cases import CASES
-from tests.lib.launch.mpich_place import make_mpich_place
-from tests.lib.launch.openmpi_place import ENVIRONMENT, MPIRUN, needs_mpirun
+from tests.comm.cases import CASES
+from tests.lib.launchers import ENVIRONMENT, MPIRUN, make_mpich_place, needs_mpirun
 from tpdet.comm.world.mpi_carrier import open_mpi
 from tpdet.errors import UsageError
 

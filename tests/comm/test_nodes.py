@@ -6,9 +6,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from tests.comm.node_cases import folds_as_one_level, leaves_of, mine
 from tests.lib import forked
 from tests.lib.bits import assert_same_bits
-from tests.lib.comm.node_cases import folds_as_one_level, leaves_of, mine
 from tests.lib.ports import free_port
 from tests.lib.thread_world import run_threads
 from tpdet.comm.exchange.fold import GatherExchange

@@ -16,7 +16,7 @@ import pydantic
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from tests.lib.grammar_walks import compiled, walk
+from tests.grammar.grammar_walks import compiled, walk
 from tpdet.errors import RequestError
 
 jsonschema = pytest.importorskip("jsonschema")

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tests.lib.grammar_walks import compiled, walk
+from tests.grammar.grammar_walks import compiled, walk
 from tpdet.errors import RequestError
 
 jsonschema = pytest.importorskip("jsonschema")

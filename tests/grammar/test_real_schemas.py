@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from canitoolcall.fixtures import load_fixtures
 
-from tests.lib.grammar_walks import walk_ids
+from tests.grammar.grammar_walks import walk_ids
 from tests.lib.server.harness import write_tokenizer
 from tpdet.errors import RequestError
 from tpdet.grammar.byte_texts import byte_vocabulary, import_library

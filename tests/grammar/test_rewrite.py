@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.lib.grammar_walks import allows, compiled, walk
+from tests.grammar.grammar_walks import allows, compiled, walk
 from tpdet.errors import RequestError
 from tpdet.grammar.byte_texts import byte_vocabulary
 from tpdet.grammar.compile import compile_form

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from tests.engine.test_drafts import assert_same
+from tests.grammar.grammar_walks import walk as walk_bytes
 from tests.lib.engine_harness import ask, run
-from tests.lib.grammar_walks import walk as walk_bytes
 from tests.lib.server.harness import write_tokenizer
 from tpdet.errors import RequestError
 from tpdet.grammar import trial

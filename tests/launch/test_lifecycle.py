@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.lib.launch.sleeping_rank import record_as, sleeping, wait_for
+from tests.launch.sleeping_rank import record_as, sleeping, wait_for
 from tpdet.errors import CheckpointError, PeerLostError
 from tpdet.launch.host.processes import children_of, living_process, process_status, send_signal
 from tpdet.launch.life.lifecycle import check_peers, exit_of, lost_local_peers

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.lib.launch.sleeping_rank import record_as, sleeping, wait_for
+from tests.launch.sleeping_rank import record_as, sleeping, wait_for
 from tests.lib.tree import ROOT
 from tpdet.errors import (
     NotFoundError,

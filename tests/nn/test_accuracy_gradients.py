@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.lib.bits import assert_same_bits
-from tests.lib.nn.operator_cases import cases
+from tests.nn.operator_cases import cases
 
 CASES = {case.name: case for case in cases()}
 

@@ -6,9 +6,9 @@ import torch
 import tpdet.nn
 from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.engine_harness import ask, run
-from tests.lib.nn import rank_pairs
-from tests.lib.nn.controls import CONTROLS, stale_page
-from tests.lib.nn.sampled_tokens import SampledTokens, bits_of
+from tests.nn import rank_pairs
+from tests.nn.controls import CONTROLS, stale_page
+from tests.nn.sampled_tokens import SampledTokens, bits_of
 from tpdet.errors import RequestError, UsageError
 
 SHAPE = {"hidden": 128, "layers": 2, "intermediate": 256}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.lib.bits import assert_same_bits
-from tests.lib.nn.operator_cases import HEAD, HEADS, KEY_HEADS, cases
+from tests.nn.operator_cases import HEAD, HEADS, KEY_HEADS, cases
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.nn.operators import attention

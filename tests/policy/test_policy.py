@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -279,6 +280,24 @@ def test_launch_uses_the_standard_library_only():
                 ):
                     wrong.append(f"{path.name}: {name}")
     assert not wrong
+
+
+def test_what_one_room_of_the_tests_uses_stands_in_that_room():
+    """`tests/lib` holds what two rooms name, the scripts among them, and parts of that."""
+    named, rooms = re.compile(r"\btests\.lib(?:\.\w+)+"), defaultdict(set)
+    part = re.compile(r"from (tests\.lib[.\w]*) import (\([^)]*\)|.*)")
+    for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]:
+        place, text = path.relative_to(ROOT).parts, path.read_text()
+        names = {*named.findall(text)}
+        names |= {f"{m[1]}.{n}" for m in part.finditer(text) for n in re.findall(r"\w+", m[2])}
+        for name in names:
+            rooms[name].add(place[1] if place[0] == "tests" else "scripts")
+    wrong = []
+    for path in (ROOT / "tests" / "lib").rglob("[!_]*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if len(rooms[name]) < 2 and rooms[name] != {"lib"}:
+            wrong.append(f"{name}: only {', '.join(rooms[name]) or 'nobody'} names it")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_a_program_stands_behind_all_that_it_uses():

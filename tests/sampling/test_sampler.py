@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.lib.bits import assert_same_bits
-from tests.lib.scheduler.answers import make_prompt
+from tests.scheduler.simulated.answers import make_prompt
 from tpdet.control.row_messages import SampledToken
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.cpu.sampling import ranks

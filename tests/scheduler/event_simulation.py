@@ -8,8 +8,8 @@ import heapq
 import random
 from dataclasses import dataclass, field
 
-from tests.lib.scheduler.answers import make_prompt
-from tests.lib.scheduler.simulation import Simulation, make_scheduler
+from tests.scheduler.simulated.answers import make_prompt
+from tests.scheduler.simulated.simulation import Simulation, make_scheduler
 from tpdet.cache.versions import version_id
 from tpdet.control.plan import StepPlan
 from tpdet.errors import OverloadedError

@@ -15,10 +15,10 @@ import blake3
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
-from tests.lib.scheduler.answers import answer_alone, make_prompt
-from tests.lib.scheduler.simulation import Simulation, make_scheduler
-from tests.lib.scheduler.small_pages import small_pages
 from tests.scheduler.page_tables import ModelOfPages
+from tests.scheduler.simulated.answers import answer_alone, make_prompt
+from tests.scheduler.simulated.simulation import Simulation, make_scheduler
+from tests.scheduler.simulated.small_pages import small_pages
 from tpdet.cache.versions import version_id
 from tpdet.control.plan import encode_plan
 from tpdet.errors import OverloadedError, RequestError

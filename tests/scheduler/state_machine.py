@@ -11,10 +11,10 @@ import blake3
 from hypothesis import given, note, seed
 from hypothesis import strategies as st
 
-from tests.lib.scheduler.answers import answer_alone, draw, make_prompt
-from tests.lib.scheduler.simulation import Simulation, make_scheduler
-from tests.lib.scheduler.small_pages import small_pages
 from tests.scheduler.scheduler_machine import machine_settings
+from tests.scheduler.simulated.answers import answer_alone, draw, make_prompt
+from tests.scheduler.simulated.simulation import Simulation, make_scheduler
+from tests.scheduler.simulated.small_pages import small_pages
 from tpdet.control.row_messages import RowKey
 from tpdet.errors import OverloadedError, RequestError
 from tpdet.requests.request import Request

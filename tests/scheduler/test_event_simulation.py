@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.lib.scheduler.small_pages import small_pages
 from tests.scheduler.event_simulation import LIMITS, World, longest_step, random_clients
+from tests.scheduler.simulated.small_pages import small_pages
 from tpdet.cache.prefix import PrefixIndex
 from tpdet.errors import IntegrityError
 from tpdet.scheduler.page_manager import PageManager

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.lib.scheduler import rank, simulation
+from tests.scheduler.simulated import rank, simulation
 from tests.scheduler.state_machine import FollowingMachine, run_machine
 from tpdet.control.plan import settle_rows
 from tpdet.scheduler.pending_steps import PendingSteps

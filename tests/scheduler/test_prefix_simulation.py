@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.lib.scheduler.answers import make_prompt
-from tests.lib.scheduler.rank import NAN
-from tests.lib.scheduler.simulation import Simulation, make_scheduler
 from tests.lib.some_slow import some_slow
+from tests.scheduler.simulated.answers import make_prompt
+from tests.scheduler.simulated.rank import NAN
+from tests.scheduler.simulated.simulation import Simulation, make_scheduler
 from tests.scheduler.test_scheduler_simulation import run_load
 from tpdet.cache import prefix
 from tpdet.cache.prefix import PrefixIndex

@@ -4,8 +4,6 @@ from functools import cache
 
 import pytest
 
-from tests.lib.scheduler.answers import make_request
-from tests.lib.scheduler.simulated_requests import simulation
 from tests.scheduler.load_simulation import (
     GRAPHS,
     LAUNCHES,
@@ -17,6 +15,8 @@ from tests.scheduler.load_simulation import (
     products,
     serve,
 )
+from tests.scheduler.simulated.answers import make_request
+from tests.scheduler.simulated.requests import simulation
 from tpdet.control.step_seconds import StepSeconds
 from tpdet.kernels.cuda.hardware import A100, H100, H200
 from tpdet.runner.start.step_estimate import estimate_steps

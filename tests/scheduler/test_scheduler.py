@@ -3,8 +3,8 @@
 import subprocess
 import sys
 
-from tests.lib.scheduler.answers import draw, make_request
-from tests.lib.scheduler.simulated_requests import keys, simulation
+from tests.scheduler.simulated.answers import draw, make_request
+from tests.scheduler.simulated.requests import keys, simulation
 from tpdet.cache.versions import version_id
 from tpdet.control.plan import EVICT
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.lib.scheduler.answers import answer_alone, make_request
-from tests.lib.scheduler.simulated_requests import keys, simulation
+from tests.scheduler.simulated.answers import answer_alone, make_request
+from tests.scheduler.simulated.requests import keys, simulation
 
 
 def test_a_step_ahead_names_the_tokens_that_the_step_in_flight_draws():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.lib.scheduler.answers import EOS, make_request
-from tests.lib.scheduler.simulated_requests import keys, simulation
+from tests.scheduler.simulated.answers import EOS, make_request
+from tests.scheduler.simulated.requests import keys, simulation
 from tpdet.control.plan import EVICT, NAN
 from tpdet.control.row_messages import SampledToken
 from tpdet.requests.request import TokenOutput

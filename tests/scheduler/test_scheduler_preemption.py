@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.lib.scheduler.answers import make_request
-from tests.lib.scheduler.simulated_requests import keys, simulation
+from tests.scheduler.simulated.answers import make_request
+from tests.scheduler.simulated.requests import keys, simulation
 from tpdet.cache.versions import version_id
 from tpdet.control.plan import ALLOCATE, EVICT
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.lib.scheduler.answers import make_request
-from tests.lib.scheduler.simulated_requests import simulation
-from tests.lib.scheduler.simulation import make_scheduler
+from tests.scheduler.simulated.answers import make_request
+from tests.scheduler.simulated.requests import simulation
+from tests.scheduler.simulated.simulation import make_scheduler
 from tpdet.control.plan import NAN
 from tpdet.control.row_messages import SampledToken
 from tpdet.errors import IntegrityError, OverloadedError, RequestError

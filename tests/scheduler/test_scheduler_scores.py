@@ -1,7 +1,7 @@
 """Prompt scores: which rows give them, and that each is told once."""
 
-from tests.lib.scheduler.answers import make_request
-from tests.lib.scheduler.simulated_requests import simulation
+from tests.scheduler.simulated.answers import make_request
+from tests.scheduler.simulated.requests import simulation
 
 
 def test_scoring_a_prompt_only_gives_one_output_without_a_token():

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.lib.scheduler.answers import answer_alone, make_request
-from tests.lib.scheduler.rank import FakeRank
-from tests.lib.scheduler.simulation import Simulation, make_scheduler
 from tests.lib.some_slow import some_slow
+from tests.scheduler.simulated.answers import answer_alone, make_request
+from tests.scheduler.simulated.rank import FakeRank
+from tests.scheduler.simulated.simulation import Simulation, make_scheduler
 from tpdet.cache.versions import SHARED
 from tpdet.control.plan import EVICT, StepPlan
 from tpdet.errors import IntegrityError, OverloadedError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.lib.scheduler.states import FakeSlot
+from tests.scheduler.simulated.states import FakeSlot
 from tests.scheduler.state_machine import run_machine
 from tpdet.cache import state_use
 from tpdet.cache.state_table import StateTable

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from tests.lib.scheduler.answers import answer_alone, make_prompt
-from tests.lib.scheduler.simulation import Simulation, make_scheduler
 from tests.lib.some_slow import some_slow
+from tests.scheduler.simulated.answers import answer_alone, make_prompt
+from tests.scheduler.simulated.simulation import Simulation, make_scheduler
 from tests.scheduler.test_prefix_simulation import LOADS, Faults, run_and_check
 
 

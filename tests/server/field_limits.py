@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.lib.server.harness import MODEL, Server
-from tests.lib.server.limit_attempt import CHAT, KIND, PATH, Attempt
+from tests.server.limit_attempt import CHAT, KIND, PATH, Attempt
 
 
 def post(path: str, fields: dict[str, Any]) -> Callable[[Server], tuple[int, bytes]]:

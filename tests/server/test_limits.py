@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from tests.lib.server.harness import Server, eventually
-from tests.lib.server.limit_attempt import Attempt
 from tests.server.field_limits import FIELD_LIMITS, post, values
+from tests.server.limit_attempt import Attempt
 from tests.server.wire_limits import WIRE_LIMITS
 from tpdet.grammar import trial
 from tpdet.requests.body.limits import all_limits

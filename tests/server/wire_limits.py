@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.lib.server.harness import MODEL, Server, read_all, request_bytes
-from tests.lib.server.limit_attempt import KIND, PATH, Attempt
+from tests.server.limit_attempt import KIND, PATH, Attempt
 
 JSON = "Content-Type: application/json"
 

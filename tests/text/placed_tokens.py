@@ -7,7 +7,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from tests.lib.text.byte_bpe import LETTERS
+from tests.text.byte_bpe import LETTERS
 
 CONTENTS = (
     *("<|end|>", "<|box|>", "<think>", "</think>", "[PAD]", "<s>", "</s>", "<unk>"),

@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from tests.lib.text.real_tokenizers import MAKERS
 from tests.lib.tree import ROOT
+from tests.text.real_tokenizers import MAKERS
 from tpdet.checkpoint.gguf.tokenizer import read_gguf_tokenizer
 from tpdet.text.detokenizer import IncrementalDetokenizer
 from tpdet.text.tokenizer import Tokenizer

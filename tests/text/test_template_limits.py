@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.lib.models.gguf_models import write_gguf
+from tests.checkpoint.gguf.gguf_models import write_gguf
 from tpdet.errors import CheckpointError
 from tpdet.text.chat_template import ChatTemplate
 from tpdet.text.template_language import MOST_BYTES, MOST_TOKENS

@@ -5,7 +5,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from tests.lib.text.made_tokenizers import sentencepiece_like
-from tests.lib.text.real_tokenizers import MAKERS
+from tests.text.real_tokenizers import MAKERS
 from tpdet.text.tokenizer import Tokenizer
 
 TEXTS = ("the theatre, a tale", "naïve 日本語 🎉🇩🇪", " a  b\n\t", "<s>the</s>", "\x00\x7f\u0085")

@@ -106,16 +106,8 @@ def start(
     reports = [folder / f"{rank}.json" for rank in range(ranks)]
     for report in reports:
         report.unlink(missing_ok=True)
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "scripts.gpu_times.engine.cold_start",
-        "--model",
-        model,
-        "--way",
-        way,
-    ]
+    command = [sys.executable, "-P", "-m", "scripts.gpu_times.engine.cold_start"]
+    command += ["--model", model, "--way", way]
     command += ["--processes", str(processes)]
     started = [
         subprocess.Popen(

@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from tests.lib.audit_logs import open_log, read_log
+from tests.audit.log.audit_logs import open_log, read_log
 from tests.lib.tree import ROOT
 
 WRITER = """
 import os, sys, threading
 from pathlib import Path
-from tests.lib.audit_logs import open_log
+from tests.audit.log.audit_logs import open_log
 
 log = open_log(Path(sys.argv[1]), publish_seconds=0.005)
 free = threading.Semaphore(32)

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from tests.lib.audit_logs import IN_MEMORY, KEY, leaves_of, open_store, read_log
-from tests.lib.simulated_disk import PowerLoss, SimulatedDisk
+from tests.audit.log.audit_logs import IN_MEMORY, KEY, leaves_of, open_store, read_log
+from tests.audit.log.simulated_disk import PowerLoss, SimulatedDisk
 from tpdet.audit.log.checkpoint import verified_checkpoint
 from tpdet.errors import AuditError, AuditUnavailableError, NotFoundError
 

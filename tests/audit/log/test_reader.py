@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lib.audit_logs import (
+from tests.audit.log.audit_logs import (
     IN_MEMORY,
     KEY,
     ORIGIN,
@@ -18,7 +18,7 @@ from tests.lib.audit_logs import (
     open_store,
     read_log,
 )
-from tests.lib.simulated_disk import FOLDER, SimulatedDisk
+from tests.audit.log.simulated_disk import FOLDER, SimulatedDisk
 from tpdet.audit.log.checkpoint import LogCheckpoint
 from tpdet.audit.log.disk import Disk
 from tpdet.audit.log.merkle import leaf_hash, tree_hash, verify_consistency, verify_inclusion

@@ -10,8 +10,8 @@ import time
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.lib.audit_logs import KEY, ORIGIN, SECRET, leaves_of, open_log, read_log
-from tests.lib.simulated_disk import SimulatedDisk
+from tests.audit.log.audit_logs import KEY, ORIGIN, SECRET, leaves_of, open_log, read_log
+from tests.audit.log.simulated_disk import SimulatedDisk
 from tests.lib.tree import ROOT
 from tpdet.audit.log.checkpoint import NoteKey
 from tpdet.audit.log.disk import Disk

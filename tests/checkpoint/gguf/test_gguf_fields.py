@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.lib.models.gguf_bytes import model
+from tests.checkpoint.gguf.gguf_bytes import model
 from tpdet.checkpoint.checkpoint import open_checkpoint
 from tpdet.checkpoint.gguf.config import read_gguf_config
 from tpdet.checkpoint.model_config import load_model_config

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.checkpoint.gguf.gguf_models import write_gguf
 from tests.lib.bits import assert_same_bits
 from tests.lib.engine_harness import run
 from tests.lib.hybrid_answers import LONG, SHORT, asked, digest
-from tests.lib.models.gguf_models import write_gguf
 from tpdet.checkpoint.checkpoint import open_checkpoint, stored_tensors
 from tpdet.checkpoint.forms.parts import in_parts
 from tpdet.checkpoint.gguf.header import read_header

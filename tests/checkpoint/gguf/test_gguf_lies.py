@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.lib.models.gguf_bytes import field, file, tensor, text
+from tests.checkpoint.gguf.gguf_bytes import field, file, tensor, text
 from tpdet.checkpoint.gguf.header import read_header
 from tpdet.errors import CheckpointError, NotFoundError
 

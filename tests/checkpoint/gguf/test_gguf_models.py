@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.checkpoint.gguf.gguf_models import q4_1, write_gguf
 from tests.lib.bits import assert_same_bits
-from tests.lib.models.gguf_models import q4_1, write_gguf
 from tpdet.checkpoint.checkpoint import open_checkpoint
 from tpdet.checkpoint.gguf.header import read_header
 from tpdet.checkpoint.model_config import load_model_config

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.lib.models.gguf_models import write_gguf
+from tests.checkpoint.gguf.gguf_models import write_gguf
 from tpdet import LLM, SamplingParams
 from tpdet.tools.synthetic.make_model import make_model
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from tests.checkpoint.gguf.gguf_bytes import model
+from tests.checkpoint.gguf.gguf_models import write_gguf
 from tests.checkpoint.gguf.test_gguf_fields import BYTE_MERGES, BYTES, PIECE_SCORES, PIECES, tokens
-from tests.lib.models.gguf_bytes import model
-from tests.lib.models.gguf_models import write_gguf
 from tpdet import LLM, SamplingParams
 from tpdet.checkpoint.gguf.tokenizer import read_gguf_tokenizer
 from tpdet.errors import CheckpointError

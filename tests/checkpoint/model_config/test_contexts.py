@@ -5,6 +5,7 @@ import json
 import gguf
 import pytest
 
+from tests.checkpoint.gguf.gguf_models import write_gguf
 from tests.checkpoint.model_config.test_model_config import (
     GEMMA3,
     LLAMA,
@@ -14,7 +15,6 @@ from tests.checkpoint.model_config.test_model_config import (
     QWEN2,
     SMOLLM3,
 )
-from tests.lib.models.gguf_models import write_gguf
 from tpdet.checkpoint.model_config import load_model_config
 from tpdet.checkpoint.model_config.fit import context_length
 from tpdet.errors import CheckpointError, UsageError

@@ -12,7 +12,7 @@ import torch
 
 from tests.gpu.lib.checks import Differences, draw, same
 from tests.gpu.lib.ranks import attempt, check_armed, check_lost, end
-from tests.lib.comm.owned_rows import owned_rows
+from tests.lib.kernels.owned_rows import owned_rows
 from tpdet.comm.device import open_world
 from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.comm.exchange.peer import PeerExchange

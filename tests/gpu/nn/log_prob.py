@@ -8,7 +8,7 @@ import torch
 import tpdet.nn
 from tests.gpu.lib.checks import Differences, same
 from tests.gpu.lib.suite import Check
-from tests.lib.nn.operator_cases import cases
+from tests.nn.operator_cases import cases
 from tpdet import LLM, SamplingParams
 from tpdet.tools.synthetic.make_model import make_model
 

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from tests.kernels.compiled.hopper_kernels import check_waits_first, hopper_kernel
 from tests.lib.kernels.driverless import compile_for_hopper
-from tests.lib.kernels.hopper_kernels import check_waits_first, hopper_kernel
 from tests.policy.test_policy import sources
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.compile.recording import recording

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.lib.kernels.hopper_kernels import hopper_kernel
+from tests.kernels.compiled.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda.digests.blake3 import hash_chunks, join_nodes
 
 

@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("triton")
 
+from tests.kernels.compiled.hopper_kernels import hopper_kernel
 from tests.kernels.compiled.test_columns import check_gates
 from tests.kernels.compiled.test_gemm import check, compile_for_hopper, form, pointer_types
-from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda.experts import gather, lanes, router, sorted_tokens
 from tpdet.kernels.cuda.experts.candidates import CANDIDATES
 from tpdet.kernels.cuda.experts.tiles import ExpertWeight

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 import torch
 
-from tests.lib.kernels.hopper_kernels import hopper_kernel
+from tests.kernels.compiled.hopper_kernels import hopper_kernel
 from tests.lib.some_slow import some_slow
 from tpdet.kernels.cuda.cost.static import static_tiles
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of

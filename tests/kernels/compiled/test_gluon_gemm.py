@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.kernels.compiled.hopper_kernels import hopper_kernel
 from tests.kernels.compiled.test_columns import check_gates
 from tests.kernels.compiled.test_gemm import check
-from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tests.lib.some_slow import some_slow
 from tpdet.kernels.cuda.experts.packed_tiles import packed_tile, packed_tiles_in_use
 from tpdet.kernels.cuda.gemm.packed.chain import (

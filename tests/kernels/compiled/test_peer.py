@@ -8,8 +8,8 @@ pytest.importorskip("triton")
 
 import torch
 
+from tests.kernels.compiled.hopper_kernels import hopper_kernel
 from tests.kernels.compiled.test_gemm import compile_for_hopper, finish_of
-from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tests.lib.some_slow import some_slow
 from tpdet.kernels import order
 from tpdet.kernels.cuda.exchange import direct as peer_direct

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+from tests.kernels.compiled.hopper_kernels import hopper_kernel
 from tests.kernels.compiled.test_gemm import compile_for_hopper
-from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda.sampling import answers, candidates, peaks, processed, ranks, search, window
 from tpdet.kernels.cuda.sampling.candidates import Bounds
 from tpdet.kernels.cuda.sampling.peaks import LogitRows, RowShape

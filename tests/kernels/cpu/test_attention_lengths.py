@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tests.kernels.product_inputs import draw
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.kernels.product_inputs import draw
 from tpdet.kernels import ops
 from tpdet.kernels.cpu.pointwise import embedding
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch

@@ -6,22 +6,33 @@ import pytest
 import torch
 
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.kernels.linear_rows import (
-    compute,
-    compute_in_steps,
-    kept_at_cuts,
-    linear_rows,
-    linear_sequence,
-    poisoned_state,
-)
+from tests.lib.kernels.linear_rows import kept_at_cuts, linear_rows, linear_sequence, poisoned_state
 from tests.lib.some_slow import some_slow
+from tpdet.kernels import ops
 from tpdet.kernels.cpu.linear import delta_rule
 from tpdet.kernels.cpu.linear.delta_rule import advance_states
 from tpdet.kernels.exact import decays
 from tpdet.kernels.inputs.linear_state import DeltaGates, StateMove
+from tpdet.kernels.inputs.paged_batch import make_batch
 
 ROWS = 170
 DTYPES = torch.float32, torch.bfloat16
+
+
+def compute(rows, state, *sequences):
+    """o of one step, whose rows are those of all sequences in turn."""
+    return ops.gated_delta(*rows, state, make_batch(sequences))
+
+
+def compute_in_steps(rows, state, steps, slot=0):
+    """o of one sequence from position 0, in steps of so many rows; the last ones as they fit."""
+    parts, first = [], 0
+    for count in steps:
+        last = min(first + count, len(rows.q))
+        sequence = linear_sequence(0, last - first, first, slot)
+        parts.append(compute(rows.at(first, last), state, sequence))
+        first = last
+    return torch.cat(parts)
 
 
 def whole(rows, state=None):

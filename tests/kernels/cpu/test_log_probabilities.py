@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 
-from tests.lib.bits import assert_same_bits
-from tests.lib.kernels.sample_logits import (
+from tests.kernels.cpu.sample_logits import (
     VOCABULARIES,
     logits_smooth,
 )
+from tests.lib.bits import assert_same_bits
 from tpdet.kernels.cpu.sampling import noise as cpu_noise
 from tpdet.kernels.cpu.sampling.noise import fixed_point_mass, log_mass
 from tpdet.kernels.exact.thresholds import log_probabilities

@@ -6,14 +6,14 @@ import numpy
 import pytest
 import torch
 
-from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.kernels.sample_logits import (
+from tests.kernels.cpu.sample_logits import (
     VOCABULARIES,
     exact_top_p,
     logits_smooth,
     logits_with_ties,
     total_order,
 )
+from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.kernels.cpu.sampling import noise as cpu_noise
 from tpdet.kernels.cpu.sampling.noise import log_mass
 from tpdet.kernels.cpu.sampling.tokens import (

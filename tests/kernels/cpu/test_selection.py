@@ -7,7 +7,7 @@ import numpy
 import pytest
 import torch
 
-from tests.lib.kernels.sample_logits import (
+from tests.kernels.cpu.sample_logits import (
     SHARES,
     VOCABULARIES,
     exact_top_p,

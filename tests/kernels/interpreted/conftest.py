@@ -37,7 +37,7 @@ def _exact_interpreter():
         interpreter_builder,
     )
 
-    from tests.kernels.interpreted.emulated_merge import EmulatedLaunch
+    from tests.kernels.interpreted.emulated.merge import EmulatedLaunch
     from tests.kernels.interpreted.kept_types import keep_types
     from tpdet.kernels.cuda.attention import decode_launch
 

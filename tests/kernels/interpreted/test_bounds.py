@@ -3,12 +3,14 @@
 import pytest
 import torch
 
-from tests.lib.kernels.sampling_oracle import last_kept
-from tests.lib.kernels.sampling_rows import KINDS, QUICK, V, rows, slow
+from tests.kernels.interpreted.sampling_rows import KINDS, QUICK, V, rows, slow
+from tests.lib.kernels.sampling_oracle import masses_by
+from tpdet.kernels.cpu.sampling import tokens as cpu_tokens
 from tpdet.kernels.cpu.sampling.noise import fixed_point_mass
 from tpdet.kernels.cuda.sampling import peaks, search
 from tpdet.kernels.cuda.sampling.ranks import ids_of_keys
 from tpdet.kernels.cuda.sampling.table import ABOVE_ALL, row_table
+from tpdet.kernels.exact.thresholds import top_p_numerator
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
@@ -16,6 +18,19 @@ from tpdet.kernels.inputs.vocabulary_shard import Shard
 NO_BOUND = ABOVE_ALL.value
 PLAIN = ("random", "tied", "zeros")  # none of their rows may need the search by digits
 METHODS = ("list",), ("window",), ("digits",), ("list", "window")
+
+
+def last_kept(x, how):
+    """The last id that top-k and top-p keep of a row fp32 [V] in the order of sort keys."""
+    kept, ids = x + 0.0, torch.arange(len(x))
+    with masses_by(x.device):
+        if 0 < how.top_k < len(x):
+            mask = cpu_tokens.keep_top_k(kept, how.top_k)
+            kept, ids = kept[mask], ids[mask]
+        if how.top_p < 1.0:
+            mask = cpu_tokens.keep_top_p(kept, top_p_numerator(how.top_p))
+            kept, ids = kept[mask], ids[mask]
+    return int(ids[kept == kept.amin()].amax())
 
 
 @pytest.mark.parametrize("kinds", [(QUICK,), slow(KINDS)], ids=" ".join)

@@ -2,8 +2,8 @@
 
 import torch
 
+from tests.kernels.product_inputs import chain, draw
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.kernels.product_inputs import chain, draw
 from tpdet.kernels.cuda.gemm.variants.descriptor import run_descriptor
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Operands

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.kernels.interpreted.attention.test_decode import VARIANTS, decode
+from tests.kernels.interpreted.paged_inputs import PAGES, sequence_of
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.kernels.paged_inputs import PAGES, sequence_of
 from tpdet.control.plan import PlanRows, Row
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.runner.graphs.packed_step import (

@@ -4,10 +4,10 @@ import numpy
 import pytest
 import torch
 
+from tests.kernels.interpreted.emulated.warps import Pointer, grouped_product, run_program
 from tests.kernels.interpreted.test_gluon_gemm import activate_and_multiply, described
+from tests.kernels.product_inputs import draw
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.kernels.emulated_warps import Pointer, grouped_product, run_program
-from tests.lib.kernels.product_inputs import draw
 from tpdet.kernels import order
 from tpdet.kernels.cpu.experts.sums import expert_sums as cpu_expert_sums
 from tpdet.kernels.cuda.experts import admission, sorted_tokens

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tests.kernels.product_inputs import chain, draw
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.kernels.product_inputs import chain, draw
 from tests.lib.some_slow import some_slow
 from tpdet.kernels import order
 from tpdet.kernels.cpu.gemm import gated as cpu_gated

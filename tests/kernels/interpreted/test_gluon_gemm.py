@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy
 import torch
 
+from tests.kernels.interpreted.emulated.warps import Pointer, grouped_product, run_program
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.kernels.emulated_warps import Pointer, grouped_product, run_program
 from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm.variants import chain
 from tpdet.kernels.cuda.gemm.variants import gated as gated_epilogue

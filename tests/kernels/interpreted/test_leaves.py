@@ -5,8 +5,8 @@ from itertools import count
 import pytest
 import torch
 
+from tests.kernels.product_inputs import chain, draw
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.kernels.product_inputs import chain, draw
 from tests.lib.pairwise import pairwise
 from tpdet.kernels import order
 from tpdet.kernels.cpu.pointwise import finish as cpu_finish

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.lib.bits import assert_same_bits
-from tests.lib.comm.owned_rows import owned_rows
+from tests.lib.kernels.owned_rows import owned_rows
 from tests.lib.kernels.peer_host import FakeMemory, draw, only
 from tests.lib.some_slow import some_slow
 from tpdet.comm.exchange import peer

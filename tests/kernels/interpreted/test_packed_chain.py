@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.kernels.cpu.test_ordered_weight import FORMS, drawn
+from tests.kernels.interpreted.emulated.warps import Pointer, grouped_product, run_program
 from tests.kernels.interpreted.test_gluon_gemm import activate_and_multiply, described
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.kernels.emulated_warps import Pointer, grouped_product, run_program
 from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm.choice.leaf_choice import cut_roots
 from tpdet.kernels.cuda.gemm.packed import chain, numbers, warp_specialised

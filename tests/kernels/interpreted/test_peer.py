@@ -12,16 +12,8 @@ import pytest
 import torch
 
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.comm.owned_rows import owned_rows
-from tests.lib.kernels.peer_host import (
-    EPS,
-    FakeMemory,
-    Host,
-    check,
-    draw,
-    inputs,
-    only,
-)
+from tests.lib.kernels.owned_rows import owned_rows
+from tests.lib.kernels.peer_host import EPS, FakeMemory, Host, draw, inputs, only
 from tests.lib.some_slow import some_slow
 from tpdet.comm.exchange import peer_carrier
 from tpdet.comm.exchange.peer import PeerExchange
@@ -45,6 +37,23 @@ in_every_order_and_size = pytest.mark.parametrize(
         [(name, ranks) for name in order.FOLD_ORDERS for ranks in (2, 4)],
     ),
 )
+
+
+def check(host, rows, seed, two_shot, kind="normal", folded=False):
+    leaves, residual, weight = inputs(host, rows, seed, kind)
+    h, y = host.expected(leaves, residual, weight)
+    share = -(-rows // host.ranks)
+    found = (
+        host.direct(leaves, residual, weight, folded)
+        if two_shot == "direct"
+        else host.exchange(leaves, residual, weight, two_shot, folded)
+    )
+    for rank, (mine, normed) in enumerate(found):
+        owned = slice(rank * share, (rank + 1) * share) if two_shot else slice(None)
+        what = f"{rows} rows, rank {rank} of {host.ranks}, {kind}"
+        assert_same_bits(mine[owned], h[owned], f"h, {what}")
+        assert_same_bits(normed, y, f"y, {what}")
+    assert host.armed(), f"{rows} rows left words behind"
 
 
 @pytest.mark.parametrize(

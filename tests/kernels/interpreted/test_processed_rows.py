@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tests.kernels.interpreted.sampling_rows import WAYS, V, of_each_kind, rows, slow
 from tests.lib.kernels.sampling_oracle import masses_by, masses_of, over_shards
-from tests.lib.kernels.sampling_rows import WAYS, V, of_each_kind, rows, slow
 from tpdet.kernels.cpu.sampling import launch as cpu_launch
 from tpdet.kernels.cuda.sampling import launch
 from tpdet.kernels.inputs.row_params import RowParams

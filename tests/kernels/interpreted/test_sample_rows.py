@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kernels.interpreted.sampling_rows import WAYS, V, of_each_kind, params, rows, slow
 from tests.lib.kernels.sampling_oracle import (
     answers,
     over_shards,
@@ -12,7 +13,6 @@ from tests.lib.kernels.sampling_oracle import (
     same_answers,
     tops,
 )
-from tests.lib.kernels.sampling_rows import WAYS, V, of_each_kind, params, rows, slow
 from tpdet.kernels.cpu.sampling import tokens as cpu_sampling
 from tpdet.kernels.cpu.sampling.noise import gumbel_noise as cpu_noise
 from tpdet.kernels.cuda.sampling import launch

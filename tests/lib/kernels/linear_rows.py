@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import torch
 
-from tpdet.kernels import ops
 from tpdet.kernels.inputs.linear_state import (
     BLOCK_ROWS,
     TAPS,
@@ -84,22 +83,6 @@ def linear_sequence(first_row, count, start, slot=0, drafts=False, standing=None
         standing = max(start - 1, 0) // CHUNK_TOKENS
     pages = tuple(range(-(-(start + count) // PAGE_TOKENS)))
     return PagedSequence(first_row, count, start, pages, slot, standing, drafts, snapshots)
-
-
-def compute(rows, state, *sequences):
-    """o of one step, whose rows are those of all sequences in turn."""
-    return ops.gated_delta(*rows, state, make_batch(sequences))
-
-
-def compute_in_steps(rows, state, steps, slot=0):
-    """o of one sequence from position 0, in steps of so many rows; the last ones as they fit."""
-    parts, first = [], 0
-    for count in steps:
-        last = min(first + count, len(rows.q))
-        sequence = linear_sequence(0, last - first, first, slot)
-        parts.append(compute(rows.at(first, last), state, sequence))
-        first = last
-    return torch.cat(parts)
 
 
 def kept_at_cuts(rule, rows, chunks):

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import torch
 
-from tests.lib.bits import assert_same_bits
 from tpdet.comm.exchange.peer_memory import PeerTensor
 from tpdet.comm.exchange.slot_layout import FLAGS, SlotLayout
 from tpdet.kernels import order
@@ -157,23 +156,6 @@ def inputs(host, rows, seed, kind="normal"):
     shape = (2, host.hidden) if host.kind == "layer" else (host.hidden,)
     weight = draw(*shape, seed=seed + 2)
     return leaves, residual, weight if host.wide else weight.to(host.dtype)
-
-
-def check(host, rows, seed, two_shot, kind="normal", folded=False):
-    leaves, residual, weight = inputs(host, rows, seed, kind)
-    h, y = host.expected(leaves, residual, weight)
-    share = -(-rows // host.ranks)
-    found = (
-        host.direct(leaves, residual, weight, folded)
-        if two_shot == "direct"
-        else host.exchange(leaves, residual, weight, two_shot, folded)
-    )
-    for rank, (mine, normed) in enumerate(found):
-        owned = slice(rank * share, (rank + 1) * share) if two_shot else slice(None)
-        what = f"{rows} rows, rank {rank} of {host.ranks}, {kind}"
-        assert_same_bits(mine[owned], h[owned], f"h, {what}")
-        assert_same_bits(normed, y, f"y, {what}")
-    assert host.armed(), f"{rows} rows left words behind"
 
 
 class FakeMemory:

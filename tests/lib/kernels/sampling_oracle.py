@@ -14,7 +14,7 @@ import triton.language as tl
 from tpdet.kernels.cpu.sampling import tokens as cpu_tokens
 from tpdet.kernels.cpu.sampling.ranks import top_ids
 from tpdet.kernels.cuda.sampling import noise
-from tpdet.kernels.exact.thresholds import log_probabilities, top_p_numerator
+from tpdet.kernels.exact.thresholds import log_probabilities
 from tpdet.kernels.inputs.sampled_rows import SampledRows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
@@ -62,19 +62,6 @@ def reference(logits, params):
             cpu_tokens.choose_token(row, how) for row, how in zip(logits.cpu(), params, strict=True)
         ]
     return answers(logits, maximum, fit, torch.tensor(tokens).to(logits.device))
-
-
-def last_kept(x, how):
-    """The last id that top-k and top-p keep of a row fp32 [V] in the order of sort keys."""
-    kept, ids = x + 0.0, torch.arange(len(x))
-    with masses_by(x.device):
-        if 0 < how.top_k < len(x):
-            mask = cpu_tokens.keep_top_k(kept, how.top_k)
-            kept, ids = kept[mask], ids[mask]
-        if how.top_p < 1.0:
-            mask = cpu_tokens.keep_top_p(kept, top_p_numerator(how.top_p))
-            kept, ids = kept[mask], ids[mask]
-    return int(ids[kept == kept.amin()].amax())
 
 
 def prepare(logits):

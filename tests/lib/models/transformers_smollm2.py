@@ -1,11 +1,8 @@
 """SmolLM2 in transformers, with the weights that tpdet reads from its GGUF file."""
 
-import json
-
 import transformers
 
 from tpdet.checkpoint.checkpoint import open_checkpoint
-from tpdet.checkpoint.gguf.tokenizer import read_gguf_tokenizer
 from tpdet.checkpoint.model_config import load_model_config
 from tpdet.checkpoint.pieces import part_of
 
@@ -31,12 +28,3 @@ def transformers_smollm2(path):
     for name, held in model.named_parameters():
         held.data = checkpoint.piece(part_of(name, tuple(held.shape), 0, 0, len(held))).float()
     return model
-
-
-def write_tokenizer(path, folder):
-    """The tokenizer in the file, as a directory that transformers opens."""
-    description, config, _ = read_gguf_tokenizer(path)
-    folder.mkdir()
-    (folder / "tokenizer.json").write_text(description)
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder

@@ -12,10 +12,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.lib.models.parrot import called
-from tests.lib.server.agents.scripted_door import MARKS
-from tests.lib.server.harness import MODEL, Server
-from tests.lib.text.made_conversations import CHATML
+from tests.lib.server.harness import MODEL
+from tests.server.parrot import called
+from tests.server.tool_server import tool_server
 
 END, OPENING, CLOSING = map(chr, (0xE002, 0xE003, 0xE004))
 CALL = called("weather", city="Köln")
@@ -33,14 +32,8 @@ class weather(BaseModel):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("agents")
-    template = folder / "template.jinja"
-    template.write_text(CHATML)
-    flags = ("--chat-template", str(template), "--tool-call-parser", "hermes")
-    flags += ("--reasoning-parser", "auto", "--max-model-len", "4096")
-    found = Server(folder, *flags, marks=MARKS)
-    yield found
-    assert found.stop() == 0, found.log.read_text()
+    with tool_server(tmp_path_factory.mktemp("agents"), 4096, parser="hermes") as found:
+        yield found
 
 
 @pytest.fixture

@@ -5,13 +5,12 @@ import random
 
 import pytest
 
-from tests.lib.later import anthropic
-from tests.lib.server.claude_code import HEADERS, request
-from tests.lib.server.harness import MODEL, Server
-from tests.lib.text.made_conversations import CHATML
+from tests.lib.server.harness import MODEL
+from tests.server.clients.agents.claude_code import HEADERS, request
+from tests.server.later import anthropic
+from tests.server.tool_server import tool_server
 
 END, OPENING, CLOSING, THINK, THOUGHT = map(chr, range(0xE002, 0xE007))
-MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 KEYS = ("sk-first", "sk-second")
 TOOLS = [
     {
@@ -38,15 +37,11 @@ TWO = f"{THINK}why{THOUGHT}Let me see.\n\n{call()}\n{call('sights')}{END}"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("messages")
-    template, keys = folder / "template.jinja", folder / "keys"
-    template.write_text(CHATML)
+    keys = folder / "keys"
     keys.write_text("\n".join(KEYS))
     keys.chmod(0o600)
-    flags = ("--chat-template", str(template), "--reasoning-parser", "auto")
-    flags += ("--tool-call-parser", "auto", "--max-model-len", "65536")
-    found = Server(folder, *flags, "--api-key-file", str(keys), marks=MARKS)
-    yield found
-    assert found.stop() == 0, found.log.read_text()
+    with tool_server(folder, 65536, "--api-key-file", str(keys)) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,10 @@ import subprocess
 import httpx
 import pytest
 
-from tests.lib.server.agents.coding import PACKAGES, answer_to, binary, coding_run, run
-from tests.lib.server.agents.scripted_door import MARKS, ScriptedDoor
-from tests.lib.server.harness import Server
-from tests.lib.server.lone_network import LoneNetwork, NoNamespaceError
-from tests.lib.text.made_conversations import CHATML
+from tests.server.clients.agents.coding import PACKAGES, answer_to, binary, coding_run, run
+from tests.server.clients.agents.lone_network import LoneNetwork, NoNamespaceError
+from tests.server.clients.agents.scripted_door import ScriptedDoor
+from tests.server.tool_server import tool_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -30,15 +29,10 @@ def network():
 
 @pytest.fixture
 def door(tmp_path, network):
-    template = tmp_path / "template.jinja"
-    template.write_text(CHATML)
-    flags = ("--chat-template", str(template), "--reasoning-parser", "auto")
-    flags += ("--tool-call-parser", "auto", "--max-model-len", "131072")
-    server = Server(tmp_path, *flags, "--seed-policy", "request", marks=MARKS)
-    door = network.do(ScriptedDoor, server.url, answer_to).open()
-    yield door
-    door.close()
-    assert server.stop() == 0, server.log.read_text()
+    with tool_server(tmp_path, 131072, "--seed-policy", "request") as server:
+        door = network.do(ScriptedDoor, server.url, answer_to).open()
+        yield door
+        door.close()
 
 
 def printed(network, agent, door, home):

@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.lib.server.agents.joined import joined, plain
-from tests.lib.server.agents.requests import FILE, PATHS, recorded_requests
-from tests.lib.server.agents.scripted_door import MARKS, scripted
-from tests.lib.server.harness import Server
-from tests.lib.text.made_conversations import CHATML
+from tests.server.clients.agents.joined import joined, plain
+from tests.server.clients.agents.requests import FILE, PATHS, recorded_requests
+from tests.server.clients.agents.scripted_door import scripted
+from tests.server.tool_server import tool_server
 
 ROWS = recorded_requests()
 CLIENTS = 18
@@ -22,14 +21,10 @@ SPREAD = [*{row.client: row for row in ROWS}.values()][::2]  # the last of a cli
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recorded")
-    template = folder / "template.jinja"
-    template.write_text(CHATML)
-    flags = ("--chat-template", str(template), "--reasoning-parser", "auto")
-    flags += ("--tool-call-parser", "auto", "--max-model-len", "131072")
-    server = Server(folder, *flags, "--seed-policy", "request", marks=MARKS)
-    yield server
-    assert server.stop() == 0, server.log.read_text()
+    with tool_server(
+        tmp_path_factory.mktemp("recorded"), 131072, "--seed-policy", "request"
+    ) as found:
+        yield found
 
 
 def test_they_are_a_third_a_route_and_of_all_clients():

@@ -8,14 +8,13 @@ import openai
 import pydantic
 import pytest
 
-from tests.lib.server.codex_request import SHELL, TOOLS, first_turn, next_turn, said
-from tests.lib.server.harness import MODEL, Server, refused
+from tests.lib.server.harness import MODEL, refused
 from tests.lib.some_slow import some_slow
-from tests.lib.text.made_conversations import CHATML
+from tests.server.clients.agents.codex_request import SHELL, TOOLS, first_turn, next_turn, said
+from tests.server.tool_server import tool_server
 
 PATH, CHAT = "/v1/responses", "/v1/chat/completions"
 END, OPENING, CLOSING, THINK, THOUGHT = map(chr, range(0xE002, 0xE007))
-MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 CUSTOM = {"type": "custom", "name": "apply_patch", "description": "A patch as text."}
 DIALECT = {**CUSTOM, "name": "patch", "format": {"type": "grammar", "syntax": "lark"}}
 
@@ -29,14 +28,8 @@ SPOKEN = f"{THINK}why not{THOUGHT}I look.\n\n{call()}{END}"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("responses")
-    template = folder / "template.jinja"
-    template.write_text(CHATML)
-    flags = ("--chat-template", str(template), "--reasoning-parser", "auto")
-    flags += ("--tool-call-parser", "auto", "--max-model-len", "65536")
-    server = Server(folder, *flags, marks=MARKS)
-    yield server
-    assert server.stop() == 0, server.log.read_text()
+    with tool_server(tmp_path_factory.mktemp("responses"), 65536) as found:
+        yield found
 
 
 @pytest.fixture

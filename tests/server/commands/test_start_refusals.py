@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from tests.lib.server.harness import Server
-from tests.lib.server.streams import fatal_line
 from tests.lib.tree import ROOT
+from tests.server.streams import fatal_line
 
 pytestmark = pytest.mark.long
 

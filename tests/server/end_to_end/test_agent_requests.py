@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.lib.models.parrot import Lesson, make_parrot
-from tests.lib.server.agents.joined import joined, plain
-from tests.lib.server.agents.requests import PATHS, recorded_requests
 from tests.lib.server.served import Served
+from tests.server.clients.agents.joined import joined, plain
+from tests.server.clients.agents.requests import PATHS, recorded_requests
+from tests.server.parrot import Lesson, make_parrot
 from tpdet.requests.body.messages_body import MessagesBody, MessagesChat
 from tpdet.requests.body.parse import parse_body
 from tpdet.requests.body.responses_body import ResponsesBody, chat_of

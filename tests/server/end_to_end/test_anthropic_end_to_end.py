@@ -11,9 +11,9 @@ import sys
 
 import pytest
 
-from tests.lib.later import anthropic
-from tests.lib.models.parrot import Lesson, called, make_parrot
 from tests.lib.server.served import Served
+from tests.server.later import anthropic
+from tests.server.parrot import Lesson, called, make_parrot
 from tests.tools.tape.test_tape import with_changed
 from tpdet.cli import main
 from tpdet.launch.host.interpreter import python_command

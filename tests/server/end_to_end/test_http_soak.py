@@ -12,8 +12,8 @@ from statistics import median
 import pytest
 
 from tests.lib.server.harness import Server, eventually
-from tests.lib.server.streams import running
 from tests.server.end_to_end.storm import storm
+from tests.server.streams import running
 from tpdet.server.front.memory import SECONDS as TRIM_SECONDS
 
 pytestmark = pytest.mark.alone

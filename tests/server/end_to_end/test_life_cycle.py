@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.lib.server.harness import MODEL, eventually, request_bytes
-from tests.lib.server.streams import PATH, SLOW, decided, fatal_line, in_background, running
+from tests.server.streams import PATH, SLOW, decided, fatal_line, in_background, running
 
 pytestmark = pytest.mark.long
 

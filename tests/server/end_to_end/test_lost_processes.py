@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.lib.server.harness import eventually
-from tests.lib.server.streams import SLOW, decided, fatal_line, in_background, running, stream
+from tests.server.streams import SLOW, decided, fatal_line, in_background, running, stream
 
 pytestmark = pytest.mark.long
 

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from tests.lib.launch.mpich_place import make_mpich_place
-from tests.lib.launch.openmpi_place import ENVIRONMENT, MPIRUN, needs_mpirun
+from tests.lib.launchers import ENVIRONMENT, MPIRUN, make_mpich_place, needs_mpirun
 from tests.lib.ports import free_port
 from tests.lib.server.cluster import FLAGS, LONG, Asking, all_gone, ask, family, wait_ready
 from tpdet.launch.life.stop import stop

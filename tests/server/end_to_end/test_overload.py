@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.lib.server.harness import MODEL, Server
-from tests.lib.server.load_client import (
+from tests.server.end_to_end.load_client import (
     QUESTIONS,
     Footprint,
     HealthWatch,

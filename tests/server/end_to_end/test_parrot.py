@@ -13,8 +13,8 @@ import httpx
 import pytest
 from canitoolcall.probe import probe
 
-from tests.lib.models.parrot import Lesson, called, make_parrot, probe_lessons
 from tests.lib.server.served import Served
+from tests.server.parrot import Lesson, called, make_parrot, probe_lessons
 from tpdet.launch.host.interpreter import python_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lib.launch.openmpi_place import MPIRUN
-from tests.lib.launch.slurm_cluster import slurm_cluster, slurm_environment
-from tests.lib.loopback import is_loopback
+from tests.lib.launchers import MPIRUN, slurm_cluster, slurm_environment
+from tests.lib.ports import is_loopback
 from tests.lib.server.cluster import Asking, ask
 from tests.server.end_to_end.slurm_job import Job, slurm_step
 from tpdet.launch.host.listeners import listeners

@@ -11,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from tests.lib.server.load_client import QUESTIONS, Footprint, ask, golden, leave, settle
+from tests.server.end_to_end.load_client import QUESTIONS, Footprint, ask, golden, leave, settle
 from tests.server.end_to_end.test_end_to_end import Served
 
 pytestmark = pytest.mark.alone

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.lib.server.harness import MODEL, Server, eventually
-from tests.lib.server.streams import PATH, SLOW, decided, running
+from tests.server.streams import PATH, SLOW, decided, running
 from tpdet.errors import UsageError
 from tpdet.requests.body.limits import share_of
 from tpdet.requests.body.problems import ApiError

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from tests.lib.server.harness import MODEL, Server, eventually, refused, request_bytes
-from tests.lib.server.streams import running
 from tests.lib.tree import ROOT
+from tests.server.streams import running
 from tpdet.requests.body import limits
 
 pytestmark = pytest.mark.alone

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from tests.lib.server.harness import MODEL, TEMPLATE, Server, refused
-from tests.lib.server.streams import fatal_line
+from tests.server.streams import fatal_line
 
 OPENING, CLOSING, END = 259, 260, 258
 WHY, YES = "wh\xe9? ", "\n\u65e5es"

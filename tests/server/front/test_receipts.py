@@ -22,7 +22,7 @@ import pytest
 
 from tests.lib.receipts import Audited, ended_answer, new_audited
 from tests.lib.server.harness import MODEL, Server, eventually, refused
-from tests.lib.server.streams import PATH, decided
+from tests.server.streams import PATH, decided
 from tpdet.audit.receipts.bundle import Bundle, decode_bundle
 from tpdet.audit.receipts.directory import AuditDirectory, unverified_statement
 from tpdet.audit.receipts.verify import check_bundle, check_directory

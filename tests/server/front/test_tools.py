@@ -7,12 +7,11 @@ import openai
 import pytest
 from canitoolcall.probe import BUILTIN_SCENARIOS, probe
 
-from tests.lib.models.parrot import probe_lessons
-from tests.lib.server.harness import MODEL, Server, refused
-from tests.lib.text.made_conversations import CHATML
+from tests.lib.server.harness import MODEL, refused
+from tests.server.parrot import probe_lessons
+from tests.server.tool_server import MARKS, tool_server
 
 END, OPENING, CLOSING, THINK, THOUGHT = map(chr, range(0xE002, 0xE007))
-MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 TOOLS = [
     {
         "type": "function",
@@ -41,14 +40,8 @@ TWO = f"Let me see.\n\n{call()}\n{call('sights', SECOND)}{END}"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tools")
-    template = folder / "template.jinja"
-    template.write_text(CHATML)
-    flags = ("--chat-template", str(template), "--reasoning-parser", "auto")
-    flags += ("--tool-call-parser", "auto", "--max-model-len", "2048")
-    found = Server(folder, *flags, marks=MARKS)
-    yield found
-    assert found.stop() == 0, found.log.read_text()
+    with tool_server(tmp_path_factory.mktemp("tools"), 2048) as found:
+        yield found
 
 
 def chat(server, text=TWO, **fields):

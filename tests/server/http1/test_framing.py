@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.lib.server.harness import MODEL, Server, eventually, read_all
-from tests.lib.server.streams import running
+from tests.server.streams import running
 
 PATH = "/v1/completions"
 KIND = "Content-Type: application/json"

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from tests.lib.server.harness import MODEL, Server, eventually, refused
-from tests.lib.server.streams import SLOW, decided, in_background, running
 from tests.lib.some_slow import some_slow
 from tests.server.leader.test_reload import reload
+from tests.server.streams import SLOW, decided, in_background, running
 
 pytestmark = pytest.mark.long
 ADMIN = ("--admin-listen", "127.0.0.1:0", "--canary-interval", "3600")

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.lib.server.harness import MODEL, Server, eventually
-from tests.lib.server.streams import in_background, running
+from tests.server.streams import in_background, running
 from tpdet import cli
 from tpdet.launch.life import reload_request
 from tpdet.requests.engine_facts import EngineFacts

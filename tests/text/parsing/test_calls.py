@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.lib.public_files import chat_templates
 from tests.lib.server.harness import write_tokenizer
-from tests.lib.text.recorded_outputs import CutTokenizer
+from tests.text.parsing.recorded_outputs import CutTokenizer
 from tpdet.errors import UsageError
 from tpdet.requests.request import SamplingParams, TokenOutput
 from tpdet.text.outputs import ChoiceAssembler

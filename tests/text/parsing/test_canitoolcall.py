@@ -10,7 +10,7 @@ from canitoolcall.fixtures import load_fixtures
 from canitoolcall.pytest_plugin import family_for
 from canitoolcall.results import Observation, ParsedToolCall, ParseResult
 
-from tests.lib.text.recorded_outputs import CutTokenizer
+from tests.text.parsing.recorded_outputs import CutTokenizer
 from tpdet.text.parsing.calls import CallParser, output_parser
 from tpdet.text.parsing.events import Message
 from tpdet.text.parsing.reasoning import ReasoningParser

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.lib.text.recorded_outputs import CutTokenizer
 from tests.text.parsing import oracle
+from tests.text.parsing.recorded_outputs import CutTokenizer
 from tests.text.parsing.test_calls import MARKS
 from tpdet.text.parsing.calls import CallParser, output_parser
 from tpdet.text.parsing.events import Message

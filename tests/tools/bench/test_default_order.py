@@ -4,20 +4,8 @@ import json
 
 from scripts.tables.other_orders import other_orders
 from scripts.tables.size_table import NOTHING, size_table
+from tests.tools.bench.test_fold_table import row
 from tpdet.tools.measurement.results_file import in_default_order, newest_rows
-
-
-def row(mode, value, tp=1, batch=1, case="decode", unit="ms", context=128, model="m"):
-    return {
-        "case": case,
-        "model": model,
-        "mode": mode,
-        "tp": tp,
-        "batch": batch,
-        "context": context,
-        "value": value,
-        "unit": unit,
-    }
 
 
 def written(path, *runs):

@@ -5,10 +5,10 @@ import json
 from scripts.tables.fold_table import NOTHING, fold_table
 
 
-def row(mode, value, tp=1, batch=1, case="decode", unit="ms", context=128):
+def row(mode, value, tp=1, batch=1, case="decode", unit="ms", context=128, model="m"):
     return {
         "case": case,
-        "model": "m",
+        "model": model,
         "mode": mode,
         "tp": tp,
         "batch": batch,

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from tests.lib.recorded_lines import CHATS, COMPLETIONS, changed, leaves, with_changed
 from tests.lib.server.harness import MODEL, Server
+from tests.tools.recorded_lines import CHATS, COMPLETIONS, changed, leaves, with_changed
 from tpdet import SamplingParams
 from tpdet.cli import main
 from tpdet.client.connection import Connection

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from tests.lib.recorded_lines import (
+from tests.tools.recorded_lines import (
     CHATS,
     COMPLETIONS,
     batch_line,

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from tests.lib.recorded_lines import CHATS, COMPLETIONS
 from tests.lib.server.served import Served
+from tests.tools.recorded_lines import CHATS, COMPLETIONS
 from tpdet import LLM
 from tpdet.tools.check.answers import Question
 from tpdet.tools.check.targets import ModelTarget, ServerTarget

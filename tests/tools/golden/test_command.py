@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.lib.recorded_lines import CHATS, COMPLETIONS
 from tests.lib.server.harness import Server
+from tests.tools.recorded_lines import CHATS, COMPLETIONS
 from tpdet.tools.golden.fixture import Golden, GoldenError, IncomparableGoldenError
 from tpdet.tools.golden.golden_file import read_goldens
 from tpdet.tools.golden.pytest_plugin import GoldenUse

@@ -5,7 +5,7 @@ from argparse import Namespace
 import pytest
 
 from scripts.replayed_receipts import KINDS, proved
-from tests.lib.recorded_lines import thinking_model
+from tests.tools.recorded_lines import thinking_model
 
 
 @pytest.mark.slow

@@ -24,9 +24,9 @@ from tpdet.tools.tape.run import child_environment
 from tpdet.tools.tape.tape_file import End, Head, Ids, RunTape, TapeWriter, Turn, read_tape
 
 KEY = "sk-tape-secret"
-AGENT = (sys.executable, str(ROOT / "tests/lib/server/agent.py"))
-MESSAGES_AGENT = (sys.executable, str(ROOT / "tests/lib/server/messages_agent.py"))
-RESPONSES_AGENT = (sys.executable, str(ROOT / "tests/lib/server/responses_agent.py"))
+AGENT = (sys.executable, str(ROOT / "tests/tools/tape/agent.py"))
+MESSAGES_AGENT = (sys.executable, str(ROOT / "tests/tools/tape/messages_agent.py"))
+RESPONSES_AGENT = (sys.executable, str(ROOT / "tests/tools/tape/responses_agent.py"))
 CHATS = "/v1/chat/completions"
 POST = """import os, sys, urllib.request
 head = {'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}
@@ -185,6 +185,47 @@ def test_calls_of_tools_and_their_results_are_checked(tape, tmp_path):
     )
 
 
+def changes_are_found(tape, path, url, last, answer, shown):
+    """One of turn 1's answer is told as `shown`; one of a token and of a result in turn `last` too.
+
+    answer: the text that is changed, and what it becomes.
+    """
+
+    def checked(change):
+        code, printed, _ = tape("check", with_changed(path, change))
+        return code, printed.splitlines()[0]
+
+    def text(lines):
+        lines["turn", 1]["answer"] = lines["turn", 1]["answer"].replace(*answer)
+
+    assert checked(text) == (1, f"turn 1 ({url}), {shown}")
+
+    def token(lines):
+        lines["ids", last]["body"]["token_ids"][2] = 65
+
+    code, first = checked(token)
+    assert code == 1
+    assert first.startswith(f"turn {last} ({url}), choice 0, token 2: recorded id 65")
+
+    def result(lines):
+        turn = lines["turn", last]
+        turn["request"] = turn["request"].replace("It rains", "It snows")
+
+    code, first = checked(result)
+    assert code == 78 and "other ids of the prompt than were recorded" in first
+
+
+def forked(tape, path, folder, agent):
+    """What an agent prints whose first answer was edited."""
+    _, printed, _ = tape("show", path, "--turn", "1")
+    edited = folder / "edited.json"
+    edited.write_text(printed.replace("Let me see.", "No."))
+    at = ("--turn", "1", "--edit", edited)
+    code, printed, said = tape("fork", path, *at, "--", *agent)
+    assert code == 0, said
+    return json.loads(printed)
+
+
 def test_messages_of_anthropics_client_are_recorded_checked_and_forked(server, tape, tmp_path):
     path, url = tmp_path / "run.tape", "POST /v1/messages"
     code, printed, said = tape("record", "-o", path, "--", *MESSAGES_AGENT)
@@ -202,35 +243,9 @@ def test_messages_of_anthropics_client_are_recorded_checked_and_forked(server, t
     code, printed, _ = tape("check", path)
     assert code == 0 and "3 turns, 2 answers" in printed and "2 equal" in printed, printed
 
-    def checked(change):
-        code, printed, _ = tape("check", with_changed(path, change))
-        return code, printed.splitlines()[0]
-
-    def text(lines):
-        lines["turn", 1]["answer"] = lines["turn", 1]["answer"].replace('"text":"L"', '"text":"l"')
-
-    was, computed = ('"let me see."', '"Let me see."')
-    shown = f"turn 1 ({url}), answer.content[0].text: recorded {was}, computed {computed}"
-    assert checked(text) == (1, shown)
-
-    def token(lines):
-        lines["ids", 3]["body"]["token_ids"][2] = 65
-
-    code, first = checked(token)
-    assert code == 1 and first.startswith(f"turn 3 ({url}), choice 0, token 2: recorded id 65")
-
-    def result(lines):
-        lines["turn", 3]["request"] = lines["turn", 3]["request"].replace("It rains", "It snows")
-
-    code, first = checked(result)
-    assert code == 78 and "other ids of the prompt than were recorded" in first
-
-    _, printed, _ = tape("show", path, "--turn", "1")
-    edited = tmp_path / "edited.json"
-    edited.write_text(printed.replace("Let me see.", "No."))
-    at = ("--turn", "1", "--edit", edited)
-    code, printed, said = tape("fork", path, *at, "--", *MESSAGES_AGENT)
-    assert code == 0 and json.loads(printed)[:2] == ["No.", {"city": "Bonn"}], said
+    shown = 'answer.content[0].text: recorded "let me see.", computed "Let me see."'
+    changes_are_found(tape, path, url, 3, ('"text":"L"', '"text":"l"'), shown)
+    assert forked(tape, path, tmp_path, MESSAGES_AGENT)[:2] == ["No.", {"city": "Bonn"}]
 
 
 @pytest.mark.slow
@@ -250,35 +265,10 @@ def test_responses_of_openais_client_are_recorded_checked_and_forked(server, tap
     code, printed, _ = tape("check", path)
     assert code == 0 and "2 turns, 2 answers" in printed and "2 equal" in printed, printed
 
-    def checked(change):
-        code, printed, _ = tape("check", with_changed(path, change))
-        return code, printed.splitlines()[0]
-
-    def name(lines):
-        lines["turn", 1]["answer"] = lines["turn", 1]["answer"].replace("Bonn", "Born")
-
-    field = "answer.output[1].arguments"
     was, computed = (json.dumps(json.dumps({"city": city})) for city in ("Born", "Bonn"))
-    assert checked(name) == (1, f"turn 1 ({url}), {field}: recorded {was}, computed {computed}")
-
-    def token(lines):
-        lines["ids", 2]["body"]["token_ids"][2] = 65
-
-    code, first = checked(token)
-    assert code == 1 and first.startswith(f"turn 2 ({url}), choice 0, token 2: recorded id 65")
-
-    def result(lines):
-        lines["turn", 2]["request"] = lines["turn", 2]["request"].replace("It rains", "It snows")
-
-    code, first = checked(result)
-    assert code == 78 and "other ids of the prompt than were recorded" in first
-
-    _, printed, _ = tape("show", path, "--turn", "1")
-    edited = tmp_path / "edited.json"
-    edited.write_text(printed.replace("Let me see.", "No."))
-    at = ("--turn", "1", "--edit", edited)
-    code, printed, said = tape("fork", path, *at, "--", *RESPONSES_AGENT)
-    assert code == 0 and json.loads(printed)[:2] == ["No.", {"city": "Bonn"}], said
+    shown = f"answer.output[1].arguments: recorded {was}, computed {computed}"
+    changes_are_found(tape, path, url, 2, ("Bonn", "Born"), shown)
+    assert forked(tape, path, tmp_path, RESPONSES_AGENT)[:2] == ["No.", {"city": "Bonn"}]
 
 
 def test_a_fork_stops_at_a_request_that_is_not_recorded(server, tape, tmp_path):

@@ -31,7 +31,7 @@ def tape(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tape")
     served = Served(model, folder, 1, "--device", "cpu")
     path, url = folder / "run.tape", served.url.removesuffix("/v1")
-    agent = ("env", "TAPE_MODEL=tiny", sys.executable, str(ROOT / "tests/lib/server/agent.py"))
+    agent = ("env", "TAPE_MODEL=tiny", sys.executable, str(ROOT / "tests/tools/tape/agent.py"))
     try:
         run = ["tape", "record", "--url", url, "-o", str(path), "--", *agent, *WORDS]
         assert main(run) == 0

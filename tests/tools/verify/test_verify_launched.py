@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from tests.lib.launch.openmpi_place import ENVIRONMENT, needs_mpirun
-from tests.lib.launch.slurm_cluster import slurm_cluster
+from tests.lib.launchers import ENVIRONMENT, needs_mpirun, slurm_cluster
 
 SHORT = (
     "--relations", "alone", "--dtype", "float32", "--prompt-lengths", "5,37", "--tokens", "3",

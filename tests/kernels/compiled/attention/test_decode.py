@@ -14,7 +14,7 @@ from tests.kernels.compiled.attention.test_attention import (
     fuses_exponents_alone,
     operand_types,
 )
-from tests.lib.kernels.hopper_kernels import hopper_kernel
+from tests.kernels.compiled.hopper_kernels import hopper_kernel
 from tests.lib.some_slow import some_slow
 from tpdet.kernels.cuda.attention.decode import SplitStates, attend_splits
 from tpdet.kernels.cuda.attention.decode_launch import decode_form, merge_chunk

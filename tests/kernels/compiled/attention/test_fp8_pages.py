@@ -13,8 +13,8 @@ from tests.kernels.compiled.attention.test_attention import operand_types
 from tests.kernels.compiled.attention.test_decode import attention_types, check, compiled
 from tests.kernels.compiled.attention.test_streamed import RESERVED, walks_all
 from tests.kernels.compiled.attention.test_streamed import compiled as compiled_streamed
+from tests.kernels.compiled.hopper_kernels import hopper_kernel
 from tests.kernels.compiled.test_gemm import compile_for_hopper
-from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tests.lib.some_slow import some_slow
 from tpdet.kernels.cuda.attention.decode import attend_splits
 from tpdet.kernels.cuda.attention.decode_launch import decode_form

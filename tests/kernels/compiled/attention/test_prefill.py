@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 import torch
 
 from tests.kernels.compiled.attention.test_attention import NAMES, check, operand_types
-from tests.lib.kernels.hopper_kernels import hopper_kernel
+from tests.kernels.compiled.hopper_kernels import hopper_kernel
 from tests.lib.some_slow import some_slow
 from tpdet.kernels.cuda.attention.attention import attend
 from tpdet.kernels.cuda.attention.operands import AttentionShape

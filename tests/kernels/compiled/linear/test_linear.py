@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from triton.experimental.gluon.language import NVMMASharedLayout
 
+from tests.kernels.compiled.hopper_kernels import hopper_kernel
 from tests.lib.kernels.driverless import changed_by_a_journey, compile_for_hopper, take_gpu_kernels
-from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tests.lib.some_slow import some_slow
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.compile.recording import recording

@@ -7,8 +7,7 @@ import random
 
 import torch
 
-from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.kernels.paged_inputs import (
+from tests.kernels.interpreted.paged_inputs import (
     LONG,
     PAGES,
     SHORT,
@@ -16,7 +15,8 @@ from tests.lib.kernels.paged_inputs import (
     pages_of,
     sequence_of,
 )
-from tests.lib.kernels.product_inputs import draw
+from tests.kernels.product_inputs import draw
+from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.kernels.cpu.attention import attention as cpu_attention
 from tpdet.kernels.cpu.pointwise import embedding as cpu_embedding
 from tpdet.kernels.cpu.pointwise import rotary as cpu_rotary

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from tests.kernels.interpreted.paged_inputs import PAGES, pages_of, sequence_of
+from tests.kernels.product_inputs import draw
 from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.kernels import decode_reference
 from tests.lib.kernels.decode_reference import attend_reference
-from tests.lib.kernels.paged_inputs import PAGES, pages_of, sequence_of
-from tests.lib.kernels.product_inputs import draw
 from tests.lib.pairwise import pairwise
 from tests.lib.some_slow import some_slow
 from tpdet.control.plan import PlanRows, Row

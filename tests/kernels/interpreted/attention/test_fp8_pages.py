@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.kernels.interpreted.paged_inputs import LONG, PAGES, SHORT, attend, sequence_of
+from tests.kernels.product_inputs import draw
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.kernels.paged_inputs import LONG, PAGES, SHORT, attend, sequence_of
-from tests.lib.kernels.product_inputs import draw
 from tests.lib.some_slow import some_slow
 from tpdet.kernels.cpu.pointwise import embedding as cpu_embedding
 from tpdet.kernels.cpu.pointwise import rotate_and_store as cpu_rotation

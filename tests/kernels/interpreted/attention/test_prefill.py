@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import torch
 
-from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.kernels.emulated_warps import Pointer, run_program
-from tests.lib.kernels.paged_inputs import (
+from tests.kernels.interpreted.emulated.warps import Pointer, run_program
+from tests.kernels.interpreted.paged_inputs import (
     LONG,
     PAGES,
     attend,
     pages_of,
     sequence_of,
 )
+from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.kernels.cuda.attention import items as attention_items
 from tpdet.kernels.cuda.attention import prefill_warp_specialised as attention_prefill_warps
 from tpdet.kernels.cuda.attention import split as attention_split

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import torch
 
+from tests.kernels.interpreted.emulated.warps import Pointer, run_program
+from tests.kernels.interpreted.paged_inputs import sequence_of
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.kernels.emulated_warps import Pointer, run_program
-from tests.lib.kernels.paged_inputs import sequence_of
 from tpdet.kernels.cuda.attention import (
     fp8_tiles,
     streamed,

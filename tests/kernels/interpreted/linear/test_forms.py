@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.kernels.interpreted.emulated.warps import Pointer, run_program
 from tests.kernels.interpreted.linear.test_linear import ROWS_ALONE, grouped_chain, steps_of
 from tests.kernels.interpreted.test_gluon_gemm import described
 from tests.lib.bits import assert_same_bits
-from tests.lib.kernels.emulated_warps import Pointer, run_program
 from tests.lib.kernels.linear_rows import linear_rows, poisoned_state
 from tpdet.kernels.cpu.linear import delta_rule as cpu_rule
 from tpdet.kernels.cuda.launch import warp_pipeline

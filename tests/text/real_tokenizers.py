@@ -13,7 +13,7 @@ import gguf
 import regex
 
 from tests.lib.public_files import llama_3_ranks, mistral_file, qwen_ranks, smollm2
-from tests.lib.text.byte_bpe import (
+from tests.text.byte_bpe import (
     LETTERS,
     llama_3_words,
     merged,

@@ -1,7 +1,7 @@
 """Log-probabilities of a server beside those of `tpdet.nn`, over every pair of sizes.
 
-    python -m tests.lib.nn.rank_pairs FILE TOKENS [FAMILY ...]
-    torchrun --nproc-per-node 2 -m tests.lib.nn.rank_pairs FILE TOKENS      # each rank on a GPU
+    python -m tests.nn.rank_pairs FILE TOKENS [FAMILY ...]
+    torchrun --nproc-per-node 2 -m tests.nn.rank_pairs FILE TOKENS      # each rank on a GPU
 
 Appends to FILE, a JSON list of runs, or to one of a folder. TOKENS are compared for each pair of
 tensor-parallel sizes, of a dense model and one of experts unless families are named: 1, 2, 4 and 8
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.lib.nn.controls import CONTROLS
-from tests.lib.nn.sampled_tokens import (
+from tests.nn.controls import CONTROLS
+from tests.nn.sampled_tokens import (
     TIMEOUT,
     SampledTokens,
     loader,
@@ -90,7 +90,7 @@ def main(file: Path, tokens: int, families: Sequence[str]) -> None:
     if world.rank:
         return
     launch = "python" if processes is None else f"torchrun --nproc-per-node {world.size}"
-    command = " ".join([launch, "-m tests.lib.nn.rank_pairs FILE", str(tokens), *families])
+    command = " ".join([launch, "-m tests.nn.rank_pairs FILE", str(tokens), *families])
     append_run(file, "log_prob", here, command, rows)
     print(f"{sum(row.get('floor', 0) for row in rows)} tokens compared")
     wrong = [row for row in rows if row["value"] < row.get("floor", 1)]

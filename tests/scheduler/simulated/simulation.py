@@ -6,9 +6,9 @@ choice and the position; so a wrong page, a stale page or a lost token changes t
 
 import numpy as np
 
-from tests.lib.scheduler.answers import Answer, answer_alone, draw, score, scores_alone
-from tests.lib.scheduler.rank import NAN, FakeRank
-from tests.lib.scheduler.states import FakeStates
+from tests.scheduler.simulated.answers import Answer, answer_alone, draw, score, scores_alone
+from tests.scheduler.simulated.rank import NAN, FakeRank
+from tests.scheduler.simulated.states import FakeStates
 from tpdet.cache.state_table import StateRoom
 from tpdet.cache.versions import SHARED, version_id
 from tpdet.control.plan import SHARE, PlanRows, StepPlan, decode_plan, encode_plan, settle_rows

@@ -10,7 +10,7 @@ import torch
 
 import tpdet.nn
 from tests.lib.engine_harness import ask, run
-from tests.lib.nn.sampled_tokens import (
+from tests.nn.sampled_tokens import (
     SampledTokens,
     bits_of,
     loader,

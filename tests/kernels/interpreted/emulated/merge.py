@@ -4,7 +4,7 @@ from types import FunctionType, SimpleNamespace
 
 import torch
 
-from tests.lib.kernels.emulated_warps import Machine, Pointer, Shared, language
+from tests.kernels.interpreted.emulated.warps import Machine, Pointer, Shared, language
 from tpdet.kernels.cuda.attention import merge_splits as attention_merge_splits
 
 

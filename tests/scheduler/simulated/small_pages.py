@@ -9,9 +9,9 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-import tests.lib.scheduler.simulation  # noqa: F401  (it and all it imports have the constant)
+import tests.scheduler.simulated.simulation  # noqa: F401  (it and all it imports have the constant)
 
-_NAMES = ("tpdet.cache.", "tpdet.scheduler.", "tests.lib.scheduler.", "tests.scheduler.")
+_NAMES = ("tpdet.cache.", "tpdet.scheduler.", "tests.scheduler.")
 
 
 @contextlib.contextmanager

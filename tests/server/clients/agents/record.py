@@ -1,4 +1,4 @@
-"""Records what agents ask: `python -m tests.lib.server.agents.record FOLDER`, a folder for tapes.
+"""Records what agents ask: `python -m tests.server.clients.agents.record FOLDER` (for tapes).
 
 Each client runs unmodified at its tasks under `tpdet tape record`, before a server whose answers
 are scripted; the coding agents in a network with nothing but loopback. Written is requests.jsonl.xz
@@ -19,15 +19,16 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from tests.lib.server.agents import coding, tasks
-from tests.lib.server.agents.clients import CLIENTS
-from tests.lib.server.agents.requests import FILE, PATHS, RecordedRequest
-from tests.lib.server.agents.scripted_door import MARKS, ScriptedDoor
-from tests.lib.server.claude_code import prose
 from tests.lib.server.harness import Server
-from tests.lib.server.lone_network import LoneNetwork
 from tests.lib.text.made_conversations import CHATML
 from tests.lib.tree import ROOT
+from tests.server.clients.agents import coding, tasks
+from tests.server.clients.agents.claude_code import prose
+from tests.server.clients.agents.clients import CLIENTS
+from tests.server.clients.agents.lone_network import LoneNetwork
+from tests.server.clients.agents.requests import FILE, PATHS, RecordedRequest
+from tests.server.clients.agents.scripted_door import ScriptedDoor
+from tests.server.tool_server import MARKS
 from tpdet.launch.host.interpreter import python_command
 from tpdet.requests.body.messages_blocks import BILLING
 from tpdet.tools.tape.tape_file import read_tape
@@ -52,13 +53,13 @@ def main(folder: Path) -> None:
         recorded: dict[str, list[RecordedRequest]] = {}
         door = network.do(ScriptedDoor, server.url, _says).open()
         for name in AGENTS:
-            command = ("-m", "tests.lib.server.agents.coding", name, str(folder / "home"))
+            command = ("-m", "tests.server.clients.agents.coding", name, str(folder / "home"))
             tape = network.do(_record, folder / f"{name}.tape", door, command)
             recorded[name] = [*_of_tape(name, tape, str(folder / "home"))]
         door.close()
         door = ScriptedDoor(server.url, _says).open()
         for name in CLIENTS:
-            command = ("-m", "tests.lib.server.agents.clients", name)
+            command = ("-m", "tests.server.clients.agents.clients", name)
             recorded[name] = [*_of_tape(name, _record(folder / f"{name}.tape", door, command))]
             print(f"{name}: {len(recorded[name])} requests", flush=True)
         door.close()

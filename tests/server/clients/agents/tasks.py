@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from tests.lib.models.parrot import called
+from tests.server.parrot import called
 
 Json = dict[str, Any]
 City = Annotated[str, Field(max_length=12, description="its name in its own language")]

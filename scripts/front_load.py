@@ -1,4 +1,4 @@
-"""What the HTTP process costs: `python -m tests.lib.server.front_load [--streams N] [--steps N]`.
+"""What the HTTP process costs: `python -m scripts.front_load [--streams N] [--steps N]`.
 
 The real HTTP process runs between an engine without a model, which gives every stream a token a
 step, and a raw reader in a process of its own. A step follows when the reader has the events of the
@@ -63,16 +63,20 @@ class Engine:
         self.wanted = 1 << 30
 
     def submit(self, request: Request) -> int:
+        """Take a request; it has one choice."""
         self.running[request.request_id] = request, 0
         return 1
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
+        """Forget a request."""
         self.running.pop(request_id, None)
 
     def statistics(self) -> "Statistics":
+        """How many requests run; none waits."""
         return Statistics(len(self.running), 0)
 
     def step(self) -> list[TokenOutput]:
+        """A token of each running choice."""
         found = []
         for place, (request_id, (request, position)) in enumerate(list(self.running.items())):
             params = request.params
@@ -90,6 +94,8 @@ class Engine:
 
 
 class Statistics(msgspec.Struct):
+    """What the bridge asks of an engine."""
+
     requests_running: int
     requests_waiting: int
 
@@ -119,7 +125,7 @@ def _read(port: int, path: str, streams: int, body: bytes, events: Any, go: Any)
 def _front(config: ProcessConfig, profile: str | None) -> subprocess.Popen[bytes]:
     program = ["-m", "tpdet.server.front.process"] if not profile else ["-c", _PROFILED, profile]
     process = subprocess.Popen(
-        [sys.executable, *program],
+        [sys.executable, "-P", *program],
         stdin=subprocess.PIPE,
         pass_fds=(config.socket, config.tallies),
         cwd=ROOT,
@@ -238,6 +244,7 @@ def _steps(
 
 
 def main() -> None:
+    """Print the times, or the profile, of one run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--steps", type=int, default=100)

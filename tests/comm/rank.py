@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from tests.lib.comm.cases import CASES
+from tests.comm.cases import CASES
 from tpdet.comm.world.distributed import DistributedWorld
 from tpdet.comm.world.world import World
 from tpdet.errors import PeerLostError

@@ -6,7 +6,7 @@ position may be broken: what is written there is NAN, and whoever reads it fails
 
 import numpy as np
 
-from tests.lib.scheduler.states import FakeStates
+from tests.scheduler.simulated.states import FakeStates
 from tpdet.cache.versions import VersionTable
 from tpdet.control.plan import ALLOCATE, EVICT, Row, StepPlan, settle_rows
 from tpdet.kernels.order import PAGE_TOKENS

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.lib.server.agents.requests import PATHS, Json
+from tests.server.clients.agents.requests import PATHS, Json
 from tpdet.tools.tape.messages import message_of
 from tpdet.tools.tape.responses import response_of
 

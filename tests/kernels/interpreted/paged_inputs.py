@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.lib.kernels.product_inputs import draw
+from tests.kernels.product_inputs import draw
 from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.pointwise import embedding
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch

@@ -1,6 +1,6 @@
 """A simulated scheduler with requests in its line, and whose rows a plan holds."""
 
-from tests.lib.scheduler.simulation import Simulation, make_scheduler
+from tests.scheduler.simulated.simulation import Simulation, make_scheduler
 
 
 def simulation(*requests, **settings) -> Simulation:

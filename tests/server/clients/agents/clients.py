@@ -1,4 +1,4 @@
-"""Clients of agents, unmodified, at tasks: `python -m tests.lib.server.agents.clients NAME`.
+"""Clients of agents, unmodified, at tasks: `python -m tests.server.clients.agents.clients NAME`.
 
 Address and key come by variables of the environment, as from `tpdet tape record`.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, create_model
 
-from tests.lib.server.agents.tasks import INSTRUCTIONS, TASKS, Json, Task
+from tests.server.clients.agents.tasks import INSTRUCTIONS, TASKS, Json, Task
 
 MODEL = "demo"
 LIMIT = 1000  # tokens of an answer

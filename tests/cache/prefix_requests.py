@@ -1,7 +1,7 @@
 """Requests that share prefixes, and the simulation that serves them."""
 
-from tests.lib.scheduler.answers import make_prompt
-from tests.lib.scheduler.simulation import Simulation, make_scheduler
+from tests.scheduler.simulated.answers import make_prompt
+from tests.scheduler.simulated.simulation import Simulation, make_scheduler
 
 LONG = tuple(10 + (i * i + i // 7) % 40 for i in range(1200))
 OTHER = tuple(10 + (3 * i * i + i // 5) % 40 for i in range(1200))

@@ -1,6 +1,6 @@
 """A parrot: a model of two layers that has learnt, token by token, what to say to some chats.
 
-    python -m tests.lib.models.parrot FOLDER     # one that knows the chats of canitoolcall's probe
+    python -m tests.server.parrot FOLDER     # one that knows the chats of canitoolcall's probe
 
 So a model calls tools by itself: its calls are sampled, streamed and drafted like any model's. It
 is trained on the prompts that a server makes of the chats, and checked before it is used.

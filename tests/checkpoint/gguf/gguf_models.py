@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from tests.lib.models import gguf_hybrids
+from tests.checkpoint.gguf import gguf_hybrids
 from tpdet.checkpoint.gguf.config import REORDERING
 
 ARCHITECTURES = {

@@ -8,8 +8,9 @@ from typing import Any
 
 import httpx
 
+from tests.server.tool_server import MARKS
+
 END = "\ue002"
-MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 """The marks of a server behind a door: U+E003 and those after it stand for their tokens."""
 _PASSED = ("authorization", "x-api-key", "anthropic-version", "anthropic-beta")
 

@@ -1,6 +1,6 @@
 """Coding agents, unmodified: Claude Code, Codex and opencode at a task of one call of a shell.
 
-`python -m tests.lib.server.agents.coding AGENT HOME` runs one at the address in TPDET_URL.
+`python -m tests.server.clients.agents.coding AGENT HOME` runs one at the address in TPDET_URL.
 TPDET_TEST_AGENTS names a folder of binaries that are not on the path: `npm install @openai/codex
 opencode-ai` makes one, node_modules/.bin.
 """
@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.lib.models.parrot import called
 from tests.lib.server.harness import MODEL
+from tests.server.parrot import called
 
 PACKAGES = {"claude": "claude-agent-sdk", "codex": "@openai/codex", "opencode": "opencode-ai"}
 TASK = "Run `echo hello` and tell me what it printed."
