@@ -52,13 +52,15 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(scope="session", autouse=True)
 def known_answers_once():
-    """Engines of this process compare known answers that were computed once: a third of a start."""
-    architecture = kernel_checks.architecture
+    """Engines of this process compare what was computed once, and check a product once."""
+    architecture, classes = kernel_checks.architecture, cache(kernel_checks.check_bit_classes)
     named = cache(lambda device, answers: architecture(device, dict(answers)))
+    once = ("known_answers", "golden_digest", "expert_golden_digest", "linear_golden_digest")
     with mock.patch.multiple(
         kernel_checks,
-        known_answers=cache(kernel_checks.known_answers),
         architecture=lambda device, answers: named(device, (*answers.items(),)),
+        check_bit_classes=lambda reduced, head_dim: classes((*sorted({*reduced}),), head_dim),
+        **{name: cache(getattr(kernel_checks, name)) for name in once},
     ):
         yield
 

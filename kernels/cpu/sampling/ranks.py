@@ -63,11 +63,23 @@ def top_ids(values: torch.Tensor, count: int) -> torch.Tensor:
 
     `values` fp32 [N] or rows of it [R, N], without NaN; all N come back when `count` >= N.
     """
-    if values.dim() == 2:
-        return torch.stack([top_ids(row, count) for row in values])
-    ids = select_prefix(values, None, count).nonzero().view(-1)
-    best_first = torch.sort(unsigned_keys(values[ids]), descending=True, stable=True).indices
-    return ids[best_first]
+    rows = values if values.dim() == 2 else values[None]
+    step = max(1, _BLOCK_ELEMENTS // max(1, rows.shape[1]))
+    ids = torch.cat([_top_of_block(part, count) for part in rows.split(step)])
+    return ids if values.dim() == 2 else ids[0]
+
+
+def _top_of_block(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """`top_ids` of few rows: all above the last value of each, and of equal ones the lowest."""
+    x, count = rows + 0.0, min(count, rows.shape[1])
+    last = torch.kthvalue(x, x.shape[1] - count + 1, dim=1, keepdim=True).values
+    kept = x >= last
+    if int(kept.sum()) > count * len(x):
+        ahead, equal = x > last, x == last
+        kept = ahead | (equal & (equal.cumsum(1) <= count - ahead.sum(1, keepdim=True)))
+    ids = kept.nonzero()[:, 1].view(-1, count)
+    best_first = torch.sort(x.gather(1, ids), dim=1, descending=True, stable=True).indices
+    return ids.gather(1, best_first)
 
 
 def count_ahead(
