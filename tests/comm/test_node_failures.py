@@ -245,13 +245,13 @@ def test_ranks_that_contradict_each_other_are_refused_by_all_who_met():
 
     def arrive(rank):
         with pytest.raises(UsageError, match="rank 0 says local rank 1 of 2, rank 1 says local "):
-            RollCall(store, rank, 2, rank == 0).arrive(Node("n", 0), (), 5.0, (1, 2))
+            RollCall(store, rank, 2, rank == 0).arrive(Node("n", 0), (), 60.0, (1, 2))
         return rank
 
     with ThreadPoolExecutor(2) as threads:
         began = time.monotonic()
         assert list(threads.map(arrive, range(2))) == [0, 1]
-        assert time.monotonic() - began < 4  # the host waited for the other, not for its time
+        assert time.monotonic() - began < 30  # the host waited for the other, not for its time
 
 
 def test_slurm_tells_where_a_missing_rank_should_have_been():
@@ -296,12 +296,12 @@ def test_an_exit_reason_is_found_at_once_and_silence_after_its_time():
     calls = [RollCall(store, rank, 3, False) for rank in range(3)]
     calls[2].report(ExitReason(True, 65, "bad_checkpoint", "public", "reason"))
     began = time.monotonic()
-    heard = calls[0].report(ExitReason(False), 5.0)
-    assert heard.reasons[2].exit_code == 65 and time.monotonic() - began < 2.0
+    heard = calls[0].report(ExitReason(False), 60.0)
+    assert heard.reasons[2].exit_code == 65 and time.monotonic() - began < 30.0
     quiet = [RollCall(dist.HashStore(), rank, 2, False) for rank in range(2)]
     began = time.monotonic()
     assert quiet[0].report(ExitReason(False), 0.3).reasons == {}
-    assert 0.25 < time.monotonic() - began < 2.0
+    assert 0.25 < time.monotonic() - began < 30.0
 
 
 def test_a_store_that_hangs_or_is_gone_holds_nobody_up():
@@ -316,7 +316,7 @@ def test_a_store_that_hangs_or_is_gone_holds_nobody_up():
     for store in (Hangs(), Gone()):
         began = time.monotonic()
         assert not RollCall(store, 1, 2, False).report(ExitReason(False), 0.2).store_answers
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 4.5
 
 
 def test_a_forged_exit_reason_ends_nothing_but_itself():

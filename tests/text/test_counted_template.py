@@ -119,10 +119,10 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_more_than_is_counted_is_not_done_here(name):
     template = ChatTemplate(BOMBS[name], {}, CONTROL, counted=True)
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(BeyondCount):
         template.render([{"role": "user", "content": "x" * 1000}], True)
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0
 
 
 def test_a_template_cannot_change_its_count():
@@ -188,6 +188,6 @@ def test_a_template_that_cannot_be_compiled_is_refused(source):
 
 @pytest.mark.parametrize("source", ["{{ 'a' * 10**10 }}", "{{ 'x' | center(10**10) }}"])
 def test_nothing_is_computed_when_a_template_is_loaded(source):
-    began = time.perf_counter()
+    began = time.process_time()
     ChatTemplate(source, {}, (), counted=True)
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0

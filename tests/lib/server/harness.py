@@ -105,7 +105,7 @@ class Server:
             )
 
     def wait_ready(self) -> None:
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 120
         ready = self.run / "ready.json"
         while not ready.exists():
             assert self.process.poll() is None, self.log.read_text()
@@ -114,7 +114,7 @@ class Server:
         self.ready = json.loads(ready.read_text())
         self.url = self.ready["url"]
         self.port = int(self.url.rsplit(":", 1)[1])
-        self.http = httpx.Client(base_url=self.url, timeout=30)
+        self.http = httpx.Client(base_url=self.url, timeout=60)
         self.children = psutil.Process(self.process.pid).children()
         self.child = self.children[0]
 
@@ -140,7 +140,7 @@ class Server:
             connection.sendall(data)
             return read_all(connection)
 
-    def stop(self, timeout: float = 20.0) -> int:
+    def stop(self, timeout: float = 60.0) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:

@@ -45,7 +45,7 @@ def test_a_pipe_that_nobody_reads_holds_nobody_up():
     began = time.monotonic()
     for number in range(5000):
         log.handle(record(f"{number} " + "x" * 200))
-    assert time.monotonic() - began < 2.0 and log.dropped > 3000
+    assert time.monotonic() - began < 20.0 and log.dropped > 3000
     found = b""
     while b"were dropped" not in found:
         found += os.read(reader, 65536)
@@ -119,7 +119,10 @@ def test_requests_and_statistics_are_logged_unless_switched_off(tmp_path):
         whole = server.complete(prompt="secret", max_tokens=9, cache_salt="slow=0.02")
         server.complete(nonsense=1)
         server.http.get("/nowhere?key=secret")
-        time.sleep(0.3)
+        if flags:
+            time.sleep(0.3)
+        else:
+            eventually(lambda server=server: "Avg prompt throughput: " in server.log.read_text())
         assert server.stop() == 0
     text = (folders[0] / "log").read_text()
     lines = lines_of(text)
@@ -186,15 +189,20 @@ def test_a_start_that_takes_long_has_a_line_every_five_seconds(tmp_path):
 
 def test_what_is_said_last_is_said_again_while_a_start_takes_long(caplog):
     log = logging.getLogger("tpdet.test")
+
+    def again() -> list[str]:
+        return [text for text in caplog.messages if text.startswith("loading: ")]
+
     with caplog.at_level(logging.INFO, "tpdet"), Waiting(seconds=0.1):
+        began = time.monotonic()
         log.info("loading")
-        time.sleep(0.35)
+        eventually(lambda: len(again()) >= 3)
         log.warning("a warning is nothing that is being done")
-        time.sleep(0.15)
+        eventually(lambda: len(again()) >= 4)
+    most, said = (time.monotonic() - began) / 0.1 + 1, len(again())
     time.sleep(0.2)
-    again = [text for text in caplog.messages if text == "loading: 0 s so far"]
-    assert 3 <= len(again) <= 5
-    assert caplog.messages[-1] in (again[-1], "a warning is nothing that is being done")
+    assert 4 <= said <= most and len(again()) <= said + 1
+    assert all(re.fullmatch(r"loading: \d+ s so far", text) for text in again())
 
 
 def test_a_closed_standard_error_shows_no_bar(monkeypatch):

@@ -171,7 +171,7 @@ def test_a_client_that_leaves_is_told_from_one_that_half_closes(server, streamed
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
             connection.sendall(post * (1 + others))
             eventually(lambda: server.metric("tpdet_requests_waiting") == 1)
-        eventually(lambda: server.metric("tpdet_requests_waiting") == 0, 1.5)
+        eventually(lambda: server.metric("tpdet_requests_waiting") == 0)
     assert running(server) == 0
 
 

@@ -66,7 +66,7 @@ def test_abort_ends_running_requests_and_refuses_new_ones_until_resumed(server, 
     eventually(lambda: running(server) == 3)
     began = time.monotonic()
     assert server.tell("/pause") == {"status": "paused"} and server.paused
-    assert time.monotonic() - began < 1.0  # a step is 0.05 s, the rest is a busy machine's
+    assert time.monotonic() - began < 5.0  # by themselves they end after 10
     for stream in streams:
         last = events(stream.result())[-1]
         assert last["choices"][0]["finish_reason"] == "abort"
