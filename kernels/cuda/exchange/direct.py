@@ -8,8 +8,8 @@ Shapes: as in `two_shot.py`, but y has no slots; it lies in shared memory itself
 Slots of y would be awaited word by word, copied out and armed again: with few multiprocessors those
 copies took more than half of the time. Here the owner of a row stores its norm into the y of every
 rank, its own too. A program that has pushed all its rows raises a flag on every rank, and the
-kernel ends when the flags of all have come. A flag is raised by a release and seen by an acquire at
-system scope, so whoever reads y after the kernel reads what was pushed.
+kernel ends when the flags of all have come. A flag is raised by a release and looked at before a
+fence of system scope, so whoever reads y after the kernel reads what was pushed.
 
 Two y are taken in turn, and two are enough. A peer pushes a row of exchange d + 2 when it has this
 rank's roots of d + 2, and this rank sends those after everything that it launched before, readers
@@ -52,19 +52,31 @@ def raise_flags(links, at, epoch, WORLD: tl.constexpr):
 
 @triton.jit
 def await_flags(flags, stride, epoch, links, number, WORLD: tl.constexpr):
-    """Wait until every peer's flag says `epoch`; its rows may be read from then on."""
+    """Wait until every peer's flag says `epoch`; its rows may be read from then on.
+
+    Or the next one: the program of a peer that ended this exchange and owns no row in the next
+    raises its flag for that at once. No peer is further ahead, as it waits for this rank there.
+    """
     source = tl.arange(0, WORLD.ranks)[None, :]
+    following = ((number + 1) % EPOCHS + 1).to(tl.int32)
     waiting = 1
     polls = 0
     deadline = tl.full((), 0, tl.int64)
     while waiting != 0:
         found = tl.load(flags + source * stride, volatile=True)
-        missing = tl.where((source != WORLD.rank) & (found != epoch), source + 1, 0)
+        come = (found == epoch) | (found == following)
+        missing = tl.where((source != WORLD.rank) & ~come, source + 1, 0)
         waiting, deadline = next_poll(missing, polls, deadline, links, number, WORLD)
         polls += 1
-    for ahead in range(1, WORLD.ranks):
-        peer = (WORLD.rank + ahead) % WORLD.ranks
-        tl.atomic_add(flags + peer * stride, 0, sem="acquire", scope="sys")
+    if WORLD.live:  # every thread acquires; Triton 3.6 drops an atomic whose result nobody reads
+        tl.inline_asm_elementwise(
+            "fence.acq_rel.sys; mov.b32 $0, 0;",
+            "=r,r",
+            [source],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit(do_not_specialize=["m"])

@@ -52,8 +52,22 @@ def hopper_kernel(kernel, signature, constants, attributes, options):
     return done
 
 
+class HopperPTX(NamedTuple):
+    """What Triton made of a kernel before the assembler: PTX, bytes of shared memory, TTGIR."""
+
+    ptx: str
+    shared: int
+    ttgir: str
+
+
 def compiled(source, options):
-    """A `HopperKernel` of a source of Triton or Gluon: Triton's own run of ptxas is left out.
+    """A `HopperKernel` of a source of Triton or Gluon."""
+    done = hopper_ptx(source, options)
+    return HopperKernel(done.ptx, assemble(done.ptx), done.shared, done.ttgir)
+
+
+def hopper_ptx(source, options):
+    """A `HopperPTX` of a source of Triton or Gluon: Triton's own run of ptxas is left out.
 
     What has no code is kept apart from Triton's cache.
     """
@@ -66,8 +80,7 @@ def compiled(source, options):
         triton.knobs.cache.dir = f"{triton.knobs.cache.dir}-without-code"
         done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert done.metadata.launch_pdl == options.get("launch_pdl", False)
-    ptx, ttgir = done.asm["ptx"], done.asm["ttgir"]
-    return HopperKernel(ptx, assemble(ptx), done.metadata.shared, ttgir)
+    return HopperPTX(done.asm["ptx"], done.metadata.shared, done.asm["ttgir"])
 
 
 def assemble(ptx):

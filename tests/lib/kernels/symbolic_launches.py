@@ -139,18 +139,26 @@ class SymbolicKernel(CompiledKernel):
 
 
 @contextmanager
-def symbolic_launches():
-    """All launches inside name what they make in the memory that it yields."""
-    memory, kept = Memory(), []
+def compiled_as(make):
+    """Within, kernels are what `make(function, signature, constants, options, attrs)` gives."""
+    kept = []
 
     def made(self, key, signature, device, constexprs, options, attrs, warmup):
         kernels = self.device_caches[device][0]
         kept.append((kernels, key))
-        kernel = kernels[key] = SymbolicKernel(self, memory)
+        kernel = kernels[key] = make(self, signature, constexprs, options, attrs)
         return kernel
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JITFunction, "_do_compile", made)
-        yield memory
+        yield
     for kernels, key in kept:
         del kernels[key]
+
+
+@contextmanager
+def symbolic_launches():
+    """All launches inside name what they make in the memory that it yields."""
+    memory = Memory()
+    with compiled_as(lambda function, *_: SymbolicKernel(function, memory)):
+        yield memory
