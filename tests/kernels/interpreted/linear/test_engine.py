@@ -13,7 +13,7 @@ from tpdet.kernels.cuda.linear import convolution, delta_rule, gated_norm
 from tpdet.kernels.cuda.pointwise import gate
 from tpdet.tools.synthetic.make_model import make_model
 
-TOKENS, PROMPT = 6, LONG[:126]  # the answer crosses the end of a chunk
+TOKENS, PROMPT = 12, LONG[:126]  # crosses the end of a chunk, in two steps of drafts of one shape
 OPERATIONS = {
     convolution: ("short_convolution",),
     delta_rule: ("gated_delta", "advance_states"),
