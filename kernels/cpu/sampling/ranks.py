@@ -61,7 +61,8 @@ def select_prefix(
 def top_ids(values: torch.Tensor, count: int) -> torch.Tensor:
     """Indices of the `count` largest values, best first, ties by lowest index: int64 [.., count].
 
-    `values` fp32 [N] or rows of it [R, N], without NaN; all N come back when `count` >= N.
+    `values` fp32 [N] or rows of it [R, N], without NaN; `count` >= 1, and all N come back when it
+    is N or more.
     """
     rows = values if values.dim() == 2 else values[None]
     step = max(1, _BLOCK_ELEMENTS // max(1, rows.shape[1]))
