@@ -209,10 +209,10 @@ def spoil_rows_behind_drafts(engine):
         places = [end - 1 for end, count in zip(ends, samples, strict=True) if count > 1]
         take = results.take
 
-        def spoiled(first, logits, together, moved=None):
-            logits = logits.clone()
-            logits[[place - first for place in places]] = float("nan")
-            return take(first, logits, together, moved)
+        def spoiled(block):
+            logits = block.logits.clone()
+            logits[[place - block.first for place in places]] = float("nan")
+            return take(block._replace(logits=logits))
 
         results.take = spoiled
         return launch(plan, results)

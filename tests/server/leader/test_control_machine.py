@@ -16,6 +16,7 @@ from tests.lib.some_slow import some_slow
 from tpdet.control.weight_orders import LoadModel
 from tpdet.requests.weight_versions import WeightVersions
 from tpdet.server.leader.control import ControlPlane
+from tpdet.server.leader.open_calls import OpenCalls
 from tpdet.server.wire.control_verbs import fields_of
 from tpdet.server.wire.protocol import Control
 
@@ -40,6 +41,8 @@ class Machine:
             state="accepting",
             take_calls=self.take_calls,
             reached=lambda besides: True,
+            has_work=lambda engine: engine.has_work,
+            calls=OpenCalls(),
             deliver=lambda outputs, seconds: self.driver.hear(outputs),
         )
         canary = SimpleNamespace(take=lambda outputs: outputs, abandon=lambda: None)

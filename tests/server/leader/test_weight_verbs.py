@@ -17,6 +17,7 @@ from tpdet.requests.body.problems import ApiError
 from tpdet.serve import state
 from tpdet.server.leader.canary import Canary
 from tpdet.server.leader.control import ControlPlane
+from tpdet.server.leader.open_calls import OpenCalls
 from tpdet.server.leader.weight_verbs import WeightSources, WeightVerbs
 from tpdet.server.wire.control_verbs import fields_of
 from tpdet.server.wire.protocol import Control, Controlled
@@ -40,6 +41,8 @@ class Served:
             deliver=lambda *given: None,
             report=self.report,
             reached=lambda besides: True,
+            has_work=lambda engine: engine.has_work,
+            calls=OpenCalls(),
             state="accepting",
         )
         self.link = SimpleNamespace(socket=SimpleNamespace(send=self.answers.append))
