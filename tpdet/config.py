@@ -233,7 +233,9 @@ class EngineConfig(BaseModel):
         le=LONGEST_START_SECONDS,
         description="seconds within which all ranks must have arrived",
     )
-    max_queue: Size = Field(1024, ge=1, description="waiting requests, at most")
+    max_queue: Size = Field(
+        1024, ge=1, description="waiting requests, at most; a call for more texts is refused"
+    )
 
     @model_validator(mode="after")
     def _refuse_what_does_not_fit(self) -> "EngineConfig":
