@@ -40,7 +40,7 @@ _GIGA = 1e9
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedWays:
     """What is started in turn: settings of `LLM` by name, the first of them the usual way."""
 
     ways: dict[str, dict[str, str]]
@@ -53,20 +53,20 @@ class Comparison:
 
 
 COMPARISONS = {
-    "packed": Comparison(
+    "packed": ComparedWays(
         {weights: {"weights": weights} for weights in ("dense", "packed")},
         ((1, 512), (1, 2048), (8, 2048)),
         4096,
         same_ids=True,
         formats=("int4-g128", "fp8-block"),
     ),
-    "fp8_pages": Comparison(
+    "fp8_pages": ComparedWays(
         {"bf16": {"kv_cache_dtype": "auto"}, "fp8": {"kv_cache_dtype": "fp8"}},
         ((1, 512), (8, 2048)),
         8192,
         long_decode=True,
     ),
-    "hybrids": Comparison(
+    "hybrids": ComparedWays(
         {"": {}},
         ((1, 512), (1, 2048), (8, 2048), (1, 16384)),
         17000,
@@ -86,7 +86,9 @@ def model_of(folder: Path, shape: str, format_name: str) -> str:
     return str(directory)
 
 
-def one_way(comparison: Comparison, way: str, model: str, ranks: int, turns: int) -> dict[str, Any]:
+def one_way(
+    comparison: ComparedWays, way: str, model: str, ranks: int, turns: int
+) -> dict[str, Any]:
     """Start, and measure so many times."""
     llm, row = started(
         model,

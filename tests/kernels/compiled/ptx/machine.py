@@ -524,21 +524,18 @@ class Machine:
                 self._advance(self.random.choice(wanted or free), self.random.choice(focus.bursts))
 
     def _live(self):
-        return [
-            warp
-            for stream in self.streams
-            for launch in stream.launches
-            for block in launch.running
-            for warp in block.warps
-            if warp.steps is not None
-        ]
+        return [warp for warp in self._warps("running") if warp.steps is not None]
 
     def _storing(self):
+        return self._warps("blocks")
+
+    def _warps(self, blocks):
+        """The warps of all launches' blocks, or of those that are running."""
         return [
             warp
             for stream in self.streams
             for launch in stream.launches
-            for block in launch.blocks
+            for block in getattr(launch, blocks)
             for warp in block.warps
         ]
 
