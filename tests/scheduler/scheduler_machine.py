@@ -14,6 +14,7 @@ import sys
 import blake3
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 
 from tests.scheduler.page_tables import ModelOfPages
 from tests.scheduler.simulated.answers import answer_alone, make_prompt
@@ -246,12 +247,27 @@ class SchedulerMachine:
         return self.sim.drawn_before
 
 
+class SeedAlone(HypothesisProvider):
+    """Draws by the seed alone.
+
+    Hypothesis' own draws are now and then constants of the modules that are imported, so other
+    tests in the process would change what is drawn, and how often it does what it is for.
+    """
+
+    def _maybe_draw_constant(self, *_args, **_named) -> None:
+        return None
+
+
+AVAILABLE_PROVIDERS["seed_alone"] = f"{SeedAlone.__module__}.SeedAlone"
+
+
 def machine_settings(examples: int, shrink: bool) -> settings:
     """Hypothesis' settings of a machine's run; what fails is made small or not."""
     return settings(
         max_examples=examples,
         deadline=None,
         database=None,
+        backend="seed_alone",
         print_blob=False,
         phases=(Phase.generate, Phase.shrink)[: 1 + shrink],
         report_multiple_bugs=False,

@@ -16,8 +16,9 @@ EXAMPLES = 40  # every bug below is found within as many
 @pytest.mark.timeout(900)
 def test_no_order_of_events_changes_an_answer(examples):
     counts = run_machine(examples, 1, machine_of=FollowingMachine)
-    names = "behind", "with_drafts", "accepted_drafts", "wrong_drafts", "preemptions"
+    names = "accepted_drafts", "wrong_drafts", "preemptions"
     assert all(counts[name] > examples for name in names), counts
+    assert counts["behind"] > counts["with_drafts"] > examples / 4, counts
 
 
 def accept_every_draft(monkeypatch):

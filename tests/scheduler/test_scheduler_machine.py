@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given, seed
+from hypothesis.internal.conjecture import providers
 
-from tests.scheduler.scheduler_machine import run_machine
+from tests.scheduler.scheduler_machine import PROGRAMS, SeedAlone, machine_settings, run_machine
 from tpdet.cache.pages import PageAllocator
 from tpdet.cache.prefix import PrefixIndex
 from tpdet.cache.versions import VersionTable
@@ -47,6 +49,34 @@ def test_no_order_of_events_breaks_the_model_whatever_the_hash_seed(examples):
     assert [process.returncode for process in started] == [0, 0], "\n".join(e for _, e in found)
     assert len({digest for digest, _ in found}) == 1, "plans depend on the hash seed"
     assert len(found[0][0].strip()) == 64
+
+
+def drawn_programs(seed_):
+    """The programs that a machine with this seed runs."""
+    drawn = []
+
+    @seed(seed_)
+    @machine_settings(20, shrink=False)
+    @given(PROGRAMS)
+    def run(program):
+        drawn.append(program)
+
+    providers.CONSTANTS_CACHE.cache.clear()
+    run()
+    return drawn
+
+
+def test_what_is_drawn_depends_on_the_seed_alone(monkeypatch):
+    """Hypothesis' own draws are constants of imported modules, too: other tests import more."""
+    constants = providers.Constants(bytes=[bytes([act] * 20) for act in range(9)])
+    ours, others = drawn_programs(1), drawn_programs(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(providers, "_get_local_constants", lambda: constants)
+        assert drawn_programs(1) == ours != others
+        patch.delattr(SeedAlone, "_maybe_draw_constant")
+        more = drawn_programs(1)
+    monkeypatch.delattr(SeedAlone, "_maybe_draw_constant")
+    assert drawn_programs(1) != more
 
 
 def forget_to_recompute(monkeypatch):
