@@ -16,27 +16,29 @@ def read_private_file(path: str, flag: str, content: str, max_bytes: int) -> byt
     """
     try:
         with open_regular(path) as file:
-            _check(os.fstat(file.fileno()), flag, content)
+            _check(os.fstat(file.fileno()), f"{flag} {path}")
             data = file.read(max_bytes + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFoundError(f"{flag} {path} does not exist") from error
+        raise NotFoundError(f"{flag} {path} does not exist: name a file with {content}") from error
     except NotRegularError as error:
         raise UsageError(f"{flag} {path}: {error.strerror}: name a file with {content}") from error
     except OSError as error:
-        raise NotPermittedError(f"{flag} {path} cannot be read: {error.strerror}") from error
+        raise NotPermittedError(
+            f"{flag} {path} cannot be read ({error.strerror}): name a file of this user's"
+        ) from error
     if len(data) > max_bytes:
-        raise UsageError(f"{flag} is over {max_bytes} bytes: it should hold {content}")
+        raise UsageError(f"{flag} {path} is over {max_bytes} bytes: name a file with {content}")
     return data
 
 
-def _check(status: os.stat_result, flag: str, content: str) -> None:
+def _check(status: os.stat_result, name: str) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
         raise NotPermittedError(
-            f"{flag} has mode {mode:04o}, open to others: chmod 600 it (or 400)"
+            f"{name} has mode {mode:04o}, open to others: chmod 600 it (or 400)"
         )
     if status.st_uid not in (0, os.geteuid()):
         raise NotPermittedError(
-            f"{flag} belongs to user {status.st_uid}, who could change it: chown it to "
+            f"{name} belongs to user {status.st_uid}, who could change it: chown it to "
             f"{os.geteuid()}"
         )

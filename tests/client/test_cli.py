@@ -161,7 +161,7 @@ def test_bench_writes_its_rows(tiny_model, tmp_path):
     [
         (["generate", "/nowhere", "--prompt", "x"], 66, "is not a directory"),
         (["stop", "/nowhere"], 2, "is not a run directory"),
-        (["make-model", "X", "--like", "llama", "--vocab", "10"], 2, "at least 1024"),
+        (["make-model", "X", "--like", "llama", "--vocab", "10"], 2, "use 1024 to"),
         (["make-model", "X", "--like", "llama", "--heads", "6", "--kv-heads", "4"], 2, "divide"),
         (["make-model", "/proc/no/x", "--like", "llama"], 2, "/proc/no/x cannot be made"),
         (["compile", "m", "--gpu", "h200", "--output", "/proc/no/x"], 2, "/proc/no/x cannot be"),
@@ -199,7 +199,10 @@ def test_mistakes_have_their_exit_codes_and_a_remedy(
         (["generate", "m", "--prompt", "x", "--temperature", "nan"], "'nan' is not a number"),
         (["generate", "m", "--prompt", "x", "--temperature", "-1"], "tpdet: --temperature -1.0 "),
         (["make-model", "X", "--like", "lama"], "did you mean 'llama'?"),
-        (["make-model", "X", "--like", "llama", "--vocab", "10"], "--vocab 10: use at least 1024"),
+        (
+            ["make-model", "X", "--like", "llama", "--vocab", "10"],
+            "--vocab 10: use 1024 to 1048576",
+        ),
         (["generate", "m", "--prompt", "x", "--system", "s"], "--system counts with --chat only"),
         (["stop"], "are required: RUN_DIR: see tpdet stop --help"),
         (["launch", "slrum"], "'slurm'"),

@@ -26,7 +26,9 @@ def find_weights(directory: Path) -> Path:
             f"{directory} holds both {SINGLE} and {INDEX}: remove the one that is not the model"
         )
     if not found:
-        raise NotFoundError(f"{directory} holds neither {SINGLE} nor {INDEX}")
+        raise NotFoundError(
+            f"{directory} holds neither {SINGLE} nor {INDEX}: give a whole Hugging Face directory"
+        )
     return found[0]
 
 

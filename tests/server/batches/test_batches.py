@@ -330,7 +330,9 @@ async def test_limits_of_files_and_batches(tmp_path, monkeypatch):
         batch = await ended(client, await begun(client, lines_of(20)))
         assert batch.status == "completed"
         batch = await ended(client, await begun(client, lines_of(21)))
-        assert batch.status == "failed" and "over 20 requests" in batch.errors.data[0].message
+        assert batch.status == "failed" and batch.errors.data[0].message == (
+            "line 21: it is over the 20 requests of a batch: split the file before it"
+        )
         server.answers.open.clear()
         held = await begun(client, lines_of(1))
         with pytest.raises(openai.InternalServerError, match="1 batches are worked on"):

@@ -55,6 +55,16 @@ def set_key(model, key, value):
     (model / "config.json").write_text(json.dumps(content | {key: value}))
 
 
+NO_FILES = (
+    ["--api-key-file", "nothere"],
+    ["--admin-key-file", "nothere"],
+    ["--audit-dir", "audit", "--audit-key", "nothere"],
+    ["--chat-template", "nothere"],
+    ["--run-secret-file", "nothere"],
+    ["--config", "nothere"],
+)
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [
@@ -63,8 +73,7 @@ def set_key(model, key, value):
         (["--frobnicate"], 2, "--frobnicate"),
         (["--weights-root", "w", "--admin-listen", "127.0.0.1:0"], 66, "--weights-root w is no"),
         (["--max-model-len", "999999"], 2, "over the model's context"),
-        (["--chat-template", "nothere"], 66, "--chat-template nothere does not exist"),
-        (["--api-key-file", "nothere"], 66, "--api-key-file nothere"),
+        *((flag, 66, f"{' '.join(flag[-2:])} does not exist: name a ") for flag in NO_FILES),
         (["--run-dir", "/proc/nope"], 2, "--run-dir /proc/nope cannot be made"),
         (["--run-dir", "x" * 120], 2, "use a shorter directory"),
         (["--run-dir", "file"], 2, "is not a directory"),

@@ -261,13 +261,13 @@ def test_the_admin_keys_file_is_read_as_the_api_keys_is(tmp_path):
         read_key_file(str(file), "--admin-key-file")
     file.write_text(f"# who may\n\n{ADMIN}\n")
     file.chmod(0o640)
-    with pytest.raises(NotPermittedError, match="--admin-key-file has mode 0640"):
+    with pytest.raises(NotPermittedError, match=f"--admin-key-file {file} has mode 0640"):
         read_key_file(str(file), "--admin-key-file")
     file.chmod(0o600)
     found = read_key_file(str(file), "--admin-key-file")
     assert found == (hashlib.sha256(ADMIN.encode()).hexdigest(),)
     file.write_text("\n")
-    with pytest.raises(UsageError, match="--admin-key-file holds no key"):
+    with pytest.raises(UsageError, match=f"--admin-key-file {file} holds no key"):
         read_key_file(str(file), "--admin-key-file")
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import openai
 import pytest
 
 from scripts.server_reference import PAGE, TABLES, with_tables
@@ -87,7 +88,22 @@ def test_the_errors_have_the_types_and_statuses_that_are_told():
     for code in (*problems.RETRYABLE, *problems.SERVER_FAULTS):
         error = problems.from_code(code, "x")
         assert told[code] == (str(error.status), error.kind)
-        assert (error.headers != ()) is (error.status == 503)
+        assert (("retry-after", "1") in error.headers) is (error.status == 503)
+
+
+def test_a_client_sends_again_what_may_be_answered_then():
+    """By the openai client's own rule: after each 503, and after nothing that stays as it is."""
+    client = openai.OpenAI(api_key="k")
+    in_vain = set()
+    for status, kind, code, _ in cells("Errors"):
+        for one in names(code):
+            error = problems.ApiError(int(status), "x", kind=kind.strip("`"), code=one)
+            found = SimpleNamespace(status_code=error.status, headers=dict(error.headers))
+            again = client._should_retry(found)
+            assert again or error.status != 503
+            if not again and error.status in (409, *range(500, 600)):
+                in_vain.add(one)
+    assert in_vain == {"conflict", "resume_mismatch", "numerical_error"} <= names(section("Errors"))
 
 
 def test_the_keys_of_ready_json_are_told():

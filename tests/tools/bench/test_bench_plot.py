@@ -125,7 +125,7 @@ def test_matplotlib_is_an_extra(monkeypatch, capsys):
 
 
 def test_folders_and_files_that_hold_no_results(tmp_path):
-    with pytest.raises(NotFoundError, match="not a directory"):
+    with pytest.raises(NotFoundError, match="is no directory: name one"):
         plot.results_of(tmp_path / "none", None)
     assert plot.results_of(tmp_path, None) == []
     cpu = [{"gpu": "cpu", "rows": [decode(1, 4.0)]}]

@@ -20,6 +20,8 @@ RETRYABLE = (
     "engine_overloaded", "draining", "engine_dead", "paused", "weights_incomplete",
     "audit_unavailable", "aborted",
 )  # fmt: skip
+IN_VAIN = ("conflict", "resume_mismatch", "numerical_error")
+"""Codes of statuses that clients send again by themselves, where the answer would be the same."""
 SERVER_FAULTS = ("numerical_error", "integrity_error", "internal_error")
 CODES = (
     RequestError.code, "authentication_error", "invalid_api_key", "method_not_allowed", "not_found",
@@ -27,6 +29,11 @@ CODES = (
     "not_supported", "resume_mismatch", "unknown_field", *RETRYABLE, *SERVER_FAULTS,
 )  # fmt: skip
 """Every code, or type where there is no code, that an ApiError has."""
+_ABOUT_RETRIES = {
+    **dict.fromkeys(RETRYABLE, (("retry-after", str(RETRY_AFTER_SECONDS)),)),
+    **dict.fromkeys(IN_VAIN, (("x-should-retry", "false"),)),
+}
+"""Headers by code. OpenAI's and Anthropic's clients send 408, 409, 429 and all from 500 again."""
 _TEI_TYPES = {
     **dict.fromkeys(RETRYABLE, "unhealthy"),
     **dict.fromkeys((*SERVER_FAULTS, "not_supported"), "backend"),
@@ -48,11 +55,15 @@ class ApiError(Exception):
         headers: tuple[tuple[str, str], ...] = (),
         tei: bool = False,
     ) -> None:
-        """tei: it is told in the form of text-embeddings-inference, whichever path was asked."""
+        """headers: its own; without any, those that tell a client whether to send it again.
+
+        tei: it is told in the form of text-embeddings-inference, whichever path was asked.
+        """
         super().__init__(message)
         assert (code or kind) in CODES, "metrics count errors by the codes in CODES"
         self.status, self.message, self.kind = status, message, kind
-        self.param, self.code, self.headers, self.tei = param, code, headers, tei
+        self.param, self.code, self.tei = param, code, tei
+        self.headers = headers or _ABOUT_RETRIES.get(code or kind, ())
 
     def reworded(self, message: str, param: str | None) -> "ApiError":
         """The same refusal in other words, about a field by another name."""
@@ -103,8 +114,7 @@ def from_code(code: str, message: str, param: str | None = None) -> ApiError:
     if code == RequestError.code:
         return bad_request(message, param)
     if code in RETRYABLE:
-        retry = (("retry-after", str(RETRY_AFTER_SECONDS)),)
-        return ApiError(503, message, kind=code, code=code, headers=retry)
+        return ApiError(503, message, kind=code, code=code)
     kind = code if code in SERVER_FAULTS else "internal_error"
     return ApiError(500, message, kind=kind, code=kind)
 

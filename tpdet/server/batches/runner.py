@@ -26,7 +26,13 @@ from tpdet.requests.body.batch_lines import (
     output_digest,
     refused_line,
 )
-from tpdet.requests.body.problems import RETRYABLE, ApiError, bad_request, internal_error
+from tpdet.requests.body.problems import (
+    RETRYABLE,
+    ApiError,
+    bad_request,
+    from_code,
+    internal_error,
+)
 from tpdet.requests.routes import RECORDED, Route
 from tpdet.server.batches.record import Batch, BatchFile, new_id
 from tpdet.server.batches.room import BatchRoom
@@ -71,13 +77,8 @@ class Batches:
             return await self.keep(work, *values)
         except StoreUnavailableError as error:
             _log.error("--batch-dir: %s", error)
-            raise ApiError(
-                503,
-                "the server's disk does not take or give files now: try again later",
-                kind="engine_overloaded",
-                code="engine_overloaded",
-                headers=(("retry-after", str(limits.RETRY_AFTER_SECONDS)),),
-            ) from error
+            message = "the server's disk does not take or give files now: try again later"
+            raise from_code("engine_overloaded", message) from error
 
     async def keep(self, work: Callable[..., Result], *values: Any) -> Result:
         """As `use`. Raises StoreUnavailableError."""
@@ -213,15 +214,16 @@ class _Running:
             async for portion in self._turns.slices(_read(lines, file)):
                 for number, request in portion:
                     count += 1
+                    if count > limits.MAX_BATCH_REQUESTS:
+                        most = f"it is over the {limits.MAX_BATCH_REQUESTS} requests of a batch"
+                        remedy = "split the file before it"
+                        return count, [_problem(f"{most}: {remedy}", number, None)]
                     if isinstance(request, BatchLineError) and len(problems) < _MOST_PROBLEMS:
                         problems.append(_problem(str(request), number, request.param))
-                if count > limits.MAX_BATCH_REQUESTS:
-                    most = f"there are over {limits.MAX_BATCH_REQUESTS} requests: split the file"
-                    return count, [_problem(most, None, None)]
                 if self._stopped.is_set():
                     break
         if not count:
-            problems.append(_problem("the file has no requests", None, None))
+            problems.append(_problem("the file has no requests: send a line for each", None, None))
         return count, problems
 
     # Answers

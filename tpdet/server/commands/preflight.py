@@ -85,7 +85,9 @@ def _check_model(settings: Settings, ranks: int) -> tuple[ModelConfig, str]:
     if engine.draft_model is not None:
         read_draft_model(engine)
     if engine.chat_template is not None and not Path(engine.chat_template).exists():
-        raise NotFoundError(f"--chat-template {engine.chat_template} does not exist")
+        raise NotFoundError(
+            f"--chat-template {engine.chat_template} does not exist: name a file with one"
+        )
     files = None
     if not engine.skip_tokenizer_init:
         names = engine.tokenizer, engine.model

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tpdet.requests.body.json_body import parse_object
-from tpdet.requests.body.limits import LARGE_BODY_BYTES, RETRY_AFTER_SECONDS
+from tpdet.requests.body.limits import LARGE_BODY_BYTES
 from tpdet.requests.body.problems import ApiError, bad_request
 from tpdet.server.about.operations import CONTROL_OPERATIONS
 from tpdet.server.front.engine_client import EngineClient
@@ -76,5 +76,4 @@ def _query(request: Request) -> dict[str, str]:
 def _problem(answer: Controlled) -> ApiError:
     """The engine's refusal."""
     error = json.loads(answer.body)["error"]
-    retry = (("retry-after", str(RETRY_AFTER_SECONDS)),) if answer.status == 503 else ()
-    return ApiError(answer.status, kind=error.pop("type"), headers=retry, **error)
+    return ApiError(answer.status, kind=error.pop("type"), **error)

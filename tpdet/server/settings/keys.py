@@ -29,10 +29,13 @@ def read_key_file(path: str, flag: str = "--api-key-file") -> tuple[str, ...]:
     lines = [line.strip() for line in data.splitlines()]
     keys = [line for line in lines if line and not line.startswith(b"#")]
     if not keys:
-        raise UsageError(f"{flag} holds no key: one key a line")
+        raise UsageError(f"{flag} {path} holds no key: write one key a line")
     for key in keys:
         if not all(33 <= byte <= 126 for byte in key):
-            raise UsageError(f"{flag} holds a key that is not printable ASCII without blanks")
+            raise UsageError(
+                f"{flag} {path} holds a key that is not printable ASCII without blanks: write one "
+                "key a line"
+            )
     return tuple(_digest(key) for key in keys)
 
 

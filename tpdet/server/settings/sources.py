@@ -90,11 +90,11 @@ def read_toml(path: str) -> SettingsSource:
         with open_regular(path) as file:
             content = tomllib.loads(file.read(_MAX_TOML_BYTES).decode())
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFoundError(f"--config {path} does not exist") from error
+        raise NotFoundError(f"--config {path} does not exist: name a TOML file") from error
     except NotRegularError as error:
         raise UsageError(f"--config {path}: {error.strerror}: name a TOML file") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"--config {path} cannot be read: {error}") from error
+        raise UsageError(f"--config {path} cannot be read ({error}): name a TOML file") from error
     found = SettingsSource()
     for key, value in content.items():
         name = key.replace("-", "_")
@@ -148,7 +148,7 @@ def read_key(environ: Mapping[str, str]) -> tuple[str, str] | None:
         raise UsageError(f"{' and '.join(given)} hold different keys: unset one")
     variable, key = next(iter(given.items()))
     if not _KEY.fullmatch(key):
-        raise UsageError(f"{variable} is not printable ASCII without blanks")
+        raise UsageError(f"{variable} is not printable ASCII without blanks: set another")
     return key, variable
 
 

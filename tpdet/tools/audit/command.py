@@ -258,7 +258,7 @@ def _note(path: Path | None) -> bytes | None:
     if path is None:
         return None
     if not path.exists():
-        raise NotFoundError(f"--checkpoint {path} does not exist")
+        raise NotFoundError(f"--checkpoint {path} does not exist: name a checkpoint that was kept")
     with path.open("rb") as file:
         data = file.read(MOST_NOTE_BYTES + 1)
     if len(data) > MOST_NOTE_BYTES:

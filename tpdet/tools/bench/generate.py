@@ -61,7 +61,8 @@ def read_peer(path: Path) -> PeerFigures:
     try:
         return msgspec.json.decode(path.read_bytes(), type=PeerFigures)
     except FileNotFoundError:
-        raise NotFoundError(f"--peer {path} does not exist") from None
+        remedy = "scripts/vllm_generate.py writes one"
+        raise NotFoundError(f"--peer {path} does not exist: {remedy}") from None
     except (OSError, msgspec.DecodeError) as error:
         raise UsageError(
             f"--peer {path} holds no figures ({error}): scripts/vllm_generate.py writes them"

@@ -65,7 +65,7 @@ def results_of(
     Raises NotFoundError when there is no such folder, UsageError for a file that is no results.
     """
     if not folder.is_dir():
-        raise NotFoundError(f"{folder} is not a directory of results files")
+        raise NotFoundError(f"{folder} is no directory: name one of results files")
     by_gpu: dict[str, list[tuple[Run, list[Row]]]] = {}
     for path in sorted(folder.glob("*.json")):
         try:

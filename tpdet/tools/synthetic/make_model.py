@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 
 from tpdet.checkpoint.model_config import FAMILIES, HEAD_SIZES, load_model_config
 from tpdet.checkpoint.model_config.families import Family
-from tpdet.checkpoint.model_config.fields import Fields
+from tpdet.checkpoint.model_config.fields import MAX_INTEGER, Fields
 from tpdet.checkpoint.model_config.linear_layers import no_linear
+from tpdet.checkpoint.model_config.load import MAX_HEADS, MAX_LAYERS, MAX_WIDTH
 from tpdet.checkpoint.model_config.model import LinearAttention, Mixture
 from tpdet.errors import UsageError
 from tpdet.kernels.order import CONVOLUTION_TAPS
@@ -27,6 +28,13 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _INTERMEDIATE_GROUP = 128
 _LOGIT_SPREAD = 3.0
 _MOST_SKEW = 16.0
+_MOST_SHARDS = 1 << 16
+_RANGES = {
+    "hidden": (1, MAX_WIDTH), "layers": (1, MAX_LAYERS), "heads": (1, MAX_HEADS),
+    "kv_heads": (1, MAX_HEADS), "intermediate": (1, MAX_WIDTH),
+    "vocab": (MIN_VOCAB_SIZE, 1 << 20), "context": (1, MAX_INTEGER),
+}  # fmt: skip
+"""The least and the most of the sizes that a config.json holds as they are given."""
 _OWN_SETTINGS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("own_settings.json").read_text(encoding="utf-8")
 )
@@ -78,16 +86,18 @@ class ModelShape:
     def __post_init__(self) -> None:
         if self.like not in _FAMILIES:
             raise UsageError(f"like {self.like!r}: use one of {', '.join(_FAMILIES)}")
-        if self.heads < 1 or self.key_heads < 1 or self.heads % self.key_heads:
+        for name, (low, high) in _RANGES.items():
+            _check_range(name, getattr(self, name), low, high)
+        if self.heads % self.key_heads:
+            fit = [str(n) for n in range(1, self.heads + 1) if self.heads % n == 0]
             raise UsageError(
-                f"{self.key_heads} key heads do not divide {self.heads} attention heads"
+                f"{self.key_heads} key heads do not divide {self.heads} attention heads: use one "
+                f"of {', '.join(fit)}"
             )
         if self.head_dim % 2 or not 2 <= self.head_dim <= max(HEAD_SIZES):
             raise UsageError(
                 f"head_dim {self.head_dim}: use an even number up to {max(HEAD_SIZES)}"
             )
-        if self.vocab < MIN_VOCAB_SIZE:
-            raise UsageError(f"vocab {self.vocab}: use at least {MIN_VOCAB_SIZE}")
         if self.dtype not in _DTYPES:
             raise UsageError(f"dtype {self.dtype!r}: use float32, bfloat16 or float16")
         if not 0.0 <= self.router_skew <= _MOST_SKEW:
@@ -96,18 +106,24 @@ class ModelShape:
     @property
     def key_heads(self) -> int:
         """Key and value heads."""
-        return self.kv_heads or max(1, self.heads // 2)
+        return max(1, self.heads // 2) if self.kv_heads is None else self.kv_heads
 
     @property
     def middle(self) -> int:
         """Columns between the two products of the MLP."""
         groups = -(-3 * self.hidden // _INTERMEDIATE_GROUP)
-        return self.intermediate or groups * _INTERMEDIATE_GROUP
+        return groups * _INTERMEDIATE_GROUP if self.intermediate is None else self.intermediate
 
     @property
     def tied(self) -> bool:
         """Whether the output head is the embedding."""
         return self.like == "qwen2" if self.tie is None else self.tie
+
+
+def _check_range(name: str, value: int | None, low: int, high: int) -> None:
+    """Raise UsageError for a value outside; None, which stands for a default, passes."""
+    if value is not None and not low <= value <= high:
+        raise UsageError(f"{name} {value}: use {low} to {high}")
 
 
 def make_model(directory: Path | str, *, seed: int = 0, shards: int = 1, **shape: Any) -> Path:
@@ -118,8 +134,8 @@ def make_model(directory: Path | str, *, seed: int = 0, shards: int = 1, **shape
     """
     directory = Path(directory)
     model = ModelShape(**shape)
-    if shards < 1:
-        raise UsageError(f"shards {shards}: use at least 1")
+    _check_range("shards", shards, 1, _MOST_SHARDS)
+    _check_range("seed", seed, -(1 << 63), (1 << 64) - 1)
     with new_directory(directory) as temporary:
         config = _config(model, train_tokenizer(temporary, model.vocab))
         write_json(temporary / "config.json", config)
