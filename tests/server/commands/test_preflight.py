@@ -74,6 +74,7 @@ NO_FILES = (
         (["--weights-root", "w", "--admin-listen", "127.0.0.1:0"], 66, "--weights-root w is no"),
         (["--max-model-len", "999999"], 2, "over the model's context"),
         *((flag, 66, f"{' '.join(flag[-2:])} does not exist: name a ") for flag in NO_FILES),
+        (["--answer-cache", "/proc/nope"], 77, "--answer-cache /proc/nope cannot be written"),
         (["--run-dir", "/proc/nope"], 2, "--run-dir /proc/nope cannot be made"),
         (["--run-dir", "x" * 120], 2, "use a shorter directory"),
         (["--run-dir", "file"], 2, "is not a directory"),

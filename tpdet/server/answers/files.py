@@ -45,6 +45,19 @@ class AnswerName(NamedTuple):
         return Path(self.request_digest[:2], f"{self.request_digest}-{key}")
 
 
+def make_writable(directory: Path) -> None:
+    """Make the directory where there is none. Raises NotPermittedError where none can be."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise NotPermittedError(
+            f"--answer-cache {directory} cannot be written ({error.strerror}): name a directory of "
+            "this user's, or leave it out"
+        ) from error
+
+
 class AnswerFiles:
     """A directory of answers of at most `limit` bytes. Its methods wait for the disk.
 
@@ -55,15 +68,7 @@ class AnswerFiles:
         """Make the directory where there is none. Raises NotPermittedError where none can be."""
         self._directory, self._limit, self._tally = directory, limit, tally
         self._complained = False
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=directory):
-                pass
-        except OSError as error:
-            raise NotPermittedError(
-                f"--answer-cache {directory} cannot be written ({error.strerror}): name a "
-                "directory of this user's, or leave it out"
-            ) from error
+        make_writable(directory)
 
     def read(self, name: AnswerName) -> bytes | None:
         """An answer, used just now; None if there is none. A damaged one is removed."""

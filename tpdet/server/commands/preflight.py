@@ -18,6 +18,7 @@ from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.order import Contract
 from tpdet.launch.host.kernel_directory import check_caches
 from tpdet.requests.body.limits import MAX_ROUTED_BYTES
+from tpdet.server.answers.files import make_writable
 from tpdet.server.batches import upload
 from tpdet.server.batches.store import BatchStore
 from tpdet.server.commands.gpus import count_gpus, torch_build
@@ -51,6 +52,8 @@ def check_start(settings: Settings, ranks: int) -> None:
         read_key_file(server.admin_key_file, "--admin-key-file")
     if server.audit_dir is not None and server.audit_key is not None:
         check_directory(server.audit_dir, server.audit_key)
+    if server.answer_cache is not None:
+        make_writable(Path(server.answer_cache))
     if server.batch_dir is not None:
         upload.check_installed()
         BatchStore(Path(server.batch_dir)).close()
