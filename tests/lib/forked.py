@@ -8,7 +8,8 @@ import multiprocessing
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -30,25 +31,45 @@ def forked(
     module: str,
     *arguments,
     environment: Mapping[str, str],
-    stderr: Path | None = None,
+    outputs: Sequence[Path] = (),
     children: spares.Tree = (),
 ) -> BaseProcess:
     """What `python -m module arguments` does with `environment` beside this process's, begun.
 
-    A module may be a file, too. children: those of its own that are forks.
+    A module may be a file, too. outputs: files of its standard output and error, which may be one.
+    children: those of its own that are forks.
     """
     words = [module, *map(str, arguments)]
     everything = os.environ | environment
-    process = forking().Process(target=_run, args=(words, everything, stderr, children))
+    process = forking().Process(target=_run, args=(words, everything, outputs, children))
     process.start()
     return process
+
+
+def run_forked(
+    *words, environment: Mapping[str, str] | None = None, children: spares.Tree = (), seconds=280.0
+) -> subprocess.CompletedProcess[str]:
+    """`forked`, once it has ended: its exit code and what it wrote, as of `subprocess.run`."""
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder, name) for name in ("stdout", "stderr")]
+        began = forked(
+            *words, environment=environment or {}, outputs=outputs, children=children
+        )
+        try:
+            (code,) = exit_codes([began], seconds)
+            if code is None:
+                raise subprocess.TimeoutExpired([*map(str, words)], seconds)
+            return subprocess.CompletedProcess(words, code, *(path.read_text() for path in outputs))
+        finally:
+            end([began])
 
 
 class ForkedProgram:
     """`forked` with its standard error and output in a file, and the methods of a `Popen`."""
 
     def __init__(self, *words, environment: Mapping[str, str], log: Path, children: spares.Tree):
-        self._process = forked(*words, environment=environment, stderr=log, children=children)
+        files = (log, log)
+        self._process = forked(*words, environment=environment, outputs=files, children=children)
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
@@ -97,14 +118,13 @@ def end(processes: list[BaseProcess]) -> None:
 
 
 def _run(
-    words: list[str], environment: dict[str, str], stderr: Path | None, children: spares.Tree
+    words: list[str], environment: dict[str, str], outputs: Sequence[Path], children: spares.Tree
 ) -> None:
     os.chdir(ROOT)
     multiprocessing.set_start_method(None, force=True)  # not the one that made this fork
     torch.set_num_threads(1)
-    if stderr is not None:
-        log = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
+    for number, path in enumerate(outputs, 1):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+        os.dup2(file, number)
+        os.close(file)
     spares.run(words, environment, children)

@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from tpdet.launch.host.processes import die_with_parent
 
@@ -24,7 +24,6 @@ Tree = tuple["Tree", ...]
 """A child each, with its own."""
 
 _FREE = 1000  # descriptors from here on are nobody's; those below are inherited, as by any fork
-_popen = subprocess.Popen
 
 
 def run(words: Sequence[str], environment: Mapping[str, str], children: Tree = ()) -> NoReturn:
@@ -33,12 +32,16 @@ def run(words: Sequence[str], environment: Mapping[str, str], children: Tree = (
     os.environ.update(environment)
     spares = [_Spare(own) for own in children]
 
-    def start(command: Sequence[str], **options):
-        if spares and list(command[:3]) == [sys.executable, "-P", "-m"]:
-            return _Child(spares.pop(0), command[3:], **options)
-        return _popen(command, **options)
+    class Popen(subprocess.Popen):
+        """Modules subscript it."""
 
-    subprocess.Popen = start if spares else _popen
+        def __new__(cls, command: Sequence[str], *arguments, **options):
+            if spares and [*command[:3]] == [sys.executable, "-P", "-m"]:
+                return _Child(spares.pop(0), command[3:], **options)
+            return super().__new__(cls)
+
+    if spares:
+        subprocess.Popen = Popen
     sys.argv[:] = words
     code = 0
     try:
@@ -102,6 +105,8 @@ class _Child:
         *,
         env: Mapping[str, str],
         stdin: int | None = None,
+        stdout: IO[bytes] | None = None,
+        stderr: IO[bytes] | None = None,
         pass_fds: Sequence[int] = (),
         start_new_session: bool = False,
         preexec_fn: object = None,
@@ -117,18 +122,25 @@ class _Child:
         order = {"words": [*words], "environment": dict(env), "numbers": numbers}
         order |= {"folder": os.getcwd(), "session": start_new_session}
         with spare.door as door:
-            socket.send_fds(door, [json.dumps(order).encode()], [given, *numbers[1:]])
+            outputs = [1 if stdout is None else stdout.fileno()]
+            outputs += [2 if stderr is None else stderr.fileno()]
+            sent = [given, *outputs, *pass_fds]
+            socket.send_fds(door, [json.dumps(order).encode()], sent)
         os.close(given)
 
     def poll(self) -> int | None:
         return self._collect(os.WNOHANG)
 
-    def wait(self) -> int | None:
+    def wait(self, timeout: float | None = None) -> int | None:
+        """timeout: for a child that was told to end, which needs no limit here."""
         return self._collect(0)
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

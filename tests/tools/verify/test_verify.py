@@ -1,12 +1,11 @@
 """`tpdet verify` over real torchrun worlds: all families are equal, and the control is not."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from tests.conftest import DATA_FAMILIES, FAMILIES, HYBRIDS
+from tests.lib.forked import run_forked
 from tests.lib.some_slow import some_slow
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.tools.verify.compare import compare
@@ -19,9 +18,10 @@ STEPS = "alone,batch,chunks,whole,preempted,prefill"  # drafts: see test_verify_
 FEW_STEPS = "alone,batch,preempted"
 
 
-def verify(*arguments, timeout=280):
-    command = [sys.executable, "-m", "tpdet", "verify", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+def verify(*arguments, worlds=()):
+    """worlds: the sizes of those that are forks, as this command is."""
+    children = [((),) * size if size > 1 else () for size in worlds]
+    return run_forked("tpdet", "verify", *arguments, children=tuple(children))
 
 
 def sizes_of_families():
@@ -123,6 +123,7 @@ def test_every_fold_order_is_equal_and_a_contract_of_its_own(
         output,
         "--html",
         tmp_path / "page.html",
+        worlds=() if fresh else (1, ranks),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Every bit is equal" in (tmp_path / "page.html").read_text()
@@ -168,6 +169,7 @@ def test_the_control_fails_and_names_the_first_difference(tiny_model, tmp_path):
         output,
         "--html",
         tmp_path / "control.html",
+        worlds=(1, 2),
     )
     assert done.returncode == 1, done.stdout + done.stderr
     page = (tmp_path / "control.html").read_text()
