@@ -6,9 +6,11 @@ BIN := $(VENV)/bin
 # Modules are compiled once, not in every process: without it a rank's imports take thrice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve test test-long test-gpu lint verify clean
+.PHONY: setup serve test interpreted together alone test-long test-gpu lint verify clean
+.NOTPARALLEL:
 
-# Two sets of packages in one .venv: what serving needs, and with it what the tests need.
+# Sets of packages in one .venv: what serving needs, with it what tests of kernels in Triton's
+# interpreter need, and with these what all tests need.
 SETUP := pyproject.toml scripts/setup.sh
 setup: $(VENV)/.tests
 
@@ -16,9 +18,13 @@ $(VENV)/.serving: $(SETUP)
 	@PYTHON=$(PYTHON) bash scripts/setup.sh $(VENV) serve
 	@touch $@
 
+$(VENV)/.interpreted: $(SETUP)
+	@PYTHON=$(PYTHON) bash scripts/setup.sh $(VENV) interpreted
+	@touch $(VENV)/.serving $@
+
 $(VENV)/.tests: $(SETUP)
 	@PYTHON=$(PYTHON) bash scripts/setup.sh $(VENV) test
-	@touch $(VENV)/.serving $@
+	@touch $(VENV)/.serving $(VENV)/.interpreted $@
 
 # The model is fetched once, into models/smollm2.
 serve: $(VENV)/.serving
@@ -34,13 +40,19 @@ PYTEST := $(BIN)/python -m pytest -q $(SLOWEST)
 ALONE = $$(grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests)
 
 test: setup
-	failed=; \
+	$(MAKE) --keep-going interpreted together alone
+
+interpreted:
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist worksteal \
-	  -m "($(SPEED)) and interpreted" tests/kernels/interpreted || failed=1; \
+	  -m "($(SPEED)) and interpreted" tests/kernels/interpreted
+
+together:
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 	  --ignore tests/gpu --ignore tests/kernels/interpreted \
-	  -m "($(SPEED)) and not interpreted and not gpu and not alone" || failed=1; \
-	$(PYTEST) -m "($(SPEED)) and alone" $(ALONE) && test -z "$$failed"
+	  -m "($(SPEED)) and not interpreted and not gpu and not alone"
+
+alone:
+	$(PYTEST) -m "($(SPEED)) and alone" $(ALONE)
 
 test-long:
 	$(MAKE) test SPEED="slow or not slow"

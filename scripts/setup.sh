@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# setup.sh [VENV [serve|test]]: makes a virtual environment with tpdet, or completes one. Safe to
-# repeat, and in either order: "serve" installs what serving needs; "test" (the default) adds what the
-# tests need, which takes several times as long.
+# setup.sh [VENV [serve|interpreted|test]]: makes a virtual environment with tpdet, or completes one.
+# Safe to repeat, and in any order: "serve" installs what serving needs; "interpreted" adds what tests
+# in Triton's interpreter need, "test" (the default) what all tests need: several times as long.
 # An installed torch >= 2.11 is reused. Otherwise torch comes from a local find-links file (if pip
 # knows one), else from PyTorch's CPU wheels. On a machine with a GPU install a CUDA torch first.
 set -euo pipefail
@@ -35,8 +35,9 @@ PY
 }
 case $what in
     serve) extras="" && size="about 250 MB" && cached="half a minute" ;;
+    interpreted) extras="[interpreted]" && size="about 450 MB" && cached="a minute" ;;
     test) extras="[test,agents,plot,mpi,slurm,evaluation,rl,audit,batches]" && size="about 750 MB" && cached="2 minutes" ;;
-    *) echo "setup.sh VENV $what: use serve or test" >&2 && exit 2 ;;
+    *) echo "setup.sh VENV $what: use serve, interpreted or test" >&2 && exit 2 ;;
 esac
 echo "making $venv to $what: about $cached with packages from pip's cache, else as long as" \
     "$size take to download"
@@ -47,7 +48,7 @@ if [ ! -x "$venv/bin/python" ]; then
         "$python" -m venv --without-pip "$venv"
     fi
 fi
-if [ "$what" = test ] || ! pip_outside; then
+if [ "$what" != serve ] || ! pip_outside; then
     "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
         "$python" scripts/progress.py --pip "adding pip" "$venv/bin/python" -m ensurepip --upgrade
 fi

@@ -110,7 +110,7 @@ def test_a_command_that_takes_long_has_a_line_now_and_then():
 def test_setup_refuses_what_it_does_not_know(tmp_path):
     command = ["bash", ROOT / "scripts" / "setup.sh", tmp_path / "venv", "everything"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "use serve or test" in done.stderr
+    assert done.returncode == 2 and "use serve, interpreted or test" in done.stderr
     assert not (tmp_path / "venv").exists()
 
 
