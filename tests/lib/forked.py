@@ -52,9 +52,7 @@ def run_forked(
     """`forked`, once it has ended: its exit code and what it wrote, as of `subprocess.run`."""
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder, name) for name in ("stdout", "stderr")]
-        began = forked(
-            *words, environment=environment or {}, outputs=outputs, children=children
-        )
+        began = forked(*words, environment=environment or {}, outputs=outputs, children=children)
         try:
             (code,) = exit_codes([began], seconds)
             if code is None:

@@ -5,8 +5,6 @@ import json
 import os
 import random
 import re
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,6 +20,7 @@ from tests.gpu.lib import checks
 from tests.gpu.lib.checks import outcome, poisoned_workspaces, same, surrounded
 from tests.gpu.lib.suite import Check, side_by_side
 from tests.gpu.test_bits import SUITES, names, prepare
+from tests.lib.forked import run_forked
 from tests.lib.tree import ROOT
 from tpdet.checkpoint.model_config import load_model_config
 from tpdet.checkpoint.model_config.fit import check_ranks
@@ -78,12 +77,9 @@ def test_a_checkpoint_that_is_written_to_time_its_load_is_one_of_its_family(like
 
 def test_pytest_collects_every_check_and_none_passes_without_a_gpu():
     """Nor does one run that nobody asked for: `make test` and a bare pytest leave them out."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu"]
+    command = ["pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu"]
     command += ["--tb=line"]  # a traceback each takes as long as all the rest
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [*command, "tests/gpu"], capture_output=True, text=True, cwd=ROOT, env=environment
-    )
+    done = run_forked(*command, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 1 and "no GPU here" in done.stdout and "passed" not in done.stdout
     assert f"{len(names())} errors" in done.stdout
     assert all(f"::test_a_check_of_bits[{name}]" in done.stdout for name in names())

@@ -3,9 +3,9 @@
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from tests.policy.test_policy import ROOT, sources, tree_of
+from tests.policy.test_policy import ROOT, nodes_of, sources
 
 PRIVATE = {
     "trust": "acceptance rate", "luck": "acceptance rate", "told": "predicted output",
@@ -21,9 +21,9 @@ MOST_VAGUE = 681
 """How often a name is one of `VAGUE`, where the thing has a name. The number may only shrink."""
 
 
-def bound_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
+def bound_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
     """The names that a file gives to variables, parameters, attributes, functions and classes."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 yield name, node.lineno
@@ -42,7 +42,7 @@ def words_of(name: str) -> set[str]:
 def test_no_two_classes_have_one_name():
     files = defaultdict(list)
     for path in sources():
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 files[node.name].append(str(path.relative_to(ROOT)))
     twice = {name: where for name, where in files.items() if len(where) > 1}
@@ -54,7 +54,7 @@ def test_every_sentence_has_a_subject():
     wrong = [
         f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
         for path in sources()
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, described)
         and (text := ast.get_docstring(node))
         and text.split()[0] in ("Of", "That")
@@ -67,7 +67,7 @@ def test_the_fields_words_are_used():
         f"{path.relative_to(ROOT)}:{line}: {name}: the field says {PRIVATE[word]}"
         for path in sources()
         if path.relative_to(ROOT).as_posix() not in ELSEWHERE
-        for name, line in bound_names(tree_of(path))
+        for name, line in bound_names(nodes_of(path))
         for word in words_of(name) & PRIVATE.keys()
     ]
     assert not wrong, "\n".join(wrong)
@@ -75,6 +75,6 @@ def test_the_fields_words_are_used():
 
 def test_vague_names_do_not_spread():
     vague = Counter(
-        name for path in sources() for name, _ in bound_names(tree_of(path)) if name in VAGUE
+        name for path in sources() for name, _ in bound_names(nodes_of(path)) if name in VAGUE
     )
     assert vague.total() <= MOST_VAGUE, f"{vague.total()}: {vague}; name the thing"

@@ -91,15 +91,12 @@ GATED_TILES = (
     Tile(16, 64, 256, 4, 5, "descriptor_swapped"), Tile(64, 128, 128, 4, 4, "descriptor_swapped"),
 )  # fmt: skip
 """Of each variant, those that are launched most and the largest; of mma.sync the smallest."""
+GATED_CASES = [*(("gated", tile) for tile in GATED_TILES), ("geglu", GATED_TILES[0])]
+GATED_CASES.append(("geglu", GATED_TILES[5]))
 
 
 @pytest.mark.parametrize(
-    ("kind", "variant"),
-    [
-        *(("gated", tile) for tile in GATED_TILES),
-        ("geglu", GATED_TILES[0]),
-        pytest.param("geglu", GATED_TILES[5], marks=pytest.mark.slow),
-    ],
+    ("kind", "variant"), some_slow([GATED_CASES[i] for i in (2, 5, 7, 8)], GATED_CASES)
 )
 def test_gated_tiles_compile_with_their_division_and_without_spills(kind, variant):
     assert variant_of(variant).fits(ProductShape(4096, 24576, 4096, 1, 2, True), variant, H200)

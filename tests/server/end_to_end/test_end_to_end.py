@@ -120,7 +120,7 @@ def answers(tiny_model, tmp_path_factory):
 
     @functools.cache
     def at(tp):
-        served = Served(model, tmp_path_factory.mktemp(f"tp{tp}"), tp, fresh=tp > 1)
+        served = Served(model, tmp_path_factory.mktemp(f"tp{tp}"), tp)
         client = served.client
         alone = [ask(client, question) for question in QUESTIONS]
         return {

@@ -4,12 +4,11 @@ After each it answers with the bytes of a process that started on the new ones.
 """
 
 import shutil
-import subprocess
-import sys
 
 import httpx
 import pytest
 
+from tests.lib.forked import run_forked
 from tests.lib.gloo_trainer import GROUP_NAME, start_trainer
 from tests.lib.ports import free_port
 from tests.lib.server.served import Served
@@ -52,8 +51,7 @@ def fresh(model):
 
 
 def reload(served, model):
-    command = [sys.executable, "-m", "tpdet", "reload", str(served.run), "--model", str(model)]
-    found = subprocess.run(command, capture_output=True, timeout=120, text=True)
+    found = run_forked("tpdet", "reload", served.run, "--model", model)
     return found.returncode, found.stdout + found.stderr
 
 

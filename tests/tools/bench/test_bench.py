@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lib.forked import run_forked
 from tests.lib.tree import ROOT
 from tpdet.checkpoint.model_config import load_model_config
 from tpdet.cli import main
@@ -63,11 +64,17 @@ def last_line(capsys):
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-def test_throughput_ends_in_a_line_that_is_the_appended_run(tiny_model, tmp_path, capsys):
-    arguments = ["bench", "throughput", str(tiny_model()), "--tp", "1,2", "--requests", "5",
-                 "--input", "4:20", "--generate", "3", "--output", str(tmp_path)]  # fmt: skip
-    assert main(arguments) == 0
-    record = last_line(capsys)
+def throughput(*arguments, worlds):
+    """The record of a run whose worlds are forks, as it is."""
+    done = run_forked("tpdet", "bench", "throughput", *arguments, children=worlds)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_throughput_ends_in_a_line_that_is_the_appended_run(tiny_model, tmp_path):
+    arguments = (tiny_model(), "--tp", "1,2", "--requests", "5")
+    arguments += ("--input", "4:20", "--generate", "3", "--output", tmp_path)
+    record = throughput(*arguments, worlds=((), ((), ())))
     (run,) = json.loads((tmp_path / "latency.cpu.json").read_text())
     assert run == record and record.keys() == RUN_KEYS and record["bench"] == "throughput"
     cases = [(row["case"], row["tp"], row["unit"]) for row in run["rows"]]
@@ -81,11 +88,9 @@ def test_throughput_ends_in_a_line_that_is_the_appended_run(tiny_model, tmp_path
         assert rate["value"] == pytest.approx(15 / seconds["value"])
 
 
-def test_approximate_runs_say_so_in_their_rows(tiny_model, tmp_path, capsys):
-    arguments = ["bench", "throughput", str(tiny_model()), "--requests", "2", "--input", "4",
-                 "--generate", "2", "--output", str(tmp_path), "--approximate"]  # fmt: skip
-    assert main(arguments) == 0
-    record = last_line(capsys)
+def test_approximate_runs_say_so_in_their_rows(tiny_model, tmp_path):
+    arguments = (tiny_model(), "--requests", "2", "--input", "4", "--generate", "2")
+    record = throughput(*arguments, "--output", tmp_path, "--approximate", worlds=((),))
     assert {row["mode"] for row in record["rows"]} == {"approximate"}
     path = tmp_path / "latency.cpu.json"
     strict = [{**row, "mode": "pairs"} for row in record["rows"]]

@@ -100,7 +100,7 @@ def test_every_fold_order_is_equal_and_a_contract_of_its_own(
 ):
     """`test_engine` has every order and circumstance at every size, by ranks that are threads.
 
-    `server/end_to_end` compares fresh processes in the quick tests.
+    `server/end_to_end/test_mpirun.py` compares fresh processes in the quick tests.
     """
     output = tmp_path / "verify.json"
     done = verify(
