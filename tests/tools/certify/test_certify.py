@@ -173,5 +173,11 @@ def test_what_cannot_be_certified_is_refused_by_name(certify, files, why):
 
 
 def test_a_task_has_a_name_and_a_version(certify):
+    for flags in (("small=3", "small=4"), ("sm\nall=3",)):
+        tasks = [part for flag in flags for part in ("--task", flag)]
+        assert certify({"a": [batch_line("a", ONE)]}, *tasks)[0] == 2
+    assert certify({"log.json": inspect_log(ONE)}, "--task", "small=3")[0] == 0
+    code, _, said = certify({"log.json": inspect_log(ONE)}, "--task", "small=4")
+    assert code == 2 and "--task small=4: the version of small is 3 already: leave one out" in said
     code, _, said = certify({"a": [batch_line("a", ONE)]}, "--task", "small")
     assert code == 2 and "give NAME=VERSION" in said

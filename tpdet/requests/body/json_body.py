@@ -7,11 +7,17 @@ refused here, before any model sees it.
 
 import json
 import re
+import sys
 from typing import Any
 
 from tpdet.requests.body.limits import MAX_JSON_DEPTH
 from tpdet.requests.body.problems import bad_request
 
+_BOM = "\ufeff"
+_KINDS = {
+    list: "an array", str: "a string", int: "a number", float: "a number", bool: "a boolean",
+    type(None): "null",
+}  # fmt: skip
 _CONTAINERS = {dict, list}
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -32,12 +38,17 @@ def parse_object(body: bytes, name: str = "the body") -> dict[str, Any]:
     except RecursionError:
         raise _too_deep() from None
     except json.JSONDecodeError as error:
-        raise bad_request(f"{name} is not JSON: {error.msg} at character {error.pos}") from None
-    except ValueError as error:
+        if text.startswith(_BOM):
+            raise bad_request(f"{name} begins with a byte order mark: leave it out") from None
+        what = error.msg.removesuffix(" at")
+        raise bad_request(f"{name} is not JSON: {what} at character {error.pos}") from None
+    except ValueError:
         # CPython refuses integers of thousands of digits, whose conversion takes quadratic time.
-        raise bad_request(f"{name} holds a number that is too long: {error}") from None
+        most = sys.get_int_max_str_digits()
+        remedy = "send a shorter one"
+        raise bad_request(f"{name} holds a number of over {most} digits: {remedy}") from None
     if not isinstance(value, dict):
-        raise bad_request(f"{name} must be a JSON object")
+        raise bad_request(f"{name} must be a JSON object, not {_KINDS[type(value)]}")
     _check_depth(value)
     if _SURROGATE_ESCAPE.search(body):
         _refuse_lone_surrogates(value, name)

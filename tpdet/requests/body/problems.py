@@ -125,4 +125,6 @@ def internal_error() -> ApiError:
 
 
 def _shorten(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    """The text without its middle where it is too long: a message ends with its remedy."""
+    end = limit // 3
+    return text if len(text) <= limit else f"{text[: limit - end - 3]}...{text[-end:]}"

@@ -63,7 +63,7 @@ async def _owned_file(batches: Batches, request: Request) -> BatchFile:
     name, owner = request.path_params["file_id"], owner_of(request.scope)
     file = await batches.use(batches.store.file, name, owner)
     if file is None:
-        raise _missing("file")
+        raise _missing("file", name)
     return file
 
 
@@ -99,7 +99,7 @@ async def _owned_batch(batches: Batches, request: Request) -> Batch:
     name, owner = request.path_params["batch_id"], owner_of(request.scope)
     batch = await batches.use(batches.store.batch, name, owner)
     if batch is None:
-        raise _missing("batch")
+        raise _missing("batch", name)
     return batches.now(batch)
 
 
@@ -246,7 +246,7 @@ def _page(known: Sequence[Listed], request: Request, kind: str) -> Json:
     if after is not None:
         names = [one.id for one in known]
         if after not in names:
-            raise bad_request(f"after names no {kind}", "after")
+            raise bad_request(f"after {after[:80]!r} names no {kind}: leave it out", "after")
         known = known[names.index(after) + 1 :]
     shown = [one.shown() for one in known[:number]]
     return {
@@ -258,8 +258,8 @@ def _page(known: Sequence[Listed], request: Request, kind: str) -> Json:
     }
 
 
-def _missing(kind: str) -> ApiError:
-    return ApiError(404, f"there is no such {kind} under this key", code="not_found")
+def _missing(kind: str, name: str) -> ApiError:
+    return ApiError(404, f"there is no {kind} {name[:80]!r} under this key", code="not_found")
 
 
 def _json(content: Json) -> Response:

@@ -3,7 +3,8 @@
 Names and defaults follow vLLM's routes and, where SGLang has a route of another name, SGLang's.
 """
 
-from typing import Any, Literal
+import re
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -15,6 +16,9 @@ __all__ = ["ControlFields", "fields_of", "read_fields"]
 MAX_NAME_CHARACTERS = 256
 _NAMES = ("new_version", "weight_version")
 """Fields that say what weights are called."""
+_NAMED = re.compile(
+    r"Object (contains unknown|missing required) field `(.*?)`(?: - at `\$\.(.*)`)?", re.DOTALL
+)
 
 
 class PauseFields(ControlFields, frozen=True, kw_only=True):
@@ -106,8 +110,25 @@ def fields_of(verb: str, values: dict[str, Any], texts: dict[str, str]) -> bytes
         query = msgspec.convert(texts, dict[str, Any])
         fields = msgspec.convert(values | query, kind, strict=not texts)
     except msgspec.ValidationError as error:
-        raise bad_request(str(error)) from None
+        raise _refused(error, kind) from None
     return msgspec.json.encode(fields)
+
+
+def _refused(error: msgspec.DecodeError, kind: type[ControlFields]) -> ApiError:
+    """The 400 for fields that are not those of a verb: it names the field, and what it takes."""
+    said = str(error)
+    if named := _NAMED.fullmatch(said):
+        wrong, inside, name = named[1], named[3], named[2]
+        path = name if inside is None else f"{inside}.{name}"
+        if wrong == "missing required":
+            return bad_request(f"{path} is missing", path)
+        return bad_request(f"unknown field {name!r}: leave it out", path, "unknown_field")
+    what, _, path = said.removesuffix("`").partition(" - at `$.")
+    takes = get_args(get_type_hints(kind).get(path))
+    texts = [one for group in takes for one in (get_args(group) or (group,))]
+    known = ", ".join(one for one in texts if isinstance(one, str))
+    remedy = f": use one of {known}" if known else ""
+    return bad_request(f"{path}: {what}{remedy}" if path else what, path or None)
 
 
 def read_fields(verb: str, body: bytes) -> ControlFields:
@@ -117,7 +138,7 @@ def read_fields(verb: str, body: bytes) -> ControlFields:
     try:
         fields = msgspec.json.decode(body, type=FIELDS[verb])
     except msgspec.DecodeError as error:
-        raise bad_request(str(error)) from None
+        raise _refused(error, FIELDS[verb]) from None
     for field in _NAMES:
         name = getattr(fields, field, None)
         if name is not None and not 0 < len(name) <= MAX_NAME_CHARACTERS:

@@ -30,7 +30,7 @@ def certify(options: argparse.Namespace) -> int:
     Raises what `read_results` raises, UsageError for a malformed task.
     """
     results = read_results(options.results)
-    versions = {**results.versions, **_tasks(options.task)}
+    versions = _tasks(results.versions, options.task)
     digests = [answer.digest for answer in results.answers]
     value = certificate(digests, versions)
     drawn = sum(answer.drawn for answer in results.answers)
@@ -50,10 +50,15 @@ def certify(options: argparse.Namespace) -> int:
     return 1
 
 
-def _tasks(texts: Iterable[str]) -> dict[str, str]:
-    """Versions that were given by hand, where the results have none."""
-    pairs = [text.partition("=") for text in texts]
-    for name, equals, version in pairs:
-        if not name or not equals or not version:
-            raise UsageError(f"--task {name}{equals}{version}: give NAME=VERSION")
-    return {name: version for name, _, version in pairs}
+def _tasks(known: Mapping[str, str], texts: Iterable[str]) -> dict[str, str]:
+    """The results' versions, and those that were given by hand, where the results have none."""
+    versions = dict(known)
+    for text in texts:
+        name, _, version = text.partition("=")
+        if not name or not version or not text.isprintable():
+            raise UsageError(f"--task {text!r}: give NAME=VERSION")
+        if versions.setdefault(name, version) != version:
+            raise UsageError(
+                f"--task {text}: the version of {name} is {versions[name]} already: leave one out"
+            )
+    return versions

@@ -19,7 +19,9 @@ from tpdet.errors import CheckpointError, NotPermittedError
 from tpdet.launch.host.whole_file import write_text
 
 FORMAT = "tpdet-golden-1"
-_REMEDY = "write it anew (pytest --tpdet-update, or tpdet golden record)"
+_REMEDY = (
+    "restore it, or delete it and write it anew (pytest --tpdet-update, or tpdet golden record)"
+)
 _COLUMNS = 98
 Json = dict[str, Any]
 

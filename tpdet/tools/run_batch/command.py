@@ -160,4 +160,6 @@ def _open(stack: ExitStack, path: str) -> IO[str]:
     except FileNotFoundError as error:
         raise NotFoundError(f"{path}: there is no such directory: make it first") from error
     except OSError as error:
-        raise UsageError(f"{path} cannot be used: {error.strerror}") from error
+        raise UsageError(
+            f"{path} cannot be written ({error.strerror}): name another file for the answers"
+        ) from error
