@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
@@ -30,6 +31,7 @@ def run(words: Sequence[str], environment: Mapping[str, str], children: Tree = (
     """What `python -m words` does, or a file of this name, in this process, which then ends."""
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # TMPDIR may be another
     spares = [_Spare(own) for own in children]
 
     class Popen(subprocess.Popen):

@@ -110,7 +110,7 @@ def test_under_random_load_with_shared_prefixes_answers_are_those_computed_alone
     ahead=st.sampled_from([0.0, 0.5, 1.0]),
     key_bytes=st.sampled_from([0, 1, 32]),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_setting_breaks_an_invariant_even_where_keys_collide(
     seed, num_pages, budget, seats, every, count, ahead, key_bytes
 ):

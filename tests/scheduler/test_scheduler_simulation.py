@@ -147,7 +147,7 @@ def test_under_random_load_every_answer_is_the_one_computed_alone(seed, ahead):
     ahead=st.sampled_from([0.0, 0.5, 1.0]),
     others=st.sampled_from([0, 1, 2, 10]),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_setting_breaks_an_invariant_or_starves_anybody(
     seed, num_pages, budget, seats, every, count, ahead, others
 ):

@@ -5,10 +5,13 @@ import os
 import sys
 import time
 
-from tpdet.requests.body import limits
-
 OPTIONS = json.loads(os.environ.get("TPDET_TEST", "{}"))
-# Before the modules that take them as defaults are imported.
+if OPTIONS.get("limits"):
+    # A fork has imported the modules that take them as defaults.
+    for name in [name for name in sys.modules if name.startswith(("tpdet", "tests.lib.server"))]:
+        del sys.modules[name]
+from tpdet.requests.body import limits  # noqa: E402
+
 for name, value in OPTIONS.get("limits", {}).items():
     setattr(limits, name, value)
 

@@ -87,7 +87,7 @@ class Server:
         words += [*(["--port", "0"] if "--port" not in flags else []), *flags]
         self.log = folder / "log"
         own = {"TPDET_TEST": json.dumps({"limits": limits or {}} | options)} | (environment or {})
-        if limits or environment or stderr is not None:
+        if environment or stderr is not None:
             self.process = self._interpreter(words, own, stderr)
         else:
             self.process = ForkedProgram(*words, environment=own, log=self.log, children=((),))
@@ -95,7 +95,7 @@ class Server:
             self.wait_ready()
 
     def _interpreter(self, words, environment, stderr: int | None) -> subprocess.Popen:
-        """A new one: limits are changed before modules take them, /proc has its environment."""
+        """A new one: /proc has its environment."""
         with self.log.open("wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", *words],

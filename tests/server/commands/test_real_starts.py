@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.lib.forked import run_forked
 from tests.lib.server.harness import eventually
 from tpdet.cli import main
 from tpdet.launch.life.run_directory import RunDirectory
@@ -62,15 +63,17 @@ def break_tokenizer(model):
     ],
 )
 def test_a_late_refusal_is_one_line_for_all_ranks_and_leaves_nothing(
-    serve, model, tmp_path, damage, tp, message
+    model, tmp_path, damage, tp, message
 ):
     damage(model)
-    process = serve(model, "--tp", tp)
-    _, errors = process.communicate(timeout=100)
-    (line,) = own_lines(errors)
+    (temporary := tmp_path / "tmp").mkdir()
+    ranks = (((),), *[()] * (tp - 1))
+    command = ("tpdet", "serve", model, "--port", "0", "--tp", tp)
+    done = run_forked(*command, environment={"TMPDIR": str(temporary)}, children=ranks)
+    (line,) = own_lines(done.stderr)
     found = json.loads(line)
-    assert process.returncode == found["exit"] == 65 and message in found["message"]
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert done.returncode == found["exit"] == 65 and message in found["message"]
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_person_at_a_terminal_reads_the_message_alone(serve, model):

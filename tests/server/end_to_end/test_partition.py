@@ -1,4 +1,8 @@
-"""Two hosts and what is between them: partitions short and long, a lost host, and who is left."""
+"""Two hosts and what is between them: partitions short and long, a lost host, and who is left.
+
+In the quick tests a rank that says nothing is a stopped one (`test_end_to_end.py`), a server on two
+nodes is a Slurm job's (`test_slurm.py`), one under torchrun that of `attack/test_listeners.py`.
+"""
 
 import json
 import os
@@ -162,10 +166,8 @@ def ends(streams, reads):
     return [stream.end for stream in streams]
 
 
-@pytest.mark.parametrize(
-    ("step_timeout", "seconds"),
-    [(6.0, 2.0), pytest.param(60.0, 5.0, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("step_timeout", "seconds"), [(6.0, 2.0), (60.0, 5.0)])
 def test_a_short_partition_stalls_and_a_long_one_ends_both_sides(
     network, cluster_model, tmp_path, step_timeout, seconds
 ):
