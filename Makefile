@@ -30,9 +30,10 @@ $(VENV)/.tests: $(SETUP)
 serve: $(VENV)/.serving
 	@PYTHON=$(PYTHON) bash scripts/demo.sh $(BIN)
 
-# Three runs: kernels in Triton's interpreter; tests that bear company, in WORKERS processes of one
-# thread, a file's in one of them for its fixtures; then, one by one, those with time limits. Each
-# runs also after one that failed. Twice as many as there are cores, as many wait for processes.
+# Three runs: kernels in Triton's interpreter, in as many processes as there are cores; tests that
+# bear company, in WORKERS processes of one thread, a file's in one of them for its fixtures; then,
+# one by one, those with time limits. Each runs also after one that failed. Twice as many WORKERS as
+# there are cores, as many wait for processes.
 WORKERS ?= 4
 SPEED := not slow
 SLOWEST := --durations=20 --durations-min=5
@@ -43,7 +44,7 @@ test: setup
 	$(MAKE) --keep-going interpreted together alone
 
 interpreted:
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist worksteal \
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PYTEST) -n auto --dist worksteal \
 	  -m "($(SPEED)) and interpreted" tests/kernels/interpreted
 
 together:

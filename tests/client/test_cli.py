@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.lib.forked import run_forked
 from tpdet.cli import command_parser, main
 from tpdet.client.engine_settings import engine_config
 from tpdet.errors import UsageError
@@ -17,9 +18,9 @@ from tpdet.server.settings.settings import make_parser
 pytestmark = pytest.mark.long
 
 
-def tpdet(*arguments, timeout=120):
-    command = [sys.executable, "-m", "tpdet", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+def tpdet(*arguments):
+    """`server/commands/test_real_starts.py` starts what users do."""
+    return run_forked("tpdet", *arguments)
 
 
 def test_the_commands_are_those_users_know():

@@ -204,7 +204,6 @@ def test_a_damaged_model_is_refused(tmp_path):
     assert done.returncode == 65 and f"remove {tmp_path}/m and start again" in done.stderr
 
 
-@pytest.mark.alone
 def test_the_demo_prints_a_request_that_works_and_ends_on_ctrl_c_with_0(tmp_path, tiny_model):
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     command = ["bash", ROOT / "scripts" / "demo.sh", Path(sys.executable).parent]

@@ -32,7 +32,6 @@ def browser(tmp_path):
 
 
 @needs_browser
-@pytest.mark.alone
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_page_renders_and_asks_nobody_else(server, browser, dark):
     for path in ("/", "/docs"):
@@ -57,7 +56,6 @@ def test_the_page_renders_and_asks_nobody_else(server, browser, dark):
 
 
 @needs_browser
-@pytest.mark.alone
 def test_no_name_of_a_model_becomes_a_script(nasty, browser):
     browser.open(nasty.url + "/docs")
     assert browser.evaluate("document.title") == f"{NASTY} · tpdet"

@@ -12,7 +12,6 @@ from tpdet.requests.body.limits import MAX_HELD_BYTES
 from tpdet.server.front import memory
 from tpdet.server.http1.held_bytes import HeldBytes
 
-pytestmark = pytest.mark.alone
 PATH = "/v1/completions"
 KIND = "Content-Type: application/json"
 SLACK = 48 << 20

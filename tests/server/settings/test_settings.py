@@ -379,7 +379,6 @@ SUPERVISED = (
 )
 
 
-@pytest.mark.alone
 def test_secrets_of_the_environment_reach_the_server_and_no_childs_environment(tmp_path):
     write_tokenizer(tmp_path / "model")
     run, secret = tmp_path / "run", "ab" * 32

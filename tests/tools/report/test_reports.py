@@ -186,7 +186,6 @@ def browser(tmp_path_factory):
     program.close()
 
 
-@pytest.mark.alone
 @pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed")
 def test_the_pages_in_a_browser(damaged, browser, tmp_path):
     """Dark and light, narrow and wide: styled, no wider than the window, and nobody is asked."""
