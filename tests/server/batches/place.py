@@ -71,7 +71,10 @@ async def problem(request, error):
 
 @asynccontextmanager
 async def serving(folder, answers=None, seats=16, most_bytes=1 << 20):
-    """A server on a folder; `openai(n)` is an openai client with key n, `http` a bare one."""
+    """A server on a folder; `openai(n)` is an openai client with key n, `http` a bare one.
+
+    `drain` is a function that ends it while it is still asked.
+    """
     batches = Batches(BatchStore(folder), BatchRoom(Client(), seats), most_bytes)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     add_batch_routes(app, batches)
@@ -94,11 +97,16 @@ async def serving(folder, answers=None, seats=16, most_bytes=1 << 20):
                 base_url=url, api_key=KEYS[number], max_retries=0, http_client=http
             )
 
-        try:
-            yield SimpleNamespace(openai=client, http=http, batches=batches, answers=answers)
-        finally:
+        async def drain():
             ended.set()
             await closing
+
+        try:
+            yield SimpleNamespace(
+                openai=client, http=http, batches=batches, answers=answers, drain=drain
+            )
+        finally:
+            await drain()
 
 
 def lines_of(count, url=COMPLETIONS, **fields):

@@ -310,6 +310,29 @@ def test_a_directory_is_one_servers(tmp_path, monkeypatch):
         BatchStore(tmp_path / "file")
 
 
+@asynchronous
+async def test_what_is_asked_of_a_draining_server_is_asked_of_the_next_one(tmp_path):
+    """Whoever asks for files and batches is told so, as for answers."""
+    async with serving(tmp_path) as server:
+        batch = await ended(server.openai(), await begun(server.openai(), lines_of(1)))
+        await server.drain()
+        form = {"files": {"file": b"x"}, "data": {"purpose": "batch"}}
+        body = {"input_file_id": "file-x", "endpoint": COMPLETIONS, "completion_window": "24h"}
+        for method, path, more in (
+            ("POST", "/v1/files", form),
+            ("GET", "/v1/files", {}),
+            ("GET", f"/v1/files/{batch.output_file_id}", {}),
+            ("GET", f"/v1/files/{batch.output_file_id}/content", {}),
+            ("DELETE", f"/v1/files/{batch.output_file_id}", {}),
+            ("POST", "/v1/batches", {"json": body}),
+            ("GET", "/v1/batches", {}),
+            ("POST", f"/v1/batches/{batch.id}/cancel", {}),
+        ):
+            answer = await server.http.request(method, path, **more)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining"), path
+            assert answer.headers["retry-after"] == "1"
+
+
 async def in_chunks(data):
     """A body without a length."""
     yield data

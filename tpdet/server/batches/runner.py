@@ -39,7 +39,7 @@ from tpdet.server.batches.room import BatchRoom
 from tpdet.server.batches.store import BOM, AnswerRow, BatchStore, StoreUnavailableError, json_line
 from tpdet.server.front.middleware import ClientGone, HttpExchange
 from tpdet.server.front.pace import Turns
-from tpdet.server.wire.protocol import new_request_id
+from tpdet.server.wire.protocol import REFUSALS, new_request_id
 
 RETRY_SECONDS = 1.0
 DISK_SECONDS = 5.0
@@ -70,9 +70,15 @@ class Batches:
         self._turns = Turns()
         self._running: dict[str, _Running] = {}
         self._answer: BatchAnswer | None = None
+        self._closed = False
 
     async def use(self, work: Callable[..., Result], *values: Any) -> Result:
-        """What a method of the store gives, by its one thread. Raises ApiError where it fails."""
+        """What a method of the store gives, by its one thread.
+
+        Raises ApiError where it fails, and once the store was let go of.
+        """
+        if self._closed:
+            raise from_code(*REFUSALS["draining"])
         try:
             return await self.keep(work, *values)
         except StoreUnavailableError as error:
@@ -99,8 +105,10 @@ class Batches:
             _log.info("%d batches go on", len(self._running))
 
     def add(self, batch: Batch) -> None:
-        """Work on a batch that the store has."""
+        """Work on a batch that the store has; once that was let go of, the next server does."""
         assert self._answer is not None
+        if self._closed:
+            return
         running = _Running(self, batch, self._answer, self._room, self._turns)
         self._running[batch.id] = running
         running.task.add_done_callback(lambda _: self._running.pop(batch.id, None))
@@ -130,6 +138,7 @@ class Batches:
         """
         while not ended():
             await asyncio.sleep(_LOOK_SECONDS)
+        self._closed = True
         tasks = [running.task for running in self._running.values()]
         for task in tasks:
             task.cancel()
