@@ -10,7 +10,7 @@ from tests.lib.bits import assert_same_bits
 from tests.lib.thread_world import run_threads
 from tpdet.checkpoint.checkpoint import open_checkpoint
 from tpdet.checkpoint.pieces import Pieces, TensorRead
-from tpdet.checkpoint.resolve import resolve_model
+from tpdet.checkpoint.resolve import is_model, resolve_model
 from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.weight_digests import merge_digests
 from tpdet.comm.world.world import SoloWorld
@@ -303,6 +303,15 @@ def test_a_directory_without_weights_is_not_found(tmp_path):
 def test_a_model_that_is_no_directory_is_not_found(name):
     with pytest.raises(NotFoundError, match="is not a directory"):
         resolve_model(name)
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_a_name_that_is_empty_is_not_the_working_directory(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    assert is_model(".") and not is_model(name)
+    with pytest.raises(NotFoundError, match=f"tokenizer '{name}' names nothing: give a "):
+        resolve_model(name, what="tokenizer")
 
 
 def test_a_shape_is_said_to_have_no_weights_and_not_looked_for_elsewhere(monkeypatch):

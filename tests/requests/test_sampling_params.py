@@ -75,6 +75,7 @@ def test_all_that_is_left_of_the_context_may_be_asked_for():
         ({"top_p": 0}, "top_p 0 keeps nothing"),
         ({"ignore_eos": "yes"}, "ignore_eos must be True or False, not 'yes'"),
         ({"stop": 5}, "stop must be text or a list of texts, not 5"),
+        ({"stop": ["a", "\ud800"]}, r"the stop string '\\ud800' holds a lone surrogate"),
         ({"stop_token_ids": 5}, "stop_token_ids must be a list of token ids, not 5"),
         ({"logit_bias": [1]}, "logit_bias must be a dict"),
         ({"json_schema": {}}, "must be JSON text, not dict: give json.dumps"),

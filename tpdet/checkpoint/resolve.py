@@ -24,6 +24,10 @@ def resolve_model(name: str, revision: str | None = None, what: str = "model") -
     what: its name in messages. Raises NotFoundError, with the remedy, when there is none, and
     CheckpointError for a directory of several GGUF files.
     """
+    if not name.strip():  # an unset variable of a script, say: Path("") is the working directory
+        raise NotFoundError(
+            f"{what} {name!r} names nothing: give a Hugging Face directory or a GGUF file"
+        )
     path = Path(name)
     if path.is_dir():
         return _only_file(path) or path
@@ -58,6 +62,8 @@ def resolve_model(name: str, revision: str | None = None, what: str = "model") -
 def is_model(name: str) -> bool:
     """Whether there is a model of this path: a GGUF file, or a directory with one or a config."""
     path = Path(name)
+    if not name.strip():
+        return False
     if path.is_dir():
         return (path / "config.json").is_file() or any(path.glob(f"*{SUFFIX}"))
     return path.is_file() and is_gguf(path)

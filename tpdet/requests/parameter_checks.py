@@ -97,7 +97,11 @@ def check_stops(stop: tuple[str, ...]) -> None:
     for text in stop:
         if not isinstance(text, str) or not text:
             raise RequestError("a stop string must be non-empty text", "stop")
-        size = len(text.encode("utf-8", "surrogatepass"))
+        try:
+            size = len(text.encode("utf-8"))
+        except UnicodeEncodeError:
+            problem = f"the stop string {text!r:.80} holds a lone surrogate, which no text has"
+            raise RequestError(f"{problem}: leave it out", "stop") from None
         if size > MAX_STOP_BYTES:
             raise RequestError(
                 f"a stop string of {size} bytes is over the limit of {MAX_STOP_BYTES}", "stop"
