@@ -34,7 +34,8 @@ def resource_error(error: BaseException) -> ResourceError | None:
     if isinstance(error, OSError) and number in (errno.EMFILE, errno.ENFILE):
         return ResourceError("no more files can be opened: raise the limit (ulimit -n)")
     if isinstance(error, OSError) and number in FULL_DISK:
-        where = f"{error.filename} cannot be written" if error.filename else "a file's disk is full"
+        name = error.filename2 or error.filename  # of a copy the second one is what is written
+        where = f"{name} cannot be written" if name else "a file's disk is full"
         return ResourceError(f"{where} ({os.strerror(number)}): {_MORE_DISK}")
     if isinstance(error, FileNotFoundError) and "usable temporary directory" in message:
         return ResourceError(

@@ -21,6 +21,7 @@ from tpdet.launch.life.lifecycle import exit_of
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "ulimit -u"),
         (OSError(errno.EMFILE, "Too many open files", "x"), "ulimit -n"),
         (OSError(errno.ENOSPC, "No space", "/d/x"), "/d/x cannot be written"),
+        (OSError(errno.EFBIG, "too large", "/d/from", None, "/d/to"), "/d/to cannot be written"),
         (OSError(errno.EFBIG, "too large"), "ulimit -f"),
         (FileNotFoundError(2, "No usable temporary directory found in ['/t']"), "set TMPDIR"),
     ],
