@@ -398,6 +398,7 @@ def test_teis_bodies_have_its_answers(tiny_model, tmp_path):
         (vectors, "embed", {"inputs": "a b, c. " * 300}, "over the model's context of 512"),
         (vectors, "similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, "is empty"),
         (vectors, "similarity", {"inputs": "a"}, "inputs"),
+        (vectors, "rerank", {"query": "q", "texts": ["a"]}, "/rerank (of documents)"),
         (vectors, "inputs", asked, "answers /v1/embeddings"),
     ):
         with pytest.raises(ApiError) as refused:

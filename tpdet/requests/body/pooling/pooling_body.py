@@ -41,7 +41,7 @@ _ANSWERS: dict[PooledForm, tuple[str, ...]] = {
 }
 """What models answer each form."""
 _USE = {
-    "vector": "/v1/embeddings, /pooling, /score, /rerank, /embed or /similarity",
+    "vector": "/v1/embeddings, /pooling, /score, /rerank (of documents), /embed or /similarity",
     "labels": "/classify, /pooling, /predict, or with one label /score and /rerank",
     "tokens": "/score or /rerank",
 }
