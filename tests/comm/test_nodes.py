@@ -289,7 +289,7 @@ def start_gloo(folder, nodes: int, ranks: int, leaves: int, places=None) -> list
                     "tests.comm.node_rank",
                     *(file, nodes, leaves),
                     environment=shared | place,
-                    stderr=folder / f"{rank}.log",
+                    outputs=[folder / f"{rank}.log"] * 2,
                 )
             )
         assert forked.exit_codes(started) == [0] * size
