@@ -13,6 +13,9 @@ echo "${0##*/} $*" >> "$TOLD"
 case "$*" in
 *"$BROKEN"*) exit 3 ;;
 *serve\\ *) echo $$ >> "$SERVERS"; exec sleep 60 ;;
+*bench\\ peer*)  # not before both servers are there: they are stopped behind it
+    both=$((2 * $(grep -c "bench peer" "$TOLD")))
+    until [ "$(wc -l < "$SERVERS")" -ge $both ]; do sleep 0.05; done ;;
 esac
 """
 
