@@ -239,9 +239,8 @@ def test_ids_salts_shown_numbers_and_spellings_do_not_change_it():
     assert digest(quiet) == digest(msgspec.structs.replace(quiet, eos_token_ids=()))
 
 
-def test_odd_values_have_a_digest_too():
-    for odd in ({"stop": ("\ud800",)}, {"repetition_penalty": 2**70}):
-        assert len(digest(changed(**odd))) == 64
+def test_an_odd_value_has_a_digest_too():
+    assert len(digest(changed(repetition_penalty=2**70))) == 64
 
 
 @pytest.mark.parametrize(

@@ -314,6 +314,10 @@ def test_a_name_that_is_empty_is_not_the_working_directory(name, tmp_path, monke
         resolve_model(name, what="tokenizer")
 
 
+def test_a_model_may_be_named_by_a_path(tmp_path):
+    assert resolve_model(tmp_path) == resolve_model(str(tmp_path)) == tmp_path
+
+
 def test_a_shape_is_said_to_have_no_weights_and_not_looked_for_elsewhere(monkeypatch):
     import huggingface_hub
 

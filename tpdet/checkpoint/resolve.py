@@ -18,12 +18,13 @@ def resolve_tokenizer(tokenizer: str | None, model: str, revision: str | None = 
     return resolve_model(tokenizer, revision, "tokenizer")
 
 
-def resolve_model(name: str, revision: str | None = None, what: str = "model") -> Path:
+def resolve_model(name: str | Path, revision: str | None = None, what: str = "model") -> Path:
     """The directory of a model, or its GGUF file, also where that is alone in a directory.
 
     what: its name in messages. Raises NotFoundError, with the remedy, when there is none, and
     CheckpointError for a directory of several GGUF files.
     """
+    name = str(name)
     if not name.strip():  # an unset variable of a script, say: Path("") is the working directory
         raise NotFoundError(
             f"{what} {name!r} names nothing: give a Hugging Face directory or a GGUF file"

@@ -107,7 +107,7 @@ class CachedCall:
 
         def write() -> None:
             answer = StoredAnswer.of(whole, digests, seed, facts)
-            with contextlib.suppress(UnicodeEncodeError):  # of half a surrogate pair in a stop
+            with contextlib.suppress(UnicodeEncodeError):  # of half a surrogate pair in a request
                 self.cache.files.write(name, msgspec.json.encode(answer))
 
         await asyncio.to_thread(write)
