@@ -40,8 +40,13 @@ SLOWEST := --durations=20 --durations-min=5
 PYTEST := $(BIN)/python -m pytest -q $(SLOWEST)
 ALONE = $$(grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests)
 
-test: setup
-	$(MAKE) --keep-going interpreted together alone
+# What pip loads and unpacks leaves a core idle: kernels in the interpreter, which want few packages,
+# are run beside the rest of a first setup and give way to it.
+test: $(VENV)/.interpreted
+	@$(MAKE) setup >$(VENV)/.log 2>&1 & rest=$$!; failed=; \
+	nice $(MAKE) interpreted || failed=1; \
+	wait $$rest || { cat $(VENV)/.log && exit 1; }; \
+	$(MAKE) --keep-going together alone && test -z "$$failed"
 
 interpreted:
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PYTEST) -n auto --dist worksteal \
