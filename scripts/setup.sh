@@ -33,13 +33,14 @@ PY
     echo "tpdet needs Python 3.11 or newer; set PYTHON=python3.11" >&2
     exit 2
 }
+goal=$what
 case $what in
     serve) extras="" && size="about 250 MB" && cached="half a minute" ;;
-    interpreted) extras="[interpreted]" && size="about 450 MB" && cached="a minute" ;;
+    interpreted) extras="[interpreted]" && goal="test in the interpreter" && size="about 450 MB" && cached="a minute" ;;
     test) extras="[test,agents,plot,mpi,slurm,evaluation,rl,audit,batches]" && size="about 750 MB" && cached="2 minutes" ;;
     *) echo "setup.sh VENV $what: use serve, interpreted or test" >&2 && exit 2 ;;
 esac
-echo "making $venv to $what: about $cached with packages from pip's cache, else as long as" \
+echo "making $venv to $goal: about $cached with packages from pip's cache, else as long as" \
     "$size take to download"
 if [ ! -x "$venv/bin/python" ]; then
     if has_torch "$python"; then
@@ -72,5 +73,5 @@ if ! has_torch "$venv/bin/python"; then
         torch=("torch>=2.11" --index-url https://download.pytorch.org/whl/cpu)
     install "installing PyTorch" "${torch[@]}"
 fi
-install "installing tpdet and the packages to $what" --no-build-isolation --editable ".$extras"
-echo "$venv is ready to $what, after $((SECONDS - began)) s"
+install "installing tpdet and the packages to $goal" --no-build-isolation --editable ".$extras"
+echo "$venv is ready to $goal, after $((SECONDS - began)) s"
