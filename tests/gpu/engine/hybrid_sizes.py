@@ -10,11 +10,11 @@ sizes. It ends with 1 where one differs.
 
 import argparse
 import hashlib
-import random
 import sys
 import tempfile
 from pathlib import Path
 
+from tests.gpu.engine.bits import prompt
 from tests.gpu.engine.hybrids import HYBRIDS, SIZES
 from tpdet import LLM, SamplingParams
 from tpdet.checkpoint.model_config.known_shapes import write_shape
@@ -35,21 +35,16 @@ SAMPLED = SamplingParams(
 )
 
 
-def tokens(length, seed):
-    draw = random.Random(seed)
-    return [draw.randrange(1, 1000) for _ in range(length)]
-
-
-BASE = tokens(900, 0)
+BASE = prompt(900, 0)
 BEGINNINGS = [BASE[:300], BASE[:600], BASE, BASE[:513], BASE[:257]]
-OTHERS = [tokens(length, length) for length in (5, 64, 65, *range(17, 221, 17))]
-PROMPTS = [*BEGINNINGS, BASE[:512] + tokens(90, 1), BASE[:256] + tokens(300, 2), *OTHERS]
-ALONE = [BASE[: 400 + 100 * i] + tokens(50, 40 + i) for i in range(3)]
+OTHERS = [prompt(length, length) for length in (5, 64, 65, *range(17, 221, 17))]
+PROMPTS = [*BEGINNINGS, BASE[:512] + prompt(90, 1), BASE[:256] + prompt(300, 2), *OTHERS]
+ALONE = [BASE[: 400 + 100 * i] + prompt(50, 40 + i) for i in range(3)]
 
 
 def answered(llm, prompts):
     """The replay digests of answers to `prompts` together."""
-    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    asked = [{"prompt_token_ids": ids} for ids in prompts]
     return [answer.replay_digest for answer in llm.generate(asked, SAMPLED, use_tqdm=False)]
 
 
@@ -61,7 +56,7 @@ def digest_of(llm, model):
     for budget in BUDGETS:
         policy.max_num_batched_tokens = policy.mixed_step_tokens = budget
         found[f"chunks of {budget}"] = answered(llm, PROMPTS), expected
-    alone = [digest for prompt in ALONE for digest in answered(llm, [prompt])]
+    alone = [digest for ids in ALONE for digest in answered(llm, [ids])]
     found["alone"] = alone, answered(llm, ALONE)
     if differ := [name for name, (these, those) in found.items() if these != those]:
         raise AssertionError(f"{model}: other answers by {', '.join(differ)}")
