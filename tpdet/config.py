@@ -146,9 +146,9 @@ class EngineConfig(BaseModel):
         None,
         ge=1,
         le=MOST_STEP_TOKENS,
-        description="tokens in one step, at most (default: 2048 on a CPU; 8192 on a GPU, 8448 "
-        "on one Hopper GPU of 132 multiprocessors, or fewer for the sake of the KV cache, and "
-        "while others decode as few as read prompts nearly as fast)",
+        description="tokens in one step, at most (default: 2048 on a CPU; 8192 on a GPU, on Hopper "
+        "GPUs of 132 multiprocessors 8448 at TP 1 and 7168 at TP 2, or fewer for the sake of the "
+        "KV cache, and while others decode as few as read prompts nearly as fast)",
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0.0, le=1.0, description="share of the GPU's memory the engine may use"

@@ -1,17 +1,19 @@
 """How many tokens a step has, unless a setting says so: it follows the device and the load.
 
-On a GPU a step has room for 8,192 tokens (8,448 on one Hopper GPU of 132 multiprocessors:
-`whole_tokens`), if that takes little of the KV cache. In a step in which sequences decode, readers
-wait for the prompts beside them. So it has as few as read prompts at nearly full speed
-(`scheduler/prompt_budget.py`), and never more than take `STEP_SECONDS`. The times are computed from
-the model and the GPU (`step_estimate.py`), and no clock is read: the same requests make the same
-steps after every start. No bit of an answer depends on any of it.
+On a GPU a step has room for 8,192 tokens (on Hopper GPUs of 132 multiprocessors 8,448 at TP 1 and
+7,168 at TP 2: `whole_tokens`), if that takes little of the KV cache. In a step in which sequences
+decode, readers wait for the prompts beside them. So it has as few as read prompts at nearly full
+speed (`scheduler/prompt_budget.py`), and never more than take `STEP_SECONDS`. The times are
+computed from the model and the GPU (`step_estimate.py`), and no clock is read: the same requests
+make the same steps after every start. No bit of an answer depends on any of it.
 """
 
 from dataclasses import dataclass, replace
 
 import msgspec
 
+from tpdet.comm.exchange.peer import OVERLAP_PROGRAMS
+from tpdet.comm.exchange.slot_layout import by_ranks
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.control.step_seconds import StepSeconds
@@ -99,12 +101,13 @@ def whole_tokens(gpu: Gpu, ranks: int) -> int:
     """`MOST_TOKENS`, or near it as many as give each multiprocessor as many tiles as any other.
 
     A product has an even number of tiles side by side as a rule, so half a tile's rows for each
-    multiprocessor do, 8,448 of 132, and attention's items are alike. Of several ranks exchanges
-    take a part of the multiprocessors.
+    multiprocessor do, 8,448 of 132, and attention's items are alike. Exchanges of several ranks
+    take a part of the multiprocessors: 112 are left at TP 2, for 7,168 rows in two micro-batches.
     """
-    whole = gpu.multiprocessors * _TILE_ROWS // 2
+    taken = by_ranks(OVERLAP_PROGRAMS, ranks) if ranks > 1 else 0
+    whole = (gpu.multiprocessors - taken) * _TILE_ROWS // 2
     near = 8 * abs(whole - MOST_TOKENS) <= MOST_TOKENS
-    return whole if gpu.wgmma and ranks == 1 and near else MOST_TOKENS
+    return whole if gpu.wgmma and near else MOST_TOKENS
 
 
 def agreed_step_tokens(chosen: StepTokens, world: World) -> StepTokens:
