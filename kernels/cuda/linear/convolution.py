@@ -34,10 +34,31 @@ from tpdet.kernels.order import CHUNK_TOKENS
 
 _TAPS = tl.constexpr(TAPS)
 _SILU = tl.constexpr(ACTIVATIONS["silu"])
-_CHANNELS = 128
+_CHANNELS = 512
 _ROW_CHANNELS = 512
 _KEPT_CHANNELS = 1024
 _ROWS = 16
+
+
+@triton.jit
+def row_at(row, x, stride, inputs, channels, spot, ring, fresh):
+    """Where a row's channels begin: among a step's from x on if it is `fresh`, or in the ring.
+
+    spot: the place in the ring of the row -(_TAPS - 1); fresh: the first row that is the step's.
+    """
+    spot += row + _TAPS - 1
+    spot = tl.where(spot >= ring, spot - ring, spot)
+    return tl.where(fresh <= row, x + row * stride, inputs + spot * channels)
+
+
+@triton.jit
+def load_taps(weight, column, there):
+    """The four factors of each channel in fp32."""
+    factors = ()
+    for tap in tl.static_range(_TAPS):
+        factor = tl.load(weight + column * _TAPS + tap, mask=there, other=0.0)
+        factors = factors + (factor.to(tl.float32),)  # noqa: RUF005
+    return factors
 
 
 @triton.jit
@@ -58,50 +79,51 @@ def convolve_rows(
 ):
     """Grid: parts of the channels x pieces of runs, and parts of ROWS rows of their chunk.
 
+    A thread goes down the rows of its channels, and has the three before in registers.
     slots: N, behind which snapshots are counted.
     """
     await_earlier(DEPENDENT)
     parts: tl.constexpr = CHUNK // ROWS
     piece, part = tl.program_id(1) // parts, tl.program_id(1) % parts
     first_row, slot, chunk, low, high = rows_of_piece(tables, piece)
-    row = part * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-    new = (row >= low) & (row < high)
-    mask = new[:, None] & (column < channels)
     fields = tables.pieces + piece * PIECE_FIELDS
     _, start, end, _ = sequence_of(tables, tl.load(fields))
     if (end - start <= 1) | (part * ROWS >= high) | (part * ROWS + ROWS <= low):
         return
+    column = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    there = column < channels
     first = chunk * CHUNK + part * ROWS
+    number = (first_row + part * ROWS).to(tl.int64)
+    begin, stop = tl.maximum(low - part * ROWS, 0), tl.minimum(high - part * ROWS, ROWS)
+    x += number * stride
+    inputs += slot * ring * channels
+    spot = (first + ring + 1 - _TAPS) % ring
+    # 1. the rows before, which a snapshot takes
+    rows = ()
+    for row in tl.static_range(1 - _TAPS, 0):
+        source = row_at(row, x, stride, inputs, channels, spot, ring, start - first)
+        read = tl.where(begin < row + _TAPS, channels, 0)
+        value = tl.load(source + column, mask=column < read, other=0.0)
+        rows = rows + (value,)  # noqa: RUF005, Triton unpacks no tuple inside another
     snapshot = tl.load(fields + KEPT).to(tl.int64)
     if (part == 0) & (snapshot >= 0):
-        lane = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-        tail = tails + (snapshot - slots) * (_TAPS - 1) * channels + lane
+        tail = tails + (snapshot - slots) * (_TAPS - 1) * channels + column
         for tap in tl.static_range(_TAPS - 1):
-            position = first + (tap + 1 - _TAPS)
-            if position >= start:
-                number = (first_row + (tap + 1 - _TAPS)).to(tl.int64)
-                value = tl.load(x + number * stride + lane, mask=lane < channels)
-            else:
-                stored = slot * ring + (position + ring) % ring
-                value = tl.load(inputs + stored * channels + lane, mask=lane < channels)
-            tl.store(tail + tap * channels, value, mask=lane < channels)
-    total = tl.zeros((ROWS, CHANNELS), tl.float32)
-    for tap in tl.static_range(_TAPS):
-        position = first + tl.arange(0, ROWS) + (tap + 1 - _TAPS)
-        fresh = position >= start
-        number = (first_row + row + (tap + 1 - _TAPS)).to(tl.int64)
-        value = tl.load(x + number[:, None] * stride + column, mask=mask & fresh[:, None], other=0)
-        if first < start + _TAPS - 1:
-            stored = slot * ring + (position + ring) % ring
-            older = inputs + stored[:, None] * channels + column
-            older = tl.load(older, mask=mask & (fresh == 0)[:, None], other=0)
-            value = tl.where(fresh[:, None], value, older)
-        factor = tl.load(weight + column * _TAPS + tap, mask=column < channels, other=0.0)
-        term = factor.to(tl.float32) * value.to(tl.float32)
-        total = term if tap == 0 else total + term
-    target = y + (first_row + row).to(tl.int64)[:, None] * channels + column
-    tl.store(target, activate(total, _SILU).to(y.dtype.element_ty), mask=mask)
+            tl.store(tail + tap * channels, rows[tap], mask=there)
+    # 2. this part's rows
+    for row in tl.static_range(ROWS):
+        source = row_at(row, x, stride, inputs, channels, spot, ring, start - first)
+        read = tl.where((begin < row + _TAPS) & (stop > row), channels, 0)
+        rows = rows + (tl.load(source + column, mask=column < read, other=0.0),)  # noqa: RUF005
+    w0, w1, w2, w3 = load_taps(weight, column, there)
+    for row in tl.static_range(ROWS):
+        total = w0 * rows[row].to(tl.float32) + w1 * rows[row + 1].to(tl.float32)
+        total = total + w2 * rows[row + 2].to(tl.float32)
+        total = total + w3 * rows[row + 3].to(tl.float32)
+        result = activate(total, _SILU).to(y.dtype.element_ty)
+        target = y + (number * channels + row * channels)
+        written = tl.where((begin <= row) & (stop > row), channels, 0)
+        tl.store(target + column, result, mask=column < written)
 
 
 @triton.jit

@@ -90,7 +90,7 @@ CASES = [
     (gate.gate_values, {"BLOCK": 1024}, "", 0),
     (gate.gate_sums, {"BLOCK": 1024}, "", 0),
     (convolution.convolve_row, {"CHANNELS": 512}, "", 0),
-    (convolution.convolve_rows, {"ROWS": 16, "CHANNELS": 128}, "", 0),
+    (convolution.convolve_rows, {"ROWS": 16, "CHANNELS": 512}, "", 0),
     (convolution.keep_inputs, {"ROWS": 16, "CHANNELS": 128}, "", 0),
     (gated_norm.norm_and_gate, NORM, "", 0),
     (decode_factors.decode_factors, {"SHAPE": SHAPE}, "mma.sync", 68),
