@@ -12,14 +12,14 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier
-from tpdet.kernels.cuda.linear.gates import decay_of
-from tpdet.kernels.cuda.linear.products import high_and_low
+from tpdet.kernels.cuda.linear.gates import DECAY_UNIT, decay_of, decay_of_log
 from tpdet.kernels.cuda.linear.tables import (
     CHUNK,
     INVERSE,
     KEYS,
     PIECE_FIELDS,
     QUERIES,
+    SPARE,
     TILES,
     VECTORS,
     rows_of_piece,
@@ -31,103 +31,69 @@ BLOCKS = tl.constexpr(4)
 
 
 @triton.jit
-def keys_and_queries(step, state, scratch, tables, SHAPE: tl.constexpr):
-    """A chunk's keys and this step's queries [64, Dk], zeros in other rows; stores the keys."""
-    piece, key_head = tl.program_id(1).to(tl.int64), tl.program_id(0) // SHAPE.GROUP
-    KEY_HEADS: tl.constexpr = SHAPE.KEY_HEADS
-    KEY_SIZE: tl.constexpr = SHAPE.KEY_SIZE
-    first_row, slot, chunk, low, high = rows_of_piece(tables, piece)
-    row, lane = tl.arange(0, CHUNK), tl.arange(0, SHAPE.KEY_LANES)
-    column = key_head * KEY_SIZE + lane[None, :]
-    new, old = (row >= low) & (row < high), row < low
-    inside = (lane < KEY_SIZE)[None, :]
-    number = (first_row + row).to(tl.int64)
-    ring = slot * SHAPE.RING + chunk * CHUNK % SHAPE.RING + row
-    fresh = new[:, None] & inside
-    q = tl.load(step.q + number[:, None] * step.q_stride + column, mask=fresh, other=0.0)
-    k = tl.load(step.k + number[:, None] * step.k_stride + column, mask=fresh, other=0.0)
-    stored = state.keys + ring[:, None] * (KEY_HEADS * KEY_SIZE) + column
-    older = tl.load(stored, mask=old[:, None] & inside, other=0.0)
-    k = tl.where(new[:, None], k, older)
-    target = scratch.keys + ((piece * KEY_HEADS + key_head) * CHUNK + row[:, None]) * KEY_SIZE
-    if tl.program_id(0) % SHAPE.GROUP == 0:
-        tl.store(target + lane[None, :], k, mask=tl.broadcast_to(inside, k.shape))
-    return q, k
+def block_of(x, stride, first_row, block, low, high, SHAPE: tl.constexpr):
+    """A block's rows [16, Dk] of the program's key head; zeros in rows outside [low, high)."""
+    small, lane = tl.arange(0, BLOCK)[:, None], tl.arange(0, SHAPE.KEY_LANES)[None, :]
+    first = block * BLOCK
+    row = (first_row + first).to(tl.int64)
+    source = x + (row * stride + tl.program_id(0) // SHAPE.GROUP * SHAPE.KEY_SIZE)
+    mask = (small >= low - first) & (small < high - first) & (lane < SHAPE.KEY_SIZE)
+    return tl.load(source + (small * stride + lane), mask=mask, other=0.0)
+
+
+@triton.jit
+def keys_of(block, step, state, spans, SHAPE: tl.constexpr):
+    """A block's keys [16, Dk], zeros in rows that are neither new nor older."""
+    first_row, ring, low, high = spans
+    k = block_of(step.k, step.k_stride, first_row, block, low, high, SHAPE)
+    if block * BLOCK < low:
+        ROW: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.KEY_SIZE
+        older = block_of(state.keys, ROW, ring, block, 0, low, SHAPE)
+        k = tl.where((tl.arange(0, BLOCK) < low - block * BLOCK)[:, None], older, k)
+    return k
+
+
+@triton.jit
+def exact_product(left, right, TWO: tl.constexpr):
+    """left @ right' of rows in a model's dtype, a chain from +0."""
+    none = tl.zeros((left.shape[0], right.shape[0]), tl.float32)
+    if TWO:
+        return tl.dot(left, tl.trans(right), none)
+    left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, tl.trans(right), none, input_precision="ieee")
 
 
 @triton.jit
 def store_terms(target, x, mask, TWO: tl.constexpr):
     """The terms of x go to the tiles of target, those of a term behind those of the one before."""
-    high, low = high_and_low(x, TWO)
-    tl.store(target, high, mask=mask)
     if TWO:
-        tl.store(target + TILES * BLOCK * BLOCK, low, mask=mask)
+        high = x.to(tl.bfloat16)
+        tl.store(target, high, mask=mask)
+        tl.store(target + TILES * BLOCK * BLOCK, (x - high.to(tl.float32)).to(tl.bfloat16), mask)
+    else:
+        tl.store(target, x, mask=mask)
 
 
 @triton.jit
-def invert_blocks(of_head, head, state, scratch, tables, SHAPE: tl.constexpr):
-    """T of a chunk's four blocks, from p in the scratch of T; older rows from the ring."""
-    piece = tl.program_id(1).to(tl.int64)
-    HEADS: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
-    TERMS: tl.constexpr = 2 if SHAPE.TWO else 1
-    _, slot, chunk, low, high = rows_of_piece(tables, piece)
-    block, row = tl.arange(0, BLOCKS)[:, None], tl.arange(0, BLOCK)[None, :]
-    inside = block * BLOCK + row  # [4, 16]: rows of the chunk
-    new, old = (inside >= low) & (inside < high), inside < low
-    column = tl.arange(0, BLOCK)[None, None, :]
-    target = scratch.inverses + (of_head * CHUNK + inside[:, :, None]) * BLOCK + column
-    coupling = tl.load(target)  # [4, 16, 16]
-    ring = slot * SHAPE.RING + chunk * CHUNK % SHAPE.RING + inside
-    stored = state.inverses + ((ring * HEADS + head) * BLOCK)[:, :, None] + column
-    inverse = tl.load(stored, mask=old[:, :, None], other=0.0)
-    sums = tl.zeros((BLOCKS, BLOCK, BLOCK), tl.float32)
-    for j in range(BLOCK):
-        here = (row == j)[:, :, None]
-        inverse = tl.where(here & new[:, :, None], tl.where(column == j, 1.0, sums), inverse)
-        final = tl.sum(tl.where(here, inverse, 0.0), axis=1)[:, None, :]
-        factor = tl.sum(tl.where(column == j, coupling, 0.0), axis=2)[:, :, None]
-        sums = tl.where((row > j)[:, :, None], sums + factor * final, sums)
-    tl.store(target, inverse)
-    tile = scratch.tiles + (of_head * TERMS * TILES + INVERSE) * (BLOCK * BLOCK)
-    store_terms(tile + inside[:, :, None] * BLOCK + column, inverse, None, SHAPE.TWO)
+def row_vectors(spans, factors, state, scratch, SHAPE: tl.constexpr):
+    """Stores the vectors of a chunk's rows, and their prefix sums of log decays in fp64.
 
-
-@triton.jit
-def chunk_factors(
-    step, factors, state, scratch, tables, SHAPE: tl.constexpr, DEPENDENT: tl.constexpr
-):
-    """Grid: value heads x pieces."""
-    await_earlier(DEPENDENT)
+    Sums of l are integers from -2^53 on, which fp64 has exactly, as it has their differences.
+    """
     head, piece = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    key_head = head // SHAPE.GROUP
     HEADS: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
-    TERMS: tl.constexpr = 2 if SHAPE.TWO else 1
-    ALONE: tl.constexpr = 1 if SHAPE.ALONE else 0
-    first_row, slot, chunk, low, high = rows_of_piece(tables, piece)
-    _, start, end, _ = sequence_of(tables, tl.load(tables.pieces + piece * PIECE_FIELDS))
-    if end - start <= ALONE:
-        return
+    first_row, ring, low, high = spans
     row = tl.arange(0, CHUNK)
     new, old = (row >= low) & (row < high), row < low
     number = (first_row + row).to(tl.int64)
-    ring = slot * SHAPE.RING + chunk * CHUNK % SHAPE.RING + row
+    ring += row
     of_head = piece * HEADS + head
-    # 1. products of keys and queries with keys
-    q, k = keys_and_queries(step, state, scratch, tables, SHAPE)
-    none = tl.zeros((CHUNK, CHUNK), tl.float32)
-    if SHAPE.TWO:
-        kk, qk = tl.dot(k, tl.trans(k), none), tl.dot(q, tl.trans(k), none)
-    else:
-        q, k = q.to(tl.float32), k.to(tl.float32)
-        kk = tl.dot(k, tl.trans(k), none, input_precision="ieee")
-        qk = tl.dot(q, tl.trans(k), none, input_precision="ieee")
-    # 2. vectors; decays are differences of prefix sums
     logs = tl.load(factors.decay + number * HEADS + head, mask=new, other=0)
     logs = tl.where(new, logs, tl.load(state.decays + ring * HEADS + head, mask=old, other=0))
     tl.store(scratch.decays + of_head * CHUNK + row, logs)
     sums = tl.cumsum(logs, axis=0)
     strength = tl.load(factors.strength + number * HEADS + head, mask=new, other=0.0)
-    of_key = number * SHAPE.KEY_HEADS + key_head
+    of_key = number * SHAPE.KEY_HEADS + head // SHAPE.GROUP
     of_query = tl.load(factors.query + of_key, mask=new, other=0.0)
     of_key = tl.load(factors.key + of_key, mask=new, other=0.0)
     vector = scratch.vectors + of_head * (VECTORS * CHUNK) + row
@@ -136,21 +102,95 @@ def chunk_factors(
     tl.store(vector + 2 * CHUNK, strength)
     tl.store(vector + 3 * CHUNK, of_key)
     tl.store(vector + 4 * CHUNK, of_query)
-    # 3. products by decays, stored in terms
-    i, j = row[:, None], row[None, :]
-    visible = i >= j
-    block = i // BLOCK
-    tile = (block * (block + 1) // 2 + j // BLOCK) * (BLOCK * BLOCK) + i % BLOCK * BLOCK + j % BLOCK
-    base = scratch.tiles + of_head * (TERMS * TILES * BLOCK * BLOCK) + tile
-    stored = j // BLOCK <= block
-    decay = decay_of(tl.where(visible, sums[:, None] - sums[None, :], 0))
-    p = tl.where(visible, decay * kk, 0.0)
-    store_terms(base + KEYS * BLOCK * BLOCK, p, stored, SHAPE.TWO)
-    of_queries = tl.where(visible, decay * qk, 0.0)
-    store_terms(base + QUERIES * BLOCK * BLOCK, of_queries, stored, SHAPE.TWO)
-    # 4. the inverses of the blocks
-    coupling = -((strength * of_key)[:, None] * p)
-    target = scratch.inverses + (of_head * CHUNK + i) * BLOCK + j % BLOCK
-    tl.store(target, coupling, mask=block == j // BLOCK)
+    spare = scratch.vectors + (of_head * VECTORS + SPARE) * CHUNK
+    tl.store(spare.to(tl.pointer_type(tl.float64)) + row, sums.to(tl.float64) * DECAY_UNIT)
+
+
+@triton.jit
+def invert_blocks(of_head, spans, state, scratch, SHAPE: tl.constexpr):
+    """T of a chunk's four blocks, from couplings in the scratch of T; older rows from the ring.
+
+    A thread has a column of a block, whose rows it goes down.
+    """
+    HEADS: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
+    TERMS: tl.constexpr = 2 if SHAPE.TWO else 1
+    _, ring, low, high = spans
+    first, column = tl.arange(0, BLOCKS)[:, None] * BLOCK, tl.arange(0, BLOCK)[None, :]
+    target = scratch.inverses + (of_head * CHUNK + first) * BLOCK + column  # [4, 16]
+    coupling = scratch.inverses + (of_head * CHUNK + first) * BLOCK + 0 * column
+    stored = state.inverses + ((ring + first) * HEADS + tl.program_id(0)) * BLOCK + column
+    tile = scratch.tiles + (of_head * TERMS * TILES + INVERSE) * (BLOCK * BLOCK)
+    tile += first * BLOCK + column
+    rows = ()
+    for i in tl.static_range(BLOCK):
+        sums = tl.zeros((BLOCKS, BLOCK), tl.float32)
+        for j in tl.static_range(i):
+            sums += tl.load(coupling + (i * BLOCK + j)) * rows[j]
+        old = (first + i < low) & (column >= 0)
+        inverse = tl.load(stored + i * (HEADS * BLOCK), mask=old, other=0.0)
+        new = (first + i >= low) & (first + i < high)
+        inverse = tl.where(new, tl.where(column == i, 1.0, sums), inverse)
+        rows = rows + (inverse,)  # noqa: RUF005, Triton unpacks no tuple inside another
+        store_terms(tile + i * BLOCK, inverse, None, SHAPE.TWO)
     tl.debug_barrier()
-    invert_blocks(of_head, head, state, scratch, tables, SHAPE)
+    for i in tl.static_range(BLOCK):
+        tl.store(target + i * BLOCK, rows[i])
+
+
+@triton.jit
+def chunk_factors(
+    step, factors, state, scratch, tables, SHAPE: tl.constexpr, DEPENDENT: tl.constexpr
+):
+    """Grid: value heads x pieces. Tiles of 16 x 16 in turn: those that no row reads are left out.
+
+    What a warp does to one tile is short code: unrolled, it is fetched more slowly than it runs.
+    """
+    await_earlier(DEPENDENT)
+    head, piece = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    HEADS: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.GROUP
+    TERMS: tl.constexpr = 2 if SHAPE.TWO else 1
+    TILE: tl.constexpr = BLOCK * BLOCK
+    ALONE: tl.constexpr = 1 if SHAPE.ALONE else 0
+    sequence = tl.load(tables.pieces + piece * PIECE_FIELDS)
+    first_row, start, end, slot = sequence_of(tables, sequence)
+    if end - start <= ALONE:
+        return
+    first_row, slot, chunk, low, high = rows_of_piece(tables, piece)
+    spans = first_row, slot * SHAPE.RING + chunk * CHUNK % SHAPE.RING, low, high
+    of_head = piece * HEADS + head
+    # 1. vectors of rows
+    row_vectors(spans, factors, state, scratch, SHAPE)
+    tl.debug_barrier()
+    vector = scratch.vectors + of_head * (VECTORS * CHUNK)
+    sums = (vector + SPARE * CHUNK).to(tl.pointer_type(tl.float64))
+    small, lane = tl.arange(0, BLOCK), tl.arange(0, SHAPE.KEY_LANES)[None, :]
+    inside = small[:, None] * BLOCK + small[None, :]
+    tiles = scratch.tiles + of_head * (TERMS * TILES * TILE)
+    for block in range(tl.cdiv(high, BLOCK)):
+        row = block * BLOCK + small
+        q = block_of(step.q, step.q_stride, first_row, block, low, high, SHAPE)
+        k = keys_of(block, step, state, spans, SHAPE)
+        if head % SHAPE.GROUP == 0:
+            target = (piece * SHAPE.KEY_HEADS + head // SHAPE.GROUP) * CHUNK + block * BLOCK
+            target = scratch.keys + target * SHAPE.KEY_SIZE
+            target += small[:, None] * SHAPE.KEY_SIZE + lane
+            tl.store(target, k, mask=tl.broadcast_to(lane < SHAPE.KEY_SIZE, k.shape))
+        until = tl.load(sums + row)
+        coupled = tl.load(vector + 2 * CHUNK + row) * tl.load(vector + 3 * CHUNK + row)
+        for other in range(block + 1):
+            # 2. products of keys and queries with keys, by decays
+            keys = keys_of(other, step, state, spans, SHAPE)
+            since = tl.load(sums + other * BLOCK + small)
+            decay = decay_of_log(until[:, None] - since[None, :])
+            visible = small[None, :] - small[:, None] <= (block - other) * BLOCK
+            p = tl.where(visible, decay * exact_product(k, keys, SHAPE.TWO), 0.0)
+            seen = tl.where(visible, decay * exact_product(q, keys, SHAPE.TWO), 0.0)
+            tile = tiles + (block * (block + 1) // 2 + other) * TILE
+            store_terms(tile + KEYS * TILE + inside, p, None, SHAPE.TWO)
+            store_terms(tile + QUERIES * TILE + inside, seen, None, SHAPE.TWO)
+            if other == block:
+                target = scratch.inverses + (of_head * CHUNK + block * BLOCK) * BLOCK
+                tl.store(target + inside, -(coupled[:, None] * p))
+    # 3. the inverses of the blocks
+    tl.debug_barrier()
+    invert_blocks(of_head, spans, state, scratch, SHAPE)

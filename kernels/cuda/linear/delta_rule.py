@@ -48,7 +48,7 @@ from tpdet.kernels.order import CHUNK_TOKENS
 
 _COLUMNS = 32
 _LATE_PROGRAMS = 2  # on a multiprocessor: as many as have room
-_FACTOR_WARPS = 8
+_FACTOR_WARPS = 1
 _LATE_SEQUENCES = 512
 
 

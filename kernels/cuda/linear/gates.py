@@ -32,6 +32,7 @@ DECAY_STEPS = tl.constexpr(2.0**decays.DECAY_BITS)
 LOWEST_STEPS = tl.constexpr(int(decays.LOWEST) << decays.DECAY_BITS)
 _ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to an integer, ties even
 _ROUNDER_BITS = tl.constexpr(0x4338000000000000)
+_FEWEST = tl.constexpr(-1020)  # turns: below those of LOWEST, so that 2^turns is normal
 LENGTH_EPS_BITS = tl.constexpr(eps_bits(LENGTH_EPS))
 _ROWS = 16
 
@@ -87,14 +88,21 @@ def decay_of(total):
     """
     total = tl.maximum(total, LOWEST_STEPS)
     x = ((total + _ROUNDER_BITS).to(tl.float64, bitcast=True) - _ROUNDER) * DECAY_UNIT
+    return decay_of_log(x)
+
+
+@triton.jit
+def decay_of_log(x):
+    """fp32 of `exponential` of fp64 x, with its bits; of x > 0 nothing is said."""
     shifted = x * TURNS + 0.5
     rounded = shifted + _ROUNDER
     nearest = rounded - _ROUNDER
     above = nearest > shifted
     turns = tl.where(above, nearest - 1.0, nearest)  # the floor of shifted
     rest = (x - turns * LOG2_HIGH) - turns * LOG2_LOW
-    whole = (rounded.to(tl.int64, bitcast=True) - _ROUNDER_BITS) - above.to(tl.int64)
-    power = ((whole + 1023) << 52).to(tl.float64, bitcast=True)
+    whole = rounded.to(tl.int64, bitcast=True).to(tl.int32) - above.to(tl.int32)
+    whole = tl.maximum(whole, _FEWEST) + 1023
+    power = (whole.to(tl.int64) << 52).to(tl.float64, bitcast=True)
     return (horner(rest, EXP_TERMS, EXP_COUNT) * power).to(tl.float32)
 
 

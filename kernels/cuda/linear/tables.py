@@ -11,9 +11,10 @@ from tpdet.kernels.order import CHUNK_TOKENS
 
 CHUNK = tl.constexpr(CHUNK_TOKENS)
 # Tiles [16, 16] of a chunk's products, a term's one after the other: p and p' by blocks of rows up
-# to the diagonal, then T. Vectors [64] of its rows: e, d_Cj, c, n, m; three are spare.
+# to the diagonal, then T. Vectors [64] of its rows: e, d_Cj, c, n, m; from SPARE on those that the
+# pass does not read: prefix sums of log decays in fp64.
 KEYS, QUERIES, INVERSE, TILES = (tl.constexpr(first) for first in (0, 10, 20, 24))
-VECTORS = tl.constexpr(8)
+VECTORS, SPARE = tl.constexpr(8), tl.constexpr(5)
 PIECE_FIELDS, KEPT = tl.constexpr(3), tl.constexpr(2)
 
 
