@@ -31,26 +31,30 @@ BLOCKS = tl.constexpr(4)
 
 
 @triton.jit
-def block_of(x, stride, first_row, block, low, high, SHAPE: tl.constexpr):
-    """A block's rows [16, Dk] of the program's key head; zeros in rows outside [low, high)."""
+def keys_of(block, step, state, spans, SHAPE: tl.constexpr):
+    """A block's keys [16, Dk] of the program's key head, new and older; zeros in other rows."""
+    ROW: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.KEY_SIZE
+    first_row, ring, low, high = spans
     small, lane = tl.arange(0, BLOCK)[:, None], tl.arange(0, SHAPE.KEY_LANES)[None, :]
     first = block * BLOCK
-    row = (first_row + first).to(tl.int64)
-    source = x + (row * stride + tl.program_id(0) // SHAPE.GROUP * SHAPE.KEY_SIZE)
-    mask = (small >= low - first) & (small < high - first) & (lane < SHAPE.KEY_SIZE)
-    return tl.load(source + (small * stride + lane), mask=mask, other=0.0)
+    column = tl.program_id(0) // SHAPE.GROUP * SHAPE.KEY_SIZE
+    older = state.keys + ((ring + first) * ROW + column)
+    source = step.k + ((first_row + first).to(tl.int64) * step.k_stride + column)
+    source = tl.where(small < low - first, older + small * ROW, source + small * step.k_stride)
+    mask = (small < high - first) & (lane < SHAPE.KEY_SIZE)
+    return tl.load(source + lane, mask=mask, other=0.0)
 
 
 @triton.jit
-def keys_of(block, step, state, spans, SHAPE: tl.constexpr):
-    """A block's keys [16, Dk], zeros in rows that are neither new nor older."""
-    first_row, ring, low, high = spans
-    k = block_of(step.k, step.k_stride, first_row, block, low, high, SHAPE)
-    if block * BLOCK < low:
-        ROW: tl.constexpr = SHAPE.KEY_HEADS * SHAPE.KEY_SIZE
-        older = block_of(state.keys, ROW, ring, block, 0, low, SHAPE)
-        k = tl.where((tl.arange(0, BLOCK) < low - block * BLOCK)[:, None], older, k)
-    return k
+def queries_of(block, step, spans, SHAPE: tl.constexpr):
+    """A block's queries [16, Dk] of the program's key head, zeros in rows that are not new."""
+    first_row, _, low, high = spans
+    small, lane = tl.arange(0, BLOCK)[:, None], tl.arange(0, SHAPE.KEY_LANES)[None, :]
+    first = block * BLOCK
+    column = tl.program_id(0) // SHAPE.GROUP * SHAPE.KEY_SIZE
+    source = step.q + ((first_row + first).to(tl.int64) * step.q_stride + column)
+    mask = (small >= low - first) & (small < high - first) & (lane < SHAPE.KEY_SIZE)
+    return tl.load(source + (small * step.q_stride + lane), mask=mask, other=0.0)
 
 
 @triton.jit
@@ -168,7 +172,7 @@ def chunk_factors(
     tiles = scratch.tiles + of_head * (TERMS * TILES * TILE)
     for block in range(tl.cdiv(high, BLOCK)):
         row = block * BLOCK + small
-        q = block_of(step.q, step.q_stride, first_row, block, low, high, SHAPE)
+        q = queries_of(block, step, spans, SHAPE)
         k = keys_of(block, step, state, spans, SHAPE)
         if head % SHAPE.GROUP == 0:
             target = (piece * SHAPE.KEY_HEADS + head // SHAPE.GROUP) * CHUNK + block * BLOCK

@@ -34,7 +34,7 @@ _ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to a
 _ROUNDER_BITS = tl.constexpr(0x4338000000000000)
 _FEWEST = tl.constexpr(-1020)  # turns: below those of LOWEST, so that 2^turns is normal
 LENGTH_EPS_BITS = tl.constexpr(eps_bits(LENGTH_EPS))
-_ROWS = 16
+_ROWS, _WARPS = 16, 1
 
 
 class DeltaStep(NamedTuple):
@@ -137,12 +137,13 @@ def row_factors(
     scale,
     KEY_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    PAD: tl.constexpr,
     SIZE: tl.constexpr,
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid: ROWS rows x key heads. GROUP value heads of each, one after the other."""
+    """Grid: ROWS rows x key heads with their GROUP value heads, PAD of them, a power of two."""
     await_earlier(DEPENDENT)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1)
@@ -156,14 +157,16 @@ def row_factors(
     of_query = reciprocal_root(q.to(tl.float32), 1, LENGTH_EPS_BITS) * scale
     tl.store(factors.key + rows * KEY_HEADS + head, of_key, mask=live)
     tl.store(factors.query + rows * KEY_HEADS + head, of_query, mask=live)
-    for i in range(GROUP):
-        value_head = head * GROUP + i
-        spot = rows * (KEY_HEADS * GROUP) + value_head
-        a = tl.load(step.a + rows * step.a_stride + value_head, mask=live, other=0.0)
-        b = tl.load(step.b + rows * step.b_stride + value_head, mask=live, other=0.0)
-        logs = log_decay(a, tl.load(gates.a_log + value_head), tl.load(gates.dt_bias + value_head))
-        tl.store(factors.decay + spot, logs, mask=live)
-        tl.store(factors.strength + spot, sigmoid(b) * of_key, mask=live)
+    member = tl.arange(0, PAD)[None, :]
+    value_head = head * GROUP + member
+    there = live[:, None] & (member < GROUP)
+    spot = rows[:, None] * (KEY_HEADS * GROUP) + value_head
+    a = tl.load(step.a + rows[:, None] * step.a_stride + value_head, mask=there, other=0.0)
+    b = tl.load(step.b + rows[:, None] * step.b_stride + value_head, mask=there, other=0.0)
+    a_log = tl.load(gates.a_log + value_head, mask=member < GROUP, other=0.0)
+    dt_bias = tl.load(gates.dt_bias + value_head, mask=member < GROUP, other=0.0)
+    tl.store(factors.decay + spot, log_decay(a, a_log, dt_bias), mask=there)
+    tl.store(factors.strength + spot, sigmoid(b) * of_key[:, None], mask=there)
 
 
 def factors_of(step: DeltaStep, gates: DeltaGates) -> RowFactors:
@@ -184,10 +187,11 @@ def factors_of(step: DeltaStep, gates: DeltaGates) -> RowFactors:
         size**-0.5,
         KEY_HEADS=key_heads,
         GROUP=heads // key_heads,
+        PAD=next_power_of_2(heads // key_heads),
         SIZE=size,
         LANES=next_power_of_2(size),
         ROWS=_ROWS,
-        num_warps=4,
+        num_warps=_WARPS,
         enable_fp_fusion=False,
         **dependent_launch(device),
     )

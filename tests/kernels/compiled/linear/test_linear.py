@@ -83,7 +83,7 @@ ALL = {"SHAPE": SHAPE, "PART": pass_chunks.ALL_CHUNKS}
 CASES = [
     (
         gates.row_factors,
-        {"KEY_HEADS": 16, "GROUP": 2, "SIZE": 128, "LANES": 128, "ROWS": 16},
+        {"KEY_HEADS": 16, "GROUP": 2, "PAD": 2, "SIZE": 128, "LANES": 128, "ROWS": 16},
         "",
         0,
     ),
