@@ -15,7 +15,13 @@ import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
-from tpdet.kernels.cuda.pointwise.norm import eps_bits, reciprocal_root
+from tpdet.kernels.cuda.pointwise.norm import (
+    eps_bits,
+    nearest_integer,
+    root_of_mass,
+    row_exponent,
+    square_mass,
+)
 from tpdet.kernels.exact import decays
 from tpdet.kernels.inputs.linear_state import LENGTH_EPS, DeltaGates
 
@@ -125,7 +131,22 @@ def log_decay(a, a_log, dt_bias):
     softplus = tl.where(x > 0.0, x, 0.0) + tail
     decay = -(exponential(a_log.to(tl.float64)) * softplus)
     decay = tl.where(decay > STRONGEST, decay, STRONGEST)
-    return ((decay * DECAY_STEPS + _ROUNDER) - _ROUNDER).to(tl.int64)
+    return nearest_integer(decay * DECAY_STEPS)
+
+
+@triton.jit
+def reciprocal_length(x):
+    """1 / sqrt(sum + 1e-6) in fp32 of rows x [R, D]; the sums are dealt out to a warp's lanes.
+
+    Where a sum was made, all lanes that added to it have it: each would make its root.
+    """
+    x = x.to(tl.float32)
+    largest = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
+    exponent, finite = row_exponent(largest)
+    row = tl.arange(0, x.shape[0])
+    mass = tl.gather(square_mass(x, exponent, finite), row, 0)
+    exponent, finite = row_exponent(tl.gather(largest, row, 0))
+    return root_of_mass(mass, exponent, finite, 1, LENGTH_EPS_BITS)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -153,8 +174,7 @@ def row_factors(
     column = head * SIZE + lane[None, :]
     q = tl.load(step.q + rows[:, None] * step.q_stride + column, mask=inside, other=0.0)
     k = tl.load(step.k + rows[:, None] * step.k_stride + column, mask=inside, other=0.0)
-    of_key = reciprocal_root(k.to(tl.float32), 1, LENGTH_EPS_BITS)
-    of_query = reciprocal_root(q.to(tl.float32), 1, LENGTH_EPS_BITS) * scale
+    of_key, of_query = reciprocal_length(k), reciprocal_length(q) * scale
     tl.store(factors.key + rows * KEY_HEADS + head, of_key, mask=live)
     tl.store(factors.query + rows * KEY_HEADS + head, of_query, mask=live)
     member = tl.arange(0, PAD)[None, :]

@@ -24,6 +24,7 @@ from tpdet.kernels.order import MASS_BITS
 
 _MASS_BITS = tl.constexpr(MASS_BITS)
 _ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to an integer, ties even
+_ROUNDER_BITS = tl.constexpr(0x4338000000000000)
 _INFINITY = tl.constexpr(0x7F800000)
 _WIDEST = 1 << 16
 FORMULAS = {"": 0, "rms": 1, "layer": 2}
@@ -36,6 +37,12 @@ _LAYER = tl.constexpr(FORMULAS["layer"])
 def power_of_two(exponent):
     """2^exponent in fp64, exactly, for int64 exponents of normal numbers."""
     return ((exponent + 1023) << 52).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def nearest_integer(x):
+    """fp64 below 2^51 to int64, ties to even: it stands in the low bits of _ROUNDER plus it."""
+    return (x + _ROUNDER).to(tl.int64, bitcast=True) - _ROUNDER_BITS
 
 
 @triton.jit
@@ -52,8 +59,7 @@ def square_mass(x, exponent, finite):
     """The sum of squares [R] int64 in fixed point, which no order of additions changes."""
     wide = tl.where(finite[:, None], x, 0.0).to(tl.float64)
     scaled = (wide * wide) * power_of_two(exponent * -2 + _MASS_BITS)[:, None]
-    whole = ((scaled + _ROUNDER) - _ROUNDER).to(tl.int64)
-    return tl.sum(whole, axis=1)
+    return tl.sum(nearest_integer(scaled), axis=1)
 
 
 @triton.jit
@@ -81,7 +87,7 @@ def row_mean(x, N: tl.constexpr):
     exponent, finite = row_exponent(tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1))
     wide = tl.where(finite[:, None], x, 0.0).to(tl.float64)
     scaled = wide * power_of_two(exponent * -1 + _MASS_BITS)[:, None]
-    total = tl.sum(((scaled + _ROUNDER) - _ROUNDER).to(tl.int64), axis=1)
+    total = tl.sum(nearest_integer(scaled), axis=1)
     whole = total.to(tl.float64) * power_of_two(exponent - _MASS_BITS)
     return (whole / tl.full(whole.shape, N, tl.float64)).to(tl.float32)
 
