@@ -9,7 +9,8 @@ exchanged, and `wgmma` and `mma.sync` sum alike: bits are those of `pass_chunks`
     S'k, S'q, k (d w)'     wgmma     S and d w in registers, k and q in shared memory
     p w, T r, p' w         mma.sync  blocks of 16 x 16, whose terms `chunk_factors` has made
 
-The step's rows and what chunks have made come by the copy engine, STAGES chunks ahead.
+The step's rows and what chunks have made come by the copy engine: keys KEY_STAGES chunks ahead,
+all else STAGES.
 """
 
 from typing import Any, NamedTuple
@@ -52,7 +53,6 @@ from tpdet.kernels.cuda.linear.transposed import (
     with_one_more,
 )
 
-STAGES = gl.constexpr(3)
 COLUMNS = gl.constexpr(64)  # of a program: the height of a warpgroup's instruction
 HALF = gl.constexpr(64)  # a swizzled line of keys, and the rows of a copied box
 BLOCKS = gl.constexpr(4)
@@ -68,8 +68,8 @@ FLAT = gl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))
 class ChunkStream(NamedTuple):
     """A program's shared memory for the step's rows and chunks' factors, and what is copied there.
 
-    k: a chunk's keys in halves [64, 64]; q: halves of 32 rows and of keys [32, 64]; v: blocks
-    [16, 64]; tiles [16, 16]; vectors [16], of two chunks.
+    KEY_STAGES chunks of k: keys in halves [64, 64]. STAGES of q: halves of 32 rows and of keys
+    [32, 64], v: blocks [16, 64], and tiles [16, 16]. Vectors [16] of two chunks.
     """
 
     k: Any
@@ -77,6 +77,7 @@ class ChunkStream(NamedTuple):
     v: Any
     tiles: Any
     vectors: Any
+    keys_full: Any
     full: Any
     k_tiles: Any
     q_tiles: Any
@@ -115,11 +116,26 @@ def tile_at(term, kind, block, column):
 
 
 @gluon.jit
-def ask(stream, run, step, SHAPE: gl.constexpr):
-    """Copy the rows and tiles of a chunk into its slot, if there is such a chunk."""
+def ask_keys(stream, run, step, SHAPE: gl.constexpr):
+    """Copy the keys of a chunk into their slot, if there is such a chunk."""
     HALVES: gl.constexpr = SHAPE.KEY_SIZE // HALF
+    if step < run.steps:
+        slot = step % stream.keys_full.shape[0]
+        barrier = stream.keys_full.index(slot)
+        row = run.row + step * CHUNK
+        mbarrier.expect(barrier, CHUNK * SHAPE.KEY_SIZE * 2)
+        for half in gl.static_range(HALVES):
+            column = run.key_column + half * HALF
+            copy_tile(stream.k_tiles, [row, column], barrier, stream.k.index(slot * HALVES + half))
+
+
+@gluon.jit
+def ask(stream, run, step, SHAPE: gl.constexpr):
+    """Copy the other rows and the tiles of a chunk into their slot, if there is such a chunk."""
+    HALVES: gl.constexpr = SHAPE.KEY_SIZE // HALF
+    STAGES: gl.constexpr = stream.full.shape[0]
     TERM_BOXES: gl.constexpr = 2 * TILES * BLOCK // BOX
-    BYTES: gl.constexpr = CHUNK * (2 * SHAPE.KEY_SIZE + COLUMNS) * 2 + 2 * TILES * BLOCK * BLOCK * 2
+    BYTES: gl.constexpr = CHUNK * (SHAPE.KEY_SIZE + COLUMNS) * 2 + 2 * TILES * BLOCK * BLOCK * 2
     if step < run.steps:
         slot = step % STAGES
         barrier = stream.full.index(slot)
@@ -127,7 +143,6 @@ def ask(stream, run, step, SHAPE: gl.constexpr):
         mbarrier.expect(barrier, BYTES)
         for half in gl.static_range(HALVES):
             column = run.key_column + half * HALF
-            copy_tile(stream.k_tiles, [row, column], barrier, stream.k.index(slot * HALVES + half))
             for rows in gl.static_range(2):
                 to = stream.q.index((slot * 2 + rows) * HALVES + half)
                 copy_tile(stream.q_tiles, [row + rows * (CHUNK // 2), column], barrier, to)
@@ -234,22 +249,34 @@ def moved_on(state, moved, whole, stream, first, HALVES: gl.constexpr, none):
 
 
 @gluon.jit
-def open_stream(q_tiles, k_tiles, v_tiles, term_tiles, HALVES: gl.constexpr):
+def open_stream(
+    q_tiles,
+    k_tiles,
+    v_tiles,
+    term_tiles,
+    HALVES: gl.constexpr,
+    KEY_STAGES: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     """A program's `ChunkStream`, whose barriers are ready."""
     LINE: gl.constexpr = k_tiles.layout
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     dtype: gl.constexpr = gl.bfloat16
+    keys_full = gl.allocate_shared_memory(gl.int64, [KEY_STAGES, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(KEY_STAGES):
+        mbarrier.init(keys_full.index(stage), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
     fence_async_shared()
     tl.debug_barrier()
     return ChunkStream(
-        gl.allocate_shared_memory(dtype, [STAGES * HALVES, CHUNK, HALF], LINE),
+        gl.allocate_shared_memory(dtype, [KEY_STAGES * HALVES, CHUNK, HALF], LINE),
         gl.allocate_shared_memory(dtype, [STAGES * 2 * HALVES, CHUNK // 2, HALF], LINE),
         gl.allocate_shared_memory(dtype, [STAGES * BLOCKS, BLOCK, COLUMNS], v_tiles.layout),
         gl.allocate_shared_memory(dtype, [STAGES * 2 * TILES, BLOCK, BLOCK], term_tiles.layout),
         gl.allocate_shared_memory(gl.float32, [2 * VECTORS * BLOCKS, BLOCK], PLAIN),
+        keys_full,
         full,
         k_tiles,
         q_tiles,
@@ -319,6 +346,8 @@ def pass_whole_chunks(
     boundary,
     tables,
     SHAPE: gl.constexpr,
+    KEY_STAGES: gl.constexpr,
+    STAGES: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):
     """Grid: value heads x parts of 64 columns x sequences; num_warps=4.
@@ -341,7 +370,9 @@ def pass_whole_chunks(
     # 2. shared memory; the first chunks are asked for
     dtype: gl.constexpr = gl.bfloat16
     results = gl.allocate_shared_memory(dtype, [BLOCKS, BLOCK, COLUMNS], out_tiles.layout)
-    stream = open_stream(q_tiles, k_tiles, v_tiles, term_tiles, HALVES)
+    stream = open_stream(q_tiles, k_tiles, v_tiles, term_tiles, HALVES, KEY_STAGES, STAGES)
+    for stage in gl.static_range(KEY_STAGES):
+        ask_keys(stream, run, stage, SHAPE)
     for stage in gl.static_range(STAGES):
         ask(stream, run, stage, SHAPE)
     COUNT: gl.constexpr = VECTORS * CHUNK
@@ -361,17 +392,17 @@ def pass_whole_chunks(
     narrow_none = gl.zeros((COLUMNS, CHUNK // 2), gl.float32, layout=NARROW)
     tl.debug_barrier()
     for step in range(steps):
-        slot_of_step = step % STAGES
+        key_slot, slot_of_step = step % KEY_STAGES, step % STAGES
         tiles = slot_of_step * (2 * TILES)
         of_chunk += HEADS * COUNT
         there = lane < gl.where(step + 1 < steps, COUNT, 0)
         coming = gl.load(of_chunk + lane, mask=there, other=0.0)
-        mbarrier.wait(stream.full.index(slot_of_step), step // STAGES & 1)
+        mbarrier.wait(stream.keys_full.index(key_slot), step // KEY_STAGES & 1)
         if target >= 0:
             store_state(boundary, gl.cast(target, gl.int64), head, part, state, SHAPE)
         # 4. what the state gives to keys
         operands = in_terms(state, HALVES)
-        of_low, of_high = by_state(operands, stream.k, HALVES, slot_of_step * HALVES, wide_none)
+        of_low, of_high = by_state(operands, stream.k, HALVES, key_slot * HALVES, wide_none)
         of_low, of_high = warpgroup_mma_wait(0, deps=(of_low, of_high))
         of_state = in_blocks(of_low + of_high)
         # 5. blocks in turn
@@ -380,6 +411,7 @@ def pass_whole_chunks(
         low_of_moved = ()
         tma.store_wait(0)
         tl.debug_barrier()
+        mbarrier.wait(stream.full.index(slot_of_step), step // STAGES & 1)
         for block in gl.static_range(BLOCKS):
             if block % 2 == 0:
                 q_first = (slot_of_step * 2 + block // 2) * HALVES
@@ -410,18 +442,21 @@ def pass_whole_chunks(
             seen = seen + below(new, own, lower, none, SMALL)
             result = (vector(stream, step, QUERY, block) * seen).to(dtype)
             results.index(block).permute((1, 0)).store(result)
-        # 6. the state moves on
+        # 6. rows go out and come in
         keep_vectors(stream, step + 1, coming)
         fence_async_shared()
-        moved = joined(high_of_moved), joined(low_of_moved)
-        state = moved_on(state, moved, whole, stream, slot_of_step * HALVES, HALVES, wide_none)
-        whole = gl.load(of_chunk + (BEGUN * CHUNK + CHUNK - 1), mask=step + 1 < steps, other=0.0)
-        kept += PIECE_FIELDS
-        target = gl.load(kept, mask=step + 1 < steps, other=-1)
         tl.debug_barrier()
         for block in gl.static_range(BLOCKS):
             row = run.row + step * CHUNK + block * BLOCK
             send_tile(out_tiles, [row, run.value_column], results.index(block))
         ask(stream, run, step + STAGES, SHAPE)
+        # 7. the state moves on
+        moved = joined(high_of_moved), joined(low_of_moved)
+        state = moved_on(state, moved, whole, stream, key_slot * HALVES, HALVES, wide_none)
+        whole = gl.load(of_chunk + (BEGUN * CHUNK + CHUNK - 1), mask=step + 1 < steps, other=0.0)
+        kept += PIECE_FIELDS
+        target = gl.load(kept, mask=step + 1 < steps, other=-1)
+        tl.debug_barrier()
+        ask_keys(stream, run, step + KEY_STAGES, SHAPE)
     store_state(boundary, slot, head, part, state, SHAPE)
     tma.store_wait(0)

@@ -8,13 +8,20 @@ from tpdet.kernels.cuda.launch.dependent import dependent_launch
 from tpdet.kernels.cuda.launch.warp_pipeline import tile_layout
 from tpdet.kernels.cuda.linear.gates import DeltaStep
 from tpdet.kernels.cuda.linear.tables import ChunkScratch, LinearShape, Tables
-from tpdet.kernels.cuda.linear.whole_chunks import BOX, COLUMNS, HALF, pass_whole_chunks
+from tpdet.kernels.cuda.linear.whole_chunks import (
+    BOX,
+    COLUMNS,
+    HALF,
+    pass_whole_chunks,
+)
 from tpdet.kernels.inputs.linear_state import BLOCK_ROWS, LinearState
 from tpdet.kernels.order import CHUNK_TOKENS
 
 _LINE = 128  # bytes of a swizzled line
 _TILE_LINE = 32  # bytes of a tile's row
 _BITS = 16
+KEY_STAGES, STAGES = 2, 1
+"""With so few, two programs have room on a multiprocessor: one computes while the other waits."""
 
 
 def takes_whole_chunks(key_size: int, value_size: int, device: torch.device) -> bool:
@@ -55,6 +62,8 @@ def launch_whole_chunks(
         state.boundary,
         tables,
         SHAPE=shape,
+        KEY_STAGES=KEY_STAGES,
+        STAGES=STAGES,
         num_warps=4,
         enable_fp_fusion=False,
         **dependent_launch(out.device),

@@ -23,6 +23,7 @@ from tpdet.kernels.cuda.linear import (
     decode_factors,
     decode_launch,
     decode_rows,
+    delta_rule,
     forms,
     gated_norm,
     gates,
@@ -79,6 +80,7 @@ TYPES |= dict.fromkeys(
 """The types of all kernels' arguments, by name."""
 OF_DECODE = {"scratch": DecodeScratch(ROWS, ROWS, FP32)}
 NORM = {"HEADS": 32, "N": 128, "EPS_BITS": eps_bits(1e-6), "ROWS": 8, "BLOCK": 128}
+WHOLE = {"SHAPE": SHAPE, "KEY_STAGES": 2, "STAGES": 1}
 ALL = {"SHAPE": SHAPE, "PART": pass_chunks.ALL_CHUNKS}
 CASES = [
     (
@@ -100,8 +102,8 @@ CASES = [
         "mma.sync",
         32,
     ),
-    (chunk_factors.chunk_factors, {"SHAPE": SHAPE}, "wgmma.mma_async", 0),
-    (whole_chunks.pass_whole_chunks, {"SHAPE": SHAPE}, "wgmma.mma_async", 720),
+    (chunk_factors.chunk_factors, {"SHAPE": SHAPE}, "mma.sync", 60),
+    (whole_chunks.pass_whole_chunks, WHOLE, "wgmma.mma_async", 720),
     (pass_chunks.advance_chunks, {"SHAPE": SHAPE}, "wgmma.mma_async", 0),
     (pass_chunks.advance_late, {"SHAPE": SHAPE, "SEQUENCES": 512}, "wgmma.mma_async", 0),
     (pass_chunks.pass_chunks, ALL, "wgmma.mma_async", 400),
@@ -110,6 +112,8 @@ CASES = [
 
 
 OPTIONS = {
+    "chunk_factors": delta_rule._FACTORS,
+    "row_factors": {"num_warps": gates._WARPS},
     "decode_factors": {"num_warps": decode_launch.FACTOR_WARPS, "maxnreg": decode_launch.REGISTERS},
     "decode_rows": {"num_warps": decode_launch.WARPS, "maxnreg": decode_launch.REGISTERS},
 }

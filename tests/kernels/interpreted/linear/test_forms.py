@@ -24,6 +24,7 @@ from tpdet.kernels.cuda.linear import (
     forms,
     transposed,
     whole_chunks,
+    whole_chunks_launch,
 )
 
 CPU = torch.device("cpu")
@@ -43,6 +44,8 @@ def run_whole_chunks(step, state, scratch, tables, out, shape):
         "boundary": Pointer(state.boundary),
         "tables": pointers(tables),
         "SHAPE": shape,
+        "KEY_STAGES": whole_chunks_launch.KEY_STAGES,
+        "STAGES": whole_chunks_launch.STAGES,
         "DEPENDENT": False,
     }
     heads, kernel = shape.KEY_HEADS * shape.GROUP, whole_chunks.pass_whole_chunks
