@@ -102,7 +102,7 @@ CASES = [
         "mma.sync",
         32,
     ),
-    (chunk_factors.chunk_factors, {"SHAPE": SHAPE}, "mma.sync", 60),
+    (chunk_factors.chunk_factors, {"SHAPE": SHAPE}, "mma.sync", 76),
     (whole_chunks.pass_whole_chunks, WHOLE, "wgmma.mma_async", 720),
     (pass_chunks.advance_chunks, {"SHAPE": SHAPE}, "wgmma.mma_async", 0),
     (pass_chunks.advance_late, {"SHAPE": SHAPE, "SEQUENCES": 512}, "wgmma.mma_async", 0),
