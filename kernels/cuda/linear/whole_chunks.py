@@ -159,6 +159,17 @@ def ask(stream, run, step, SHAPE: gl.constexpr):
 
 
 @gluon.jit
+def ask_first(stream, run, SHAPE: gl.constexpr):
+    """Fill all slots."""
+    KEY_STAGES: gl.constexpr = stream.keys_full.shape[0]
+    STAGES: gl.constexpr = stream.full.shape[0]
+    for stage in gl.static_range(KEY_STAGES):
+        ask_keys(stream, run, stage, SHAPE)
+    for stage in gl.static_range(STAGES):
+        ask(stream, run, stage, SHAPE)
+
+
+@gluon.jit
 def tile(stream, first, KIND: gl.constexpr, BLOCK_ROW: gl.constexpr, AT: gl.constexpr):
     """A tile of p, p' or T in its terms, as a right operand."""
     HIGH: gl.constexpr = tile_at(0, KIND, BLOCK_ROW, AT)
@@ -336,6 +347,14 @@ def store_state(boundary, number, head, part, state, SHAPE: gl.constexpr):
 
 
 @gluon.jit
+def send_results(out_tiles, run, step, results):
+    """A chunk's results go out, block by block."""
+    for block in gl.static_range(BLOCKS):
+        row = run.row + step * CHUNK + block * BLOCK
+        send_tile(out_tiles, [row, run.value_column], results.index(block))
+
+
+@gluon.jit
 def pass_whole_chunks(
     q_tiles,
     k_tiles,
@@ -371,10 +390,7 @@ def pass_whole_chunks(
     dtype: gl.constexpr = gl.bfloat16
     results = gl.allocate_shared_memory(dtype, [BLOCKS, BLOCK, COLUMNS], out_tiles.layout)
     stream = open_stream(q_tiles, k_tiles, v_tiles, term_tiles, HALVES, KEY_STAGES, STAGES)
-    for stage in gl.static_range(KEY_STAGES):
-        ask_keys(stream, run, stage, SHAPE)
-    for stage in gl.static_range(STAGES):
-        ask(stream, run, stage, SHAPE)
+    ask_first(stream, run, SHAPE)
     COUNT: gl.constexpr = VECTORS * CHUNK
     lane = gl.arange(0, COUNT, layout=FLAT)
     of_chunk = vectors + gl.cast(run.tile, gl.int64) * COUNT
@@ -446,9 +462,7 @@ def pass_whole_chunks(
         keep_vectors(stream, step + 1, coming)
         fence_async_shared()
         tl.debug_barrier()
-        for block in gl.static_range(BLOCKS):
-            row = run.row + step * CHUNK + block * BLOCK
-            send_tile(out_tiles, [row, run.value_column], results.index(block))
+        send_results(out_tiles, run, step, results)
         ask(stream, run, step + STAGES, SHAPE)
         # 7. the state moves on
         moved = joined(high_of_moved), joined(low_of_moved)
