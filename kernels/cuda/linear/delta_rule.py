@@ -48,7 +48,7 @@ from tpdet.kernels.order import CHUNK_TOKENS
 
 _COLUMNS = 32
 _LATE_PROGRAMS = 2  # on a multiprocessor: as many as have room
-_FACTORS = {"num_warps": 1, "num_stages": 1, "maxnreg": 128}
+FACTOR_OPTIONS = {"num_warps": 1, "num_stages": 1, "maxnreg": 128}
 """One warp has a tile of 16 x 16, and no two the same numbers of it."""
 _LATE_SEQUENCES = 512
 
@@ -91,7 +91,7 @@ def gated_delta(
         return out
     scratch = chunk_scratch(shape, pieces, k)
     read = step, factors_of(step, gates), state, scratch, tables
-    chunk_factors[(heads, pieces)](*read, **form | _FACTORS, **dependent_launch(v.device))
+    chunk_factors[(heads, pieces)](*read, **form | FACTOR_OPTIONS, **dependent_launch(v.device))
     long = len(batch.blocks) > 0 or batch.short_rows > CHUNK_TOKENS
     apart = long and shape.TWO and admitted(WHOLE, v.device, _heads(state))
     parts_of_run = (FIRST_CHUNK, LAST_CHUNK) if apart else (ALL_CHUNKS,)

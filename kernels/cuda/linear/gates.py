@@ -40,7 +40,8 @@ _ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to a
 _ROUNDER_BITS = tl.constexpr(0x4338000000000000)
 _FEWEST = tl.constexpr(-1020)  # turns: below those of LOWEST, so that 2^turns is normal
 LENGTH_EPS_BITS = tl.constexpr(eps_bits(LENGTH_EPS))
-_ROWS, _WARPS = 16, 1
+_ROWS = 16
+WARPS = 1
 
 
 class DeltaStep(NamedTuple):
@@ -211,7 +212,7 @@ def factors_of(step: DeltaStep, gates: DeltaGates) -> RowFactors:
         SIZE=size,
         LANES=next_power_of_2(size),
         ROWS=_ROWS,
-        num_warps=_WARPS,
+        num_warps=WARPS,
         enable_fp_fusion=False,
         **dependent_launch(device),
     )

@@ -112,8 +112,8 @@ CASES = [
 
 
 OPTIONS = {
-    "chunk_factors": delta_rule._FACTORS,
-    "row_factors": {"num_warps": gates._WARPS},
+    "chunk_factors": delta_rule.FACTOR_OPTIONS,
+    "row_factors": {"num_warps": gates.WARPS},
     "decode_factors": {"num_warps": decode_launch.FACTOR_WARPS, "maxnreg": decode_launch.REGISTERS},
     "decode_rows": {"num_warps": decode_launch.WARPS, "maxnreg": decode_launch.REGISTERS},
 }
