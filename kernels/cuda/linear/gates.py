@@ -41,7 +41,7 @@ _ROUNDER_BITS = tl.constexpr(0x4338000000000000)
 _FEWEST = tl.constexpr(-1020)  # turns: below those of LOWEST, so that 2^turns is normal
 LENGTH_EPS_BITS = tl.constexpr(eps_bits(LENGTH_EPS))
 _ROWS = 16
-WARPS = 1
+WARPS = 2
 
 
 class DeltaStep(NamedTuple):
