@@ -4,7 +4,7 @@ import torch
 
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
-from tpdet.kernels.cuda.launch.sizes import cdiv
+from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 from tpdet.kernels.cuda.linear.decode_factors import decode_factors
 from tpdet.kernels.cuda.linear.decode_rows import DEPTH, decode_rows
 from tpdet.kernels.cuda.linear.gates import DeltaStep
@@ -12,10 +12,10 @@ from tpdet.kernels.cuda.linear.tables import DecodeScratch, LinearShape, Tables
 from tpdet.kernels.inputs.linear_state import DeltaGates, LinearState
 from tpdet.kernels.order import CHUNK_TOKENS
 
-WARPS = 4  # of 16 columns each
+WARPS, TILES = 4, 1  # of a program of `decode_rows`; a warp has so many tiles of 16 columns
 FACTOR_WARPS = 1
-REGISTERS = 96
-"""A thread of either launch has at most so many: few spill, and more programs run at once."""
+FACTOR_FORM = 32, 4
+"""`decode_factors` reads so many numbers of keys at a time, in so many stages."""
 
 
 def takes_rows_alone(key_size: int, device: torch.device) -> bool:
@@ -39,7 +39,7 @@ def launch_decode(
         step.k.new_empty(count, heads, 2, 2, CHUNK_TOKENS),
         torch.empty(count, heads, 4, dtype=torch.float32, device=device),
     )
-    decode_factors[(count, shape.KEY_HEADS)](
+    decode_factors[(shape.KEY_HEADS, count)](
         step,
         gates,
         state,
@@ -47,12 +47,13 @@ def launch_decode(
         tables,
         shape.KEY_SIZE**-0.5,
         SHAPE=shape,
+        GROUPS=next_power_of_2(shape.GROUP),
+        FORM=FACTOR_FORM,
         num_warps=FACTOR_WARPS,
-        maxnreg=REGISTERS,
         enable_fp_fusion=False,
         **dependent_launch(device),
     )
-    decode_rows[(count, heads, cdiv(shape.VALUE_SIZE, 16 * WARPS))](
+    decode_rows[(cdiv(shape.VALUE_SIZE, 16 * TILES * WARPS), heads, count)](
         step.v,
         step.v_stride,
         state,
@@ -61,8 +62,8 @@ def launch_decode(
         out,
         SHAPE=shape,
         WARPS=WARPS,
+        TILES=TILES,
         num_warps=WARPS,
-        maxnreg=REGISTERS,
         enable_fp_fusion=False,
         **dependent_launch(device),
     )

@@ -82,6 +82,8 @@ OF_DECODE = {"scratch": DecodeScratch(ROWS, ROWS, FP32)}
 NORM = {"HEADS": 32, "N": 128, "EPS_BITS": eps_bits(1e-6), "ROWS": 8, "BLOCK": 128}
 WHOLE = {"SHAPE": SHAPE, "KEY_STAGES": 2, "STAGES": 1}
 ALL = {"SHAPE": SHAPE, "PART": pass_chunks.ALL_CHUNKS}
+FACTORS = {"SHAPE": SHAPE, "GROUPS": 2, "FORM": decode_launch.FACTOR_FORM}
+ROWS_ALONE = {"SHAPE": SHAPE, "WARPS": decode_launch.WARPS, "TILES": decode_launch.TILES}
 CASES = [
     (
         gates.row_factors,
@@ -95,13 +97,8 @@ CASES = [
     (convolution.convolve_rows, {"ROWS": 16, "CHANNELS": 512}, "", 0),
     (convolution.keep_inputs, {"ROWS": 16, "CHANNELS": 128}, "", 0),
     (gated_norm.norm_and_gate, NORM, "", 0),
-    (decode_factors.decode_factors, {"SHAPE": SHAPE}, "mma.sync", 68),
-    (
-        decode_rows.decode_rows,
-        {"SHAPE": SHAPE, "WARPS": decode_launch.WARPS},
-        "mma.sync",
-        32,
-    ),
+    (decode_factors.decode_factors, FACTORS, "mma.sync", 0),
+    (decode_rows.decode_rows, ROWS_ALONE, "mma.sync", 0),
     (chunk_factors.chunk_factors, {"SHAPE": SHAPE}, "mma.sync", 76),
     (whole_chunks.pass_whole_chunks, WHOLE, "wgmma.mma_async", 720),
     (pass_chunks.advance_chunks, {"SHAPE": SHAPE}, "wgmma.mma_async", 0),
@@ -114,8 +111,8 @@ CASES = [
 OPTIONS = {
     "chunk_factors": delta_rule.FACTOR_OPTIONS,
     "row_factors": {"num_warps": gates.WARPS},
-    "decode_factors": {"num_warps": decode_launch.FACTOR_WARPS, "maxnreg": decode_launch.REGISTERS},
-    "decode_rows": {"num_warps": decode_launch.WARPS, "maxnreg": decode_launch.REGISTERS},
+    "decode_factors": {"num_warps": decode_launch.FACTOR_WARPS},
+    "decode_rows": {"num_warps": decode_launch.WARPS},
 }
 """They stand for kernels that have other warps than four, or a limit of registers."""
 
@@ -138,12 +135,15 @@ def test_a_kernel_fuses_nothing_and_adds_nothing_in_memory(kernel, constants, pr
     assert ("mma" in done.ptx) == bool(product) and product in done.ptx
 
 
-def test_decode_rows_share_nothing_between_warps():
-    """Each thread reads what its products take: no shared memory, no barrier."""
+def test_decode_rows_wait_for_copies_alone():
+    """Four programs are on a multiprocessor, whose warps meet when a group of copies has come."""
     types = {n: (TYPES | OF_DECODE)[n] for n in decode_rows.decode_rows.arg_names[:6]}
-    constants = {"SHAPE": SHAPE, "WARPS": 4}
-    done = hopper_kernel(decode_rows.decode_rows, types, constants, [*types], {"num_warps": 4})
-    assert done.shared == 0 and not re.search(r"\bbar(?:rier)?\.", done.ptx)
+    options = {"num_warps": decode_launch.WARPS}
+    done = hopper_kernel(decode_rows.decode_rows, types, ROWS_ALONE, [*types], options)
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global.* 0x(\w+), ", done.ptx)
+    assert copies and {*copies} == {"10"}, "copies of 16 bytes"
+    assert len(re.findall(r"\bbar(?:rier)?\.", done.ptx)) == 2
+    assert 4 * (done.shared + 1024) <= 228 * 1024
 
 
 def test_what_a_start_tries_is_compiled_by_helpers_too(monkeypatch, tmp_path):

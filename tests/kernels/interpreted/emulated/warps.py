@@ -58,6 +58,13 @@ class Pointer:
         return Pointer(self.flat, self.at + more)
 
 
+def loaded(pointer, mask, other):
+    """What stands where a tensor of pointers points; `other` where a mask is false."""
+    live = torch.ones_like(pointer.at, dtype=torch.bool) if mask is None else mask
+    at = torch.where(live, pointer.at, 0)
+    return torch.where(live, pointer.flat[at], torch.tensor(other, dtype=pointer.flat.dtype))
+
+
 class Scalar(int):
     """An integer that was loaded."""
 
@@ -78,8 +85,8 @@ class Shared:
     def permute(self, axes):
         return Shared(self.tensor.permute(axes))
 
-    def slice(self, first, count):
-        return Shared(self.tensor[first : first + count])
+    def slice(self, first, count, axis=0):
+        return Shared(self.tensor.narrow(axis, first, count))
 
     def load(self, _):
         return self.tensor.clone()
@@ -169,6 +176,20 @@ class Machine:
         self.landing.append(thread)
         thread.start()
 
+    def ask(self, slot, pointer, mask):
+        """What is asked for comes when its group is waited for."""
+        self.local.__dict__.setdefault("asked", []).append((slot, pointer, mask))
+
+    def end_group(self):
+        groups = self.local.__dict__.setdefault("groups", [])
+        groups.append(self.local.__dict__.pop("asked", []))
+
+    def wait_groups(self, outstanding):
+        groups = self.local.__dict__.setdefault("groups", [])
+        while len(groups) > outstanding:
+            for slot, pointer, mask in groups.pop(0):
+                slot.store(loaded(pointer, mask, 0))
+
     def send(self, descriptor, at, slot):
         self.local.__dict__.setdefault("leaving", []).append((descriptor, at, slot))
 
@@ -213,13 +234,11 @@ def language(machine, program, programs):
         like = next((v.dtype for v in (x, y) if isinstance(v, torch.Tensor)), None)
         return torch.where(tensor(condition, torch.bool), tensor(x, like), tensor(y, like))
 
-    def load(pointer, mask=None, other=0.0, cache_modifier=None):
+    def load(pointer, mask=None, other=0.0, cache_modifier=None, volatile=False):
         if isinstance(pointer.at, int):
             value = pointer.flat[pointer.at]
             return value if value.is_floating_point() else Scalar(value)
-        live = torch.ones_like(pointer.at, dtype=torch.bool) if mask is None else mask
-        at = torch.where(live, pointer.at, 0)
-        return torch.where(live, pointer.flat[at], torch.tensor(other, dtype=pointer.flat.dtype))
+        return loaded(pointer, mask, other)
 
     def store(pointer, value, mask=None):
         if isinstance(pointer.at, int):
@@ -254,7 +273,10 @@ def language(machine, program, programs):
     def assembly(code, _, arguments, dtype, *__, **___):
         if code.startswith("{.reg .b32 s, t;shl.b32 s, $2, 8;"):
             return numbers_of_codes(*arguments)
-        if code.startswith(("cvt.rn.bf16x2.f32", "mov.b32 ")):
+        if "cvt.rn.bf16x2.f32 $1" in code:
+            high = arguments[0].bfloat16()
+            return high, (arguments[0] - high.float()).bfloat16()
+        if code.startswith("mov.b32 "):
             return arguments[0].to(dtype)
         raise AssertionError(f"no emulation of {code}")
 
@@ -328,6 +350,10 @@ def run_program(kernel, shared_arithmetic, program, arguments, programs=1, other
         "run_warps": machine.run_warps,
         "limit_registers": lambda registers: None,
         "copy_tile": machine.copy,
+        "copy_to_shared": machine.ask,
+        "async_copy": SimpleNamespace(
+            commit_group=machine.end_group, wait_group=machine.wait_groups
+        ),
         "send_tile": machine.send,
         "reinterpreted": lambda x, dtype, shape, _: Shared(x.tensor.view(dtype).view(shape)),
         "tma": SimpleNamespace(store_wait=machine.store_wait),

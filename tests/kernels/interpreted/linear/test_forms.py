@@ -58,7 +58,7 @@ class DecodeRows:
     """`decode_rows`, launched: every program in turn."""
 
     def __getitem__(self, grid):
-        def launch(v, v_stride, state, scratch, tables, out, SHAPE, WARPS, **_):
+        def launch(v, v_stride, state, scratch, tables, out, SHAPE, WARPS, TILES, **_):
             arguments = {
                 "v": Pointer(v),
                 "v_stride": v_stride,
@@ -68,6 +68,7 @@ class DecodeRows:
                 "out": Pointer(out),
                 "SHAPE": SHAPE,
                 "WARPS": WARPS,
+                "TILES": TILES,
                 "DEPENDENT": False,
             }
             for program in product(*map(range, grid)):
@@ -96,7 +97,11 @@ def on_cpu_and_by(form, rows, steps):
 
 
 @pytest.mark.parametrize(
-    "heads", [(1, 1, 32, 64), pytest.param((2, 2, 64, 96), marks=pytest.mark.slow)]
+    "heads",
+    [
+        (1, 1, 32, 64),
+        *(pytest.param(more, marks=pytest.mark.slow) for more in ((2, 2, 64, 96), (1, 3, 32, 48))),
+    ],
 )
 def test_rows_alone_have_the_bits_of_the_cpu(heads):
     rows = linear_rows(65, *heads, dtype=torch.bfloat16)
