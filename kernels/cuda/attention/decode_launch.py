@@ -8,6 +8,7 @@ from tpdet.kernels.cuda.attention.decode import DecodeForm, SplitStates, attend_
 from tpdet.kernels.cuda.attention.merge_splits import merge_splits
 from tpdet.kernels.cuda.attention.operands import AttentionCall, exponent_lines, page_tiles
 from tpdet.kernels.cuda.attention.streamed import BOX, PROGRAMS, StreamedForm, attend_streamed
+from tpdet.kernels.cuda.attention.streamed_codes import LATER
 from tpdet.kernels.cuda.attention.variants import (
     STREAMED_HEADS,
     WARP_SPECIALISED_TYPES,
@@ -114,13 +115,14 @@ def _launch_streamed(
 def _check_streamed(call: AttentionCall, short_rows: int, variant: AttentionVariant) -> None:
     q, shape, rows = call.operands.q, call.shape, short_rows * call.shape.GROUP
     more = shape.WINDOW or shape.SINKS or call.cap is not None or rows > variant.rows
-    fp8_of_half = call.operands.k_pages.dtype == torch.uint8 and q.dtype == torch.float16
-    more = more or fp8_of_half
+    fp8 = call.operands.k_pages.dtype == torch.uint8
+    more = more or (fp8 and (q.dtype == torch.float16 or variant.stages <= LATER.value))
     if more or shape.HEAD not in STREAMED_HEADS or q.dtype not in WARP_SPECIALISED_TYPES:
         raise ValueError(
             f"streamed attention of {rows} rows of {q.dtype} heads of {shape.HEAD}: it has up to "
             f"{variant.rows} rows, heads of {STREAMED_HEADS}, one of {WARP_SPECIALISED_TYPES}, "
-            f"without window, soft-cap and sinks, and pages in fp8 of bf16 alone"
+            f"without window, soft-cap and sinks, and pages in fp8 of bf16 alone, by more stages "
+            f"than {LATER.value}"
         )
 
 

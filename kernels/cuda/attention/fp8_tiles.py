@@ -25,10 +25,10 @@ _WEIGHT_BIAS = gl.constexpr(120)
 _LARGEST_BYTE = gl.constexpr(134)  # of an exponent that is stored, 7; behind keys there are others
 _NOT_FINITE, _NAN = gl.constexpr(255), gl.constexpr(0x7FC00000)
 
-_HALF = "lop3.b32 {0}, t, 0x07F007F0, s, 0xEA;"
-_EVEN = "shl.b32 s, $2, 8; and.b32 s, s, 0x80008000; shl.b32 t, $2, 4;" + _HALF.format("$0")
-_ODD = "and.b32 s, $2, 0x80008000; shr.b32 t, $2, 4;" + _HALF.format("$1")
-_NUMBERS = gl.constexpr("{.reg .b32 s, t;" + _EVEN + _ODD + "}")
+_SIGNED = "lop3.b32 {0}, t, 0x07F007F0, s, 0xE2;"  # bits of t there, signs elsewhere
+_ODD = "and.b32 s, $2, 0x80808080; shr.b32 t, $2, 4;" + _SIGNED.format("$1")
+_EVEN = "shl.b32 s, s, 8; shl.b32 t, $2, 4;" + _SIGNED.format("$0")
+_NUMBERS = gl.constexpr("{.reg .b32 s, t;" + _ODD + _EVEN + "}")
 
 
 @gluon.constexpr_function
@@ -52,6 +52,17 @@ def _value_layout(pairs):
     registers += [[32 << i, 0] for i in range((pairs // 32).bit_length() - 1)]
     lanes = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
     return gl.DistributedLinearLayout(registers, lanes, [[8, 0], [16, 0]], [], [pairs, 64])
+
+
+@gluon.constexpr_function
+def warp_maxima_layout(rows):
+    """Where threads have one value of each of four warps [4, rows]: all of the rows they score."""
+    registers = [[1, 0], [2, 0], [0, 1]]
+    registers += [[0, 8 << i] for i in range((rows // 8).bit_length() - 1)]
+    alike = [[0, 0], [0, 0]]
+    return gl.DistributedLinearLayout(
+        registers, [[0, 2], [0, 4], [0, 0], *alike], alike, [], [4, rows]
+    )
 
 
 @gluon.jit

@@ -84,15 +84,18 @@ def _allocate_tiles(tiles, STAGES: gl.constexpr):
     ACROSS: gl.constexpr = tiles.k.block_type.shape[1]
     k = gl.allocate_shared_memory(tiles.k.dtype, [STAGES, TILE, ACROSS], tiles.k.layout)
     v = gl.allocate_shared_memory(tiles.k.dtype, [STAGES, TILE, ACROSS], tiles.k.layout)
-    exponents = k
-    if tiles.k.dtype == gl.int16:
-        LINES: gl.constexpr = tiles.k_exponents.layout
-        exponents = gl.allocate_shared_memory(gl.uint8, [STAGES, EXPONENT_LINES, EXPONENTS], LINES)
     k_full = allocate_barriers(STAGES)
     v_full = allocate_barriers(STAGES)
     k_free = allocate_barriers(STAGES)
-    v_free = allocate_barriers(STAGES)
-    init_barriers((k_full, v_full), (k_free, v_free), 1)
+    if tiles.k.dtype == gl.int16:
+        LINES: gl.constexpr = tiles.k_exponents.layout
+        exponents = gl.allocate_shared_memory(gl.uint8, [STAGES, EXPONENT_LINES, EXPONENTS], LINES)
+        v_free = k_free
+        init_barriers((k_full, v_full), (k_free,), 1)
+    else:
+        exponents = k
+        v_free = allocate_barriers(STAGES)
+        init_barriers((k_full, v_full), (k_free, v_free), 1)
     return StreamedTiles(k, v, exponents, k_full, v_full, k_free, v_free)
 
 
@@ -227,6 +230,7 @@ def _consume(
     pipeline,
     query,
     weights,
+    exchange,
     operands,
     states,
     arrivals,
@@ -268,7 +272,15 @@ def _consume(
             more = head + 1 < end_head
             loaded = _load_query(operands, first_row, count, head + 1, more, ROWS, SHAPE, FP8)
             rows = StreamedRows(
-                query, lack, weights, ones, start + token, start, start + count, operands.scale
+                query,
+                lack,
+                weights,
+                exchange,
+                ones,
+                start + token,
+                start,
+                start + count,
+                operands.scale,
             )
             low = gl.maximum(begin - head * splits, 0)
             high = gl.minimum(end - head * splits, splits)
@@ -344,8 +356,11 @@ def attend_streamed(
     tiles = PageTiles(k_tiles, v_tiles, k_boxes, v_boxes, k_exponents, v_exponents)
     pipeline = _allocate_tiles(tiles, FORM.STAGES)
     query = gl.allocate_shared_memory(dtype, [FORM.ROWS, HEAD], LAYOUT)
+    exchange = query
     if FP8:
-        SIZE: gl.constexpr = [2 * FORM.ROWS, TILE]
+        FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        exchange = gl.allocate_shared_memory(gl.float32, [4, FORM.ROWS], FLAT)
+        SIZE: gl.constexpr = [2, 2 * FORM.ROWS, TILE]
         weights = gl.allocate_shared_memory(dtype, SIZE, LAYOUT)
     else:
         weights = gl.allocate_shared_memory(dtype, [2, FORM.ROWS, TILE], LAYOUT)
@@ -360,6 +375,7 @@ def attend_streamed(
                     pipeline,
                     query,
                     weights,
+                    exchange,
                     operands,
                     states,
                     arrivals,

@@ -1,7 +1,7 @@
 """The state of a split of pages in fp8, by four warps that make numbers of codes (Hopper).
 
 Names and arithmetic are those of `streamed_split.py`. Codes become operands in registers
-(`fp8_tiles.py`), values while the scores of the same tile are on their way.
+(`fp8_tiles.py`), values of a tile while the scores of the next one are on their way.
 """
 
 import triton.language as tl
@@ -19,11 +19,25 @@ from tpdet.kernels.cuda.attention.fp8_tiles import (
     score_factors,
     swapped_registers,
     value_numbers,
+    warp_maxima_layout,
     weight_factors,
 )
 from tpdet.kernels.cuda.attention.split import PAGE, TILE, UNSEEN
 from tpdet.kernels.cuda.attention.streamed_split import seen_scores, swapped_layout
-from tpdet.kernels.cuda.launch.warp_pipeline import release, slot_of, wait_full
+from tpdet.kernels.cuda.launch.warp_pipeline import slot_of, wait_full
+
+LATER = gl.constexpr(2)  # steps after which a tile is released: both its products have ended
+
+
+@gluon.jit
+def _tile_maxima(score, exchange):
+    """The largest score of each row [R] of a tile [64, R]; behind it warps have met once."""
+    ROWS: gl.constexpr = score.shape[1]
+    TOGETHER: gl.constexpr = warp_maxima_layout(ROWS)
+    by_warp = gl.max(score.reshape([4, TILE // 4, ROWS]), 1)
+    exchange.store(by_warp)
+    largest = gl.max(exchange.load(TOGETHER), 0)
+    return gl.convert_layout(largest, gl.SliceLayout(0, swapped_layout(ROWS)), assert_trivial=True)
 
 
 @gluon.jit
@@ -49,41 +63,64 @@ def _begin_scores(rows, pipeline, step):
 
 
 @gluon.jit
+def _take_weights(score, rows, pipeline, step, tile, first_key, m):
+    """A tile's weights, to shared memory; the raised maximum, and the state's factor."""
+    ROWS: gl.constexpr = rows.query.shape[0]
+    BY_KEY: gl.constexpr = gl.SliceLayout(1, swapped_layout(ROWS))
+    exponents = pipeline.exponents.index(slot_of(pipeline.k_free, step))
+    score = (score * rows.lack[None, :]) * score_factors(exponents, BY_KEY)[:, None]
+    score = seen_scores(score, rows, first_key)
+    raised = gl.maximum(m, _tile_maxima(score, rows.exchange) * rows.scale)
+    fresh = gl.exp2(gl.fma(score, rows.scale, -raised[None, :]))
+    both = _both_weights(fresh, weight_factors(exponents, BY_KEY), ROWS)
+    rows.weights.index(tile % 2).permute((1, 0)).store(both)
+    fence_async_shared()
+    tl.debug_barrier()  # behind it no warp reads the tile before the last one
+    earlier = pipeline.k_free.index(slot_of(pipeline.k_free, step - LATER))
+    mbarrier.arrive(earlier, count=1, pred=step >= LATER)
+    return raised, gl.exp2(m - raised)
+
+
+@gluon.jit
+def _begin_sums(rows, pipeline, step, tile, shrink, w, o):
+    """Begin to add a tile's weights times its values onto o, and times ones onto w, shrunk."""
+    ROWS: gl.constexpr = rows.query.shape[0]
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, swapped_layout(ROWS), 2)
+    wait_full(pipeline.v_full, step)
+    values = value_numbers(pipeline.v.index(slot_of(pipeline.v_full, step)), OPERAND)
+    weights = rows.weights.index(tile % 2)
+    weight = weights.slice(0, ROWS).permute((1, 0))
+    scaled = weights.slice(ROWS, ROWS).permute((1, 0))
+    sums = warpgroup_mma(values, scaled, o * shrink[None, :], is_async=True)
+    masses = warpgroup_mma(rows.ones, weight, w * shrink[None, :], is_async=True)
+    return masses, sums
+
+
+@gluon.jit
 def coded_split(rows, pipeline, step, split, tiles):
     """`streamed_split` over codes."""
     ROWS: gl.constexpr = rows.query.shape[0]
     HEAD: gl.constexpr = rows.query.shape[1]
     SCORE: gl.constexpr = swapped_layout(ROWS)
-    BY_KEY: gl.constexpr = gl.SliceLayout(1, SCORE)
-    OPERAND: gl.constexpr = gl.DotOperandLayout(0, SCORE, 2)
     m = gl.full((ROWS,), UNSEEN, gl.float32, layout=gl.SliceLayout(0, SCORE))
     w = gl.zeros((TILE, ROWS), gl.float32, layout=SCORE)
     o = gl.zeros((HEAD, ROWS), gl.float32, layout=SCORE)
-    weight = rows.weights.slice(0, ROWS).permute((1, 0))
-    scaled = rows.weights.slice(ROWS, ROWS).permute((1, 0))
-    for tile in range(0, tiles):
+    # 1. weights of the first tile
+    score = _begin_scores(rows, pipeline, step)
+    score = warpgroup_mma_wait(0, deps=(score,))
+    m, shrink = _take_weights(score, rows, pipeline, step, 0, split * PAGE, m)
+    for tile in range(1, tiles):
+        # 2. begin this tile's scores, then the sums of the tile before by its numbers
         current = step + tile
-        exponents = pipeline.exponents.index(slot_of(pipeline.k_free, current))
-        # 1. scores, while codes of values become numbers
-        score = _begin_scores(rows, pipeline, current)
-        wait_full(pipeline.v_full, current)
-        values = value_numbers(pipeline.v.index(slot_of(pipeline.v_full, current)), OPERAND)
-        score = warpgroup_mma_wait(0, deps=(score,))
-        score = (score * rows.lack[None, :]) * score_factors(exponents, BY_KEY)[:, None]
-        score = seen_scores(score, rows, split * PAGE + tile * TILE)
-        # 2. weights, to shared memory
-        raised = gl.maximum(m, gl.max(score, 0) * rows.scale)
-        shrink = gl.exp2(m - raised)
-        m = raised
-        fresh = gl.exp2(gl.fma(score, rows.scale, -raised[None, :]))
-        both = _both_weights(fresh, weight_factors(exponents, BY_KEY), ROWS)
-        rows.weights.permute((1, 0)).store(both)
-        fence_async_shared()
-        tl.debug_barrier()  # behind it no warp reads the keys
-        mbarrier.arrive(pipeline.k_free.index(slot_of(pipeline.k_free, current)), count=1)
-        # 3. sums
-        sums = warpgroup_mma(values, scaled, o * shrink[None, :], is_async=True)
-        masses = warpgroup_mma(rows.ones, weight, w * shrink[None, :], is_async=True)
+        scores = _begin_scores(rows, pipeline, current)
+        masses, sums = _begin_sums(rows, pipeline, current - 1, tile - 1, shrink, w, o)
+        # 3. weights of this tile, while those sums run
+        score = warpgroup_mma_wait(2, deps=(scores,))
+        first_key = split * PAGE + tile * TILE
+        m, shrink = _take_weights(score, rows, pipeline, current, tile, first_key, m)
+        # 4. the sums of the tile before end
         w, o = warpgroup_mma_wait(0, deps=(masses, sums))
-        release(pipeline.v_free, current)
+    # 5. the last tile's sums
+    masses, sums = _begin_sums(rows, pipeline, step + tiles - 1, tiles - 1, shrink, w, o)
+    w, o = warpgroup_mma_wait(0, deps=(masses, sums))
     return m, gl.max(w, 0), o

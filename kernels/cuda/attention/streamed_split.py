@@ -51,12 +51,14 @@ class StreamedTiles(NamedTuple):
 class StreamedRows(NamedTuple):
     """Rows of an item: q and weights in shared memory, ones; `start`: the first one's position.
 
-    weights: of two tiles, in fp8 then those that are scaled; lack: of scores (`raised_query`).
+    weights: of two tiles, in fp8 then those that are scaled; lack: of scores (`raised_query`);
+    exchange: in fp8 fp32 [4, R], shared memory.
     """
 
     query: Any
     lack: Any
     weights: Any
+    exchange: Any
     ones: Any
     position: Any
     start: Any

@@ -12,9 +12,8 @@ WIDE_ROWS = 64  # of a program: fewer have no wide matrix instruction
 _WARP_SPECIALISED_ROWS, _CONSUMER_WARPS = 128, 4
 _LEAST_STAGES = 3  # the scores of a tile begin while the stages of two others are in use
 STREAMED_HEADS, STREAMED_ROWS = (64, 128), (8, 16)
-_STREAMED_STAGES, _FP8_STAGES = 3, 4
+_STREAMED_STAGES, _FP8_STAGES = 3, 5
 _STREAMED_SPLITS = 2048  # of all key heads: seven a program, as lengths may differ
-_FP8_SPLITS = 128  # likewise, where the other form has more to compute
 _FUSED_SPLITS = 16  # a sequence, on average: with more splits the merge is spread wider
 _LONE_SPLITS = 8  # a step: programs of fewer rows fill more multiprocessors
 _FEW_SPLITS = 32  # a step: most multiprocessors idle, and only loads ahead hide the wait
@@ -91,7 +90,7 @@ def decode_variant(
     fp8: pages.
     """
     fused = splits <= _FUSED_SPLITS * sequences
-    enough = _FP8_SPLITS if fp8 else _STREAMED_SPLITS
+    enough = 0 if fp8 else _STREAMED_SPLITS  # of codes the other form has more to compute
     if streams and fused and _streams_well(rows, splits, sequences, key_heads, enough):
         least = next(n for n in STREAMED_ROWS if rows <= n)
         stages = _FP8_STAGES if fp8 else _STREAMED_STAGES

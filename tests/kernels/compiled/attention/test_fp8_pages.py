@@ -31,7 +31,7 @@ from tpdet.kernels.cuda.pointwise.rotate_and_store import (
 )
 
 SPILLED = {128: 64, 256: 512}
-SPILLED_STREAMED = 16
+SPILLED_STREAMED = 96
 OTHER_ORDER = "kWidth = 4"
 """What Triton makes of 8-bit operands of narrow products: groups of 16 that are not in a row."""
 

@@ -271,7 +271,7 @@ def language(machine, program, programs):
         return Shared(torch.full(shape, unwritten, dtype=dtype) if value is None else value)
 
     def assembly(code, _, arguments, dtype, *__, **___):
-        if code.startswith("{.reg .b32 s, t;shl.b32 s, $2, 8;"):
+        if code.startswith("{.reg .b32 s, t;and.b32 s, $2, 0x80808080;"):
             return numbers_of_codes(*arguments)
         if "cvt.rn.bf16x2.f32 $1" in code:
             high = arguments[0].bfloat16()
@@ -344,7 +344,7 @@ def run_program(kernel, shared_arithmetic, program, arguments, programs=1, other
             MBarrierLayout=lambda: None,
             init=lambda barrier, count: barrier.start(count),
             expect=lambda barrier, size: barrier.arrive(expected=size),
-            arrive=lambda barrier, count: barrier.arrive(count),
+            arrive=lambda barrier, count, pred=True: barrier.arrive(count) if pred else None,
             wait=lambda barrier, parity: barrier.wait(parity),
         ),
         "run_warps": machine.run_warps,
