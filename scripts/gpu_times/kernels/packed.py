@@ -84,7 +84,7 @@ def times_of(name, shape_name):
         tiles = [tile for tile in CANDIDATES if fits(tile, shape[2]) and tile.rows < 4 * rows + 8]
         tiles = [tile for tile in tiles if tile.rows >= min(rows, 64)]
         ways = [PackedWay(tile, cut) for tile in tiles for cut in cuts_of(kind, tile)]
-        marks = ["*" * (way == way_of(rows, whole.bits, shape)) for way in ways]
+        marks = ["*" * (way == way_of(rows, shape, whole.group)) for way in ways]
         names = [f"{m}{tuple(w.tile)} by {w.cut}" for m, w in zip(marks, ways, strict=True)]
         names = ["read", "unpack", *names]
         runs = [partial(read_bytes, out), in_scratch]

@@ -23,6 +23,7 @@ from tpdet.kernels.cuda.gemm.packed.chain import (
 from tpdet.kernels.cuda.gemm.packed.choice import fits, way_of
 from tpdet.kernels.cuda.gemm.packed.launch import ONE_LEAF, PackedTile
 from tpdet.kernels.cuda.gemm.packed.numbers import NumbersForm, unpacked_weight
+from tpdet.kernels.cuda.gemm.packed.turns import packed_turns
 from tpdet.kernels.cuda.gemm.packed.warp_specialised import WarpPackedForm, warp_packed_chain
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm, RootShape
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
@@ -231,15 +232,15 @@ PACKED = {  # bits, group, rows of a scale, its type, instructions of a value an
 }
 TILES = {
     way.tile
-    for bits in (4, 8)
     for n in (4096, 24576)
     for k in (512, 4096)
     for m in (1, 16, 32, 64, 128, 256, 1024)
-    if (way := way_of(m, bits, (1, n, k))) is not None and not way.tile.specialised
+    if (way := way_of(m, (1, n, k), 128)) is not None
+    and not (way.tile.specialised or way.tile.turns)
 }
 SOME_PACKED = [
-    (E4M3, PackedTile(16, 1, 64, 6, programs=3), 1),
-    (INT4, PackedTile(128, 2, 64, 4), 0),
+    (E4M3, PackedTile(16, 1, 128, 4, programs=3), 1),
+    (INT4, PackedTile(64, 1, 64, 8, programs=1), 0),
 ]
 
 
@@ -294,8 +295,8 @@ def test_every_step_has_a_tile_that_fits_and_that_a_start_tries(k):
     assert all(fits(tile, k) for tile, _ in tried)
     for tokens in (1, 8, 9, 16, 17, 100, 1000, 10_000):
         assert packed_tile(tokens, tokens * 8 / 128, k) in tried
-        for bits, leaves in product((4, 8), (1, 8)):
-            way = way_of(tokens, bits, (leaves, 4096, k))
+        for leaves, n in product((1, 2, 8), (512, 4096, 24576)):
+            way = way_of(tokens, (leaves, n, k), 32)
             assert way is None or fits(way.tile, k)
 
 
@@ -305,6 +306,37 @@ def test_a_block_of_an_expert_takes_an_odd_number_of_steps():
     check(ptx, log, "experts", [wanted, "cp.async.bulk.tensor.3d"])
     assert "serialized" not in log and held <= H200.shared_bytes, held
     assert ptx.count(wanted) == 3 * 64 // 16  # the first step, two of the loop
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rows", "depth", "programs"),
+    some_slow(
+        [(INT4, 8, 256, 1)],
+        [(INT4, 8, 256, 1), (E4M3, 16, 256, 1), (E4M3, 64, 128, 1), (INT4_ZERO_OF_HALF, 8, 128, 2)],
+    ),
+)
+def test_two_warpgroups_take_turns_with_one_chain(recipe, rows, depth, programs):
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    bits, group, scale_rows, scales, *_ = PACKED[recipe]
+    codes, x = NVMMASharedLayout(128, 32, 3), NVMMASharedLayout(128, 16, 2)
+    types = {
+        "code_tiles": f"tensordesc<i32[1,{depth * bits // 16},32],{codes!r}>",
+        "x_tiles": f"tensordesc<bf16[{rows},{depth}],{x!r}>",
+        "scales": f"*{scales}",
+        "zeros": "*u8",
+        "y": "*bf16",
+        "bias": "*bf16",
+    } | dict.fromkeys(("m", "n", "steps", "blocks"), "i32")
+    sizes = bits, rows, 1, depth, 4, group, scale_rows, 4096 // group
+    form = PackedForm(recipe, *sizes, False, 0, ONE_LEAF, False, DENSE.value, programs)
+    constants = {"FORM": form, "HANDED": NVMMASharedLayout(128, 32, 2)}
+    multiples = "scales", "y", "bias", "n"
+    done = hopper_kernel(packed_turns, types, constants, multiples, {"num_warps": 4})
+    wanted = f"wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.bf16.bf16"
+    check(done.ptx, done.log, f"{recipe} {rows}", [wanted, "cp.async.bulk.tensor.3d"])
+    assert "serialized" not in done.log and programs * done.shared <= H200.shared_bytes
+    assert done.ptx.count(wanted) == 2 * depth // 16  # a loop of each warpgroup
 
 
 def warp_kernel(recipe, rows, stages, gated=0, root=ONE_LEAF, rows_of=DENSE):

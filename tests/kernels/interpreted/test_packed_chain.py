@@ -16,7 +16,7 @@ from tests.kernels.interpreted.test_gluon_gemm import activate_and_multiply, des
 from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm.choice.leaf_choice import cut_roots
-from tpdet.kernels.cuda.gemm.packed import chain, numbers, warp_specialised
+from tpdet.kernels.cuda.gemm.packed import chain, numbers, turns, warp_specialised
 from tpdet.kernels.cuda.gemm.packed.launch import ONE_LEAF, RowBlocks
 from tpdet.kernels.cuda.gemm.variants import chain as stages_of_chain
 from tpdet.kernels.cuda.gemm.variants import gated, pointer
@@ -204,6 +204,61 @@ def test_another_order_of_groups_shows():
     backwards = torch.arange(256).view(16, 16).flip(0).flatten()
     other = chained(x[:, backwards], matrix[:][:, backwards])
     assert not same_bits(launch(x, ordered_weight([matrix]), torch.float32)[0], other)
+
+
+def launch_turns(x, weight, out_dtype=torch.bfloat16, bias=None, gate=0, depth=DEPTH):
+    """Every program of the kernel in turn: x [M, L * K] -> y [L, M, N]."""
+    (leaves, n, k), m = weight.shape, len(x)
+    y = torch.full((leaves, m, n // 2 if gate else n), torch.nan, dtype=out_dtype)
+    kept = max(1 << (k // weight.group - 1).bit_length(), depth // weight.group)
+    scales = weight.group, weight.scale_rows, kept
+    ends = bias is not None, gate, ONE_LEAF, k // depth % 2 == 1, 0, 1
+    form = chain.PackedForm(weight.recipe, weight.bits, ROWS, 1, depth, 3, *scales, *ends)
+    arguments = {
+        "code_tiles": described(weight.codes),
+        "x_tiles": described(x),
+        "scales": Pointer(weight.scales),
+        "zeros": Pointer(weight.scales if weight.zeros is None else weight.zeros),
+        "y": Pointer(y),
+        "bias": Pointer(x if bias is None else bias),
+        "m": m,
+        "n": n,
+        "steps": k // depth,
+        "blocks": -(-n // 64),
+        "FORM": form,
+        "HANDED": None,
+        "DEPENDENT": False,
+    }
+    triton, others = (gated, activation), (warp_pipeline, numbers, chain)
+    recipes = replaced(weight.recipe)
+    with (
+        mock.patch.object(chain, "recipes", recipes),
+        mock.patch.object(numbers, "recipes", recipes),
+    ):
+        for program in range(-(-m // ROWS) * -(-n // 64)):
+            for leaf in range(leaves):
+                at = program, leaf
+                run_program(turns.packed_turns, triton, at, arguments, 1, others)
+    return y
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_warpgroups_that_take_turns_make_one_chain(form):
+    """An odd and an even number of steps, leaves, a bias and gates."""
+    for k, depth in ((256, 64), (384, 128)):
+        matrix, x, bias = drawn(form, 200, k), rows(19, k), rows(1, 200, 1)[0]
+        wanted = (chained(x, matrix[:]) + bias.float()).bfloat16()
+        got = launch_turns(x, ordered_weight([matrix]), bias=bias, depth=depth)[0]
+        assert_same_bits(got, wanted, f"{form} {k} {depth}")
+    matrix, x = drawn(form, 72, 512), rows(5, 512)
+    leaves = side_by_side(matrix, (256, 256)).matrices
+    parts = zip(x.split(256, 1), leaves, strict=True)
+    wanted = torch.stack([chained(part, leaf[:]) for part, leaf in parts])
+    assert_same_bits(launch_turns(x, ordered_weight(leaves), torch.float32), wanted, form)
+    both = interleaved_rows(drawn(form, 72, 128), drawn(form, 72, 128, 1))
+    whole = chained(x[:, :128], both[:])
+    got = launch_turns(x[:, :128].contiguous(), ordered_weight([both]), gate=1)[0]
+    assert_same_bits(got, activate_and_multiply(whole).bfloat16(), "gated")
 
 
 def launch_warps(

@@ -46,7 +46,7 @@ def failing_tiles(
         for kind in sorted(kinds):
             for data in trial_data.KINDS:
                 for rows in (m for m in _ROWS if m <= max(limit, 1)):
-                    way = way_of(rows, form.bits, form.shape)
+                    way = way_of(rows, form.shape, form.group)
                     if way is None:
                         continue
                     tried += 1

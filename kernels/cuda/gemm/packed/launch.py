@@ -16,6 +16,7 @@ from tpdet.kernels.cuda.gemm.packed.chain import (
     packed_chain,
 )
 from tpdet.kernels.cuda.gemm.packed.numbers import NumbersForm, unpacked_weight
+from tpdet.kernels.cuda.gemm.packed.turns import packed_turns
 from tpdet.kernels.cuda.gemm.packed.warp_specialised import WarpPackedForm, warp_packed_chain
 from tpdet.kernels.cuda.gemm.variants.root_form import RootShape
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
@@ -31,7 +32,8 @@ _UNPACKED_DEPTH = 128  # columns of a program that writes numbers
 class PackedTile(NamedTuple):
     """rows: of x; groups: warpgroups of 64 weight rows; depth, stages: of K; specialised: whether
     another warp copies for them (`warp_specialised.py`), which takes two groups; programs: of a
-    multiprocessor, where in `chain.py` another warp copies, else 0."""
+    multiprocessor, where in `chain.py` another warp copies, else 0; turns: whether two warpgroups
+    share a chain (`turns.py`), by leaves of dense products with a warp that copies."""
 
     rows: int
     groups: int
@@ -39,6 +41,7 @@ class PackedTile(NamedTuple):
     stages: int
     specialised: bool = False
     programs: int = 0
+    turns: bool = False
 
 
 class RowBlocks(NamedTuple):
@@ -51,6 +54,8 @@ class RowBlocks(NamedTuple):
 
 def folds(tile: PackedTile, root: RootShape) -> bool:
     """Whether a program of the tile folds such roots: one of warps has room for two levels."""
+    if tile.turns:
+        return root == ONE_LEAF
     return not tile.specialised or root.GROUPS == 1 or root.PARTS == 1
 
 
@@ -72,6 +77,11 @@ def run_packed(
     k = weight.shape[2]
     if k % tile.depth or k // tile.depth < 2:
         raise ValueError(f"leaves of {k} are not two or more whole steps of {tile.depth}")
+    if tile.turns:
+        if root != ONE_LEAF or blocks is not None or tile.groups != 1:
+            raise ValueError(f"{tile} has one leaf of a dense product, not {root} of {blocks}")
+        _run_turns(x, weight, bias, y, tile, gated)
+        return
     launch = _run_warps if tile.specialised else _run_chain
     launch(x, weight, bias, y, tile, gated, root, blocks)
 
@@ -126,6 +136,59 @@ def _run_chain(
         num_warps=4 * tile.groups,
         enable_fp_fusion=False,
         **dependent_launch(x.device),
+    )
+
+
+def _run_turns(
+    x: torch.Tensor,
+    weight: OrderedWeight,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    tile: PackedTile,
+    gated: int,
+) -> None:
+    (leaves, n, k), m = weight.shape, y.shape[1]
+    lines, line = tile.depth * weight.bits // 16, NVMMASharedLayout(_LINE, 32, 2)
+    packed_turns[(cdiv(m, tile.rows) * cdiv(n, UNIT), leaves)](
+        TensorDescriptor.from_tensor(weight.codes, [1, lines, 32], NVMMASharedLayout(_LINE, 32, 3)),
+        TensorDescriptor.from_tensor(x, [tile.rows, tile.depth], NVMMASharedLayout(_LINE, 16, 2)),
+        weight.scales,
+        weight.scales if weight.zeros is None else weight.zeros,
+        y,
+        weight.codes if bias is None else bias,
+        m,
+        n,
+        k // tile.depth,
+        cdiv(n, UNIT),
+        FORM=_chain_form(weight, tile, bias, gated),
+        HANDED=line,
+        num_warps=4,
+        enable_fp_fusion=False,
+        **dependent_launch(x.device),
+    )
+
+
+def _chain_form(
+    weight: OrderedWeight, tile: PackedTile, bias: torch.Tensor | None, gated: int
+) -> PackedForm:
+    """What a kernel of one leaf a program is compiled for."""
+    k, group = weight.shape[2], weight.group
+    return PackedForm(
+        weight.recipe,
+        weight.bits,
+        tile.rows,
+        tile.groups,
+        tile.depth,
+        tile.stages,
+        group,
+        weight.scale_rows,
+        max(triton.next_power_of_2(k // group), tile.depth // group),
+        bias is not None,
+        gated,
+        ONE_LEAF,
+        k // tile.depth % 2 == 1,
+        DENSE.value,
+        tile.programs,
     )
 
 

@@ -23,7 +23,7 @@ _scratch: dict[torch.device, torch.Tensor] = {}
 
 def way_for(x: torch.Tensor, weight: OrderedWeight) -> PackedWay | None:
     """What runs the product of these rows; None: the dense one, of numbers `in_scratch`."""
-    return way_of(len(x), weight.bits, weight.shape)
+    return way_of(len(x), weight.shape, weight.group)
 
 
 def packed_product(
