@@ -97,7 +97,7 @@ CASES = [
     (convolution.convolve_rows, {"ROWS": 16, "CHANNELS": 512}, "", 0),
     (convolution.keep_inputs, {"ROWS": 16, "CHANNELS": 128}, "", 0),
     (gated_norm.norm_and_gate, NORM, "", 0),
-    (decode_factors.decode_factors, FACTORS, "mma.sync", 0),
+    (decode_factors.decode_factors, FACTORS, "mma.sync", 48),
     (decode_rows.decode_rows, ROWS_ALONE, "mma.sync", 0),
     (chunk_factors.chunk_factors, {"SHAPE": SHAPE}, "mma.sync", 76),
     (whole_chunks.pass_whole_chunks, WHOLE, "wgmma.mma_async", 720),
