@@ -32,6 +32,16 @@ class Lanes(NamedTuple):
     roots: tuple[Expression, ...]
 
 
+class SharedForm(NamedTuple):
+    """Leaves of a shared expert on a rank: of so many inputs each, for these lanes, beside
+    `chosen` experts of a row; gated: times a row's gate."""
+
+    lanes: Lanes
+    leaf: int
+    chosen: int
+    gated: bool
+
+
 @dataclass(frozen=True, order=True)
 class ExpertLayer:
     """Whole experts of a layer on one rank: `held` of `total`, of which a row chooses `chosen`.

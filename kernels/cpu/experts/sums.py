@@ -14,9 +14,12 @@ gather between.
 import torch
 
 from tpdet.kernels.cpu.gemm.column import column_gemm, of_cpu
+from tpdet.kernels.cpu.gemm.leaf import leaf_gemm
 from tpdet.kernels.cpu.pointwise.activation import activate_and_multiply
+from tpdet.kernels.cpu.pointwise.gate import gate_lanes
 from tpdet.kernels.inputs.experts import Lanes
 from tpdet.kernels.inputs.packed import WeightStack
+from tpdet.kernels.inputs.shared_rows import SharedRows
 from tpdet.kernels.order import evaluate
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -29,7 +32,7 @@ def expert_sums(
     down: WeightStack,
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
     lanes: Lanes,
-    shared: torch.Tensor | None = None,
+    shared: torch.Tensor | SharedRows | None = None,
     activation: str = "silu",
     *,
     sorted_tokens: object = None,
@@ -37,7 +40,8 @@ def expert_sums(
     """x [M, H], ids int32 and weights fp32 [M, k] -> the roots of this rank's lanes [R, M, H].
 
     gate_up [E, 2 * I, H] (interleaved) and down [E, H, I] of this rank's experts; biases
-    [E, 2 * I] and [E, H] or None; shared: fp32 [lanes, M, H], added to each lane last.
+    [E, 2 * I] and [E, H] or None; shared: added to each lane last, fp32 [lanes, M, H] or not yet
+    multiplied.
     sorted_tokens: of `choose_experts`, which spare a GPU the work.
     """
     mixed = expert_rows(x, ids, gate_up, biases[0], lanes.experts, lanes.total, activation)
@@ -74,7 +78,7 @@ def sums_of_rows(
     down: WeightStack,
     bias: torch.Tensor | None,
     lanes: Lanes,
-    shared: torch.Tensor | None = None,
+    shared: torch.Tensor | SharedRows | None = None,
 ) -> PartialSums:
     """mixed [M, k, I], ids and weights [M, k], down [E, N, I] -> the roots of lanes [R, M, N]."""
     of_lane = len(lanes.experts) // lanes.held
@@ -88,6 +92,13 @@ def sums_of_rows(
         lane = sums[index // of_lane]
         lane[rows] = lane[rows] + weights[rows, choice, None] * y.float()
     if shared is not None:
-        sums = sums + shared
+        sums = sums + (_added(shared) if isinstance(shared, SharedRows) else shared)
     roots = [evaluate(root, lambda lane: sums[lane], torch.add) for root in lanes.roots]
     return PartialSums(torch.stack(roots), tuple(range(len(roots))))
+
+
+def _added(shared: SharedRows) -> torch.Tensor:
+    """fp32 [L, M, N]: what each lane gets."""
+    mixed, down, gate = shared
+    leaves = leaf_gemm(mixed, down)
+    return leaves if gate is None else gate_lanes(leaves, gate)

@@ -12,6 +12,7 @@ from tpdet.kernels.cuda.experts.gather import rows_in_blocks, rows_of_choices
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.packed_tiles import PackedLayerTiles, packed_tile, packed_tiles
 from tpdet.kernels.cuda.experts.products import grouped_product
+from tpdet.kernels.cuda.experts.shared_lanes import fold_lanes_with_shared
 from tpdet.kernels.cuda.experts.sorted_tokens import SortedTokens, sort_tokens
 from tpdet.kernels.cuda.experts.tiles import layer_tiles, product_tile, programs, weight_of
 from tpdet.kernels.cuda.gemm.choice.expert_entries import LayerTiles
@@ -19,6 +20,7 @@ from tpdet.kernels.cuda.gemm.packed.launch import PackedTile
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.inputs.experts import ExpertLayer, Lanes
 from tpdet.kernels.inputs.ordered import OrderedWeight
+from tpdet.kernels.inputs.shared_rows import SharedRows
 from tpdet.kernels.partial_sums import PartialSums
 
 
@@ -30,7 +32,7 @@ def expert_sums(
     down: torch.Tensor | OrderedWeight,
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
     lanes: Lanes,
-    shared: torch.Tensor | None = None,
+    shared: torch.Tensor | SharedRows | None = None,
     activation: str = "silu",
     tiles: LayerTiles | PackedLayerTiles | None = None,
     sorted_tokens: SortedTokens | None = None,
@@ -38,8 +40,9 @@ def expert_sums(
     """x [M, H], ids int32 and weights fp32 [M, k] -> the roots of this rank's lanes [R, M, H].
 
     gate_up [E, 2 * I, H] (interleaved) and down [E, H, I] of this rank's experts; biases
-    [E, 2 * I] and [E, H] or None; shared: fp32 [lanes, M, H], added to each lane last. tiles:
-    override the choice; they show in time only. sorted_tokens: as the router left them.
+    [E, 2 * I] and [E, H] or None; shared: added to each lane last, fp32 [lanes, M, H] or not yet
+    multiplied. tiles: override the choice; they show in time only. sorted_tokens: as the router
+    left them.
     """
     sms, x = programs(x.device), x.contiguous()
     if tiles is None:
@@ -53,7 +56,7 @@ def expert_sums(
         sorted_tokens = sort_tokens(ids, lanes.experts, tiles.gate_up.rows, tiles.by_token)
     mixed = _gate_up(x, gate_up, biases[0], sorted_tokens, tiles.gate_up, sms, activation)
     y = grouped_product(mixed, down, biases[1], sorted_tokens, tiles.down, sms)
-    return fold_lanes(y, ids, weights, sorted_tokens, lanes, shared)
+    return _fold(y, ids, weights, sorted_tokens, lanes, shared)
 
 
 def expert_rows(
@@ -83,7 +86,7 @@ def sums_of_rows(
     down: torch.Tensor | OrderedWeight,
     bias: torch.Tensor | None,
     lanes: Lanes,
-    shared: torch.Tensor | None = None,
+    shared: torch.Tensor | SharedRows | None = None,
 ) -> PartialSums:
     """mixed [M, k, I], ids and weights [M, k], down [E, N, I] -> the roots of lanes [R, M, N]."""
     sms = programs(mixed.device)
@@ -91,6 +94,19 @@ def sums_of_rows(
     sorted_tokens = sort_tokens(ids, lanes.experts, tile.rows, by_token)
     rows = rows_in_blocks(mixed.contiguous(), sorted_tokens)
     y = grouped_product(rows, down, bias, sorted_tokens, tile, sms)
+    return _fold(y, ids, weights, sorted_tokens, lanes, shared)
+
+
+def _fold(
+    y: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    sorted_tokens: SortedTokens,
+    lanes: Lanes,
+    shared: torch.Tensor | SharedRows | None,
+) -> PartialSums:
+    if isinstance(shared, SharedRows):
+        return fold_lanes_with_shared(y, ids, weights, sorted_tokens, lanes, shared)
     return fold_lanes(y, ids, weights, sorted_tokens, lanes, shared)
 
 

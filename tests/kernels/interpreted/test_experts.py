@@ -10,26 +10,31 @@ from tests.kernels.product_inputs import draw
 from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.kernels import order
 from tpdet.kernels.cpu.experts.sums import expert_sums as cpu_expert_sums
-from tpdet.kernels.cuda.experts import admission, sorted_tokens
+from tpdet.kernels.cuda.experts import admission, lane_admission, sorted_tokens
 from tpdet.kernels.cuda.experts import tiles as expert_tiles
 from tpdet.kernels.cuda.experts.gather import rows_in_blocks
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.products import grouped_product as product_of_groups
 from tpdet.kernels.cuda.experts.router import route
+from tpdet.kernels.cuda.experts.shared_lanes import LaneTile, fold_lanes_with_shared, tile_for
+from tpdet.kernels.cuda.experts.shared_lanes import tiles as lane_tiles
 from tpdet.kernels.cuda.experts.sums import Lanes, expert_rows, expert_sums, sums_of_rows
 from tpdet.kernels.cuda.experts.tiles import ExpertWeight, product_tile
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
+from tpdet.kernels.cuda.gemm.leaf import leaf_gemm
 from tpdet.kernels.cuda.gemm.variants import chain, gated, warp_swapped
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.hardware import NO_GPU
 from tpdet.kernels.cuda.launch import warp_pipeline
 from tpdet.kernels.cuda.pointwise import activation
 from tpdet.kernels.cuda.pointwise.fold import fold_final
+from tpdet.kernels.cuda.pointwise.gate import gate_lanes
 from tpdet.kernels.inputs.activations import EXPERT_ACTIVATIONS
-from tpdet.kernels.inputs.experts import Routing
+from tpdet.kernels.inputs.experts import Routing, SharedForm
 from tpdet.kernels.inputs.gated import gate_and_up
 from tpdet.kernels.inputs.product import Product
+from tpdet.kernels.inputs.shared_rows import SharedRows
 from tpdet.kernels.partial_sums import relative_roots
 
 HEIGHT = 16
@@ -110,6 +115,65 @@ def test_rows_have_the_bits_of_dense_products_and_lanes_of_their_sums(
             assert sums.folded and not sums.values[:, -1].isnan().any()
             keep = [row for row in range(tokens) if row != sick]
             assert not sums.values[:, keep].isnan().any()
+
+
+SMALL_TILES = LaneTile(16, 16, 2, 4), LaneTile(16, 32, 4, 1), LaneTile(32, 32, 8, 2)
+
+
+@pytest.mark.parametrize("tile", SMALL_TILES, ids=str)
+@pytest.mark.parametrize(("lanes", "leaf"), [(2, 32), (4, 16)])
+def test_lanes_multiply_a_shared_expert_as_if_apart(lanes, leaf, tile):
+    """Leaves by `leaf_gemm`, gated and added, have the same bits; a NaN row stays in its row."""
+    tokens, width, count, mine = 20, 48, 8, range(4, 8)
+    ids = routes(tokens, 2, count, padding=1)
+    found = sorted_tokens.sort_tokens(ids, mine, HEIGHT)
+    y, weights = draw(found.rows, width).half(), draw(tokens, 2, seed=3)
+    mixed = draw(tokens, lanes * leaf, seed=5).half()
+    mixed[3] = torch.nan
+    down = draw(lanes, width, leaf, seed=6).half()
+    scores = draw(tokens, 24, seed=7)
+    leaves, gate = leaf_gemm(mixed, down), scores[:, 16:17]
+    for name in order.FOLD_ORDERS:
+        for roots in ((order.fold_tree(name, lanes),), tuple(range(lanes))):
+            fold = Lanes(mine, count, lanes, roots)
+            for given in (gate, None):
+                apart = leaves if given is None else gate_lanes(leaves, given.contiguous())
+                wanted = fold_lanes(y, ids, weights, found, fold, apart)
+                shared = SharedRows(mixed, down, given)
+                got = fold_lanes_with_shared(y, ids, weights, found, fold, shared, tile)
+                assert_same_bits(got.values, wanted.values, f"{name} {roots}")
+                assert got.folded and got.values[:, 3].isnan().all()
+
+
+def test_tiles_of_lanes_are_tried_beside_leaves_apart(monkeypatch):
+    lanes = Lanes(range(4, 8), 8, 2, ((0, 1),))
+    form, cpu = SharedForm(lanes, 32, 2, True), torch.device("cpu")
+    monkeypatch.setattr(lane_admission, "tiles", lambda: SMALL_TILES[:2])
+    assert lane_admission.failing_lanes(form, cpu, torch.float16) == []
+    assert lane_admission.failing_lanes(None, cpu, torch.float16) == []
+    monkeypatch.setattr(lane_admission, "gate_lanes", lambda sums, gate: sums)
+    failed = lane_admission.failing_lanes(form, cpu, torch.float16)
+    assert len(failed) == 2 and failed[0].startswith("lanes with 2 leaves of 32 LaneTile(")
+    assert lane_admission.failing_lanes(form, cpu, torch.float32) == [], "leaves stay apart"
+
+
+def test_a_shared_expert_that_does_not_fit_is_refused():
+    ids = routes(5, 2, 8)
+    found = sorted_tokens.sort_tokens(ids, range(8), HEIGHT)
+    y, weights, fold = draw(found.rows, 48).half(), draw(5, 2), Lanes(range(8), 8, 2, ((0, 1),))
+    mixed, down, gate = draw(5, 64).half(), draw(2, 48, 32).half(), draw(5, 1)
+    assert tile_for(1) in lane_tiles() and tile_for(1 << 20) in lane_tiles()
+    for bad in (
+        SharedRows(mixed[:4], down, gate),
+        SharedRows(mixed.float(), down.float(), gate),
+        SharedRows(mixed.bfloat16(), down, gate),
+        SharedRows(mixed[:, :48].contiguous(), down[:, :, :24].contiguous(), gate),
+        SharedRows(mixed, down.transpose(1, 2).contiguous().transpose(1, 2), gate),
+        SharedRows(mixed, down, gate.half()),
+        SharedRows(mixed, down, gate[:, 0]),
+    ):
+        with pytest.raises(ValueError):
+            fold_lanes_with_shared(y, ids, weights, found, fold, bad)
 
 
 def lane_sums(y, ids, weights, positions, mine, lanes, shared):

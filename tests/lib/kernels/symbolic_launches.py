@@ -24,6 +24,7 @@ WRITTEN = {
     "gate_rows": {"ids", "weights", "positions", "expert_ids"},
     "sort_few": {"counts", "first_blocks", "positions", "expert_ids"},
     "lane_sums": {"sums"},
+    "lane_sums_with_shared": {"sums"},
     "copy_from_blocks": {"x"},
     "convolve_row": {"y", "inputs"},
     "advance_late": {"state.boundary"},

@@ -1,0 +1,232 @@
+"""Lanes and what a shared expert adds to them, in one pass: no sum of its leaves is written.
+
+    lane_g = (..((+0 + w_a * y_a) + w_b * y_b) ..) + leaf_g * s(gate)     fp32, no fma
+    leaf_g[m, n] = sum over k of mixed[m, g * K + k] * down[g, n, k]      one chain, of `column.py`
+
+    M, k, N   tokens, choices of a token (ids ascend), columns
+    L, K      lanes of this rank, inputs of a leaf
+    y [P, N], ids, weights, positions [M, k]   as in `lanes.py`
+    mixed [M, L * K], down [L, N, K]   2-byte values; gate fp32 [M, 1], rows anyhow apart, or None
+    sums      fp32 [R, M, N]: the roots of the rank's fold program over its lanes
+
+By leaves apart 8 bytes a value and lane are written and read, 16 with a gate: at 8,192 rows that is
+most of a block's time. A tile here holds all choices' sums in registers, and the operands of a leaf
+are read while an earlier leaf is added up.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from tpdet.kernels.cuda.experts.sorted_tokens import SortedTokens
+from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv
+from tpdet.kernels.cuda.pointwise.fold import push_and_add
+from tpdet.kernels.cuda.pointwise.gate import opened
+from tpdet.kernels.fold_program import FoldProgram, own_program
+from tpdet.kernels.inputs.experts import Lanes
+from tpdet.kernels.inputs.shared_rows import SharedRows
+from tpdet.kernels.partial_sums import PartialSums
+
+
+class LaneTile(NamedTuple):
+    """Rows and columns of a program, its warps, and leaves that are read ahead of their chain."""
+
+    rows: int
+    columns: int
+    warps: int
+    ahead: int
+
+
+_TILES = (
+    (32, LaneTile(16, 16, 4, 8)),
+    (128, LaneTile(16, 32, 4, 2)),
+    (1 << 62, LaneTile(64, 64, 16, 1)),
+)
+"""By the rows up to which a tile is taken."""
+
+
+class JoinedForm(NamedTuple):
+    """What the kernel is compiled for: choices of a token, experts of a lane, inputs of a leaf,
+    whether there is a gate; rows, columns and leaves ahead of a `LaneTile`."""
+
+    CHOSEN: int
+    PER_LANE: int
+    DEPTH: int
+    GATED: bool
+    ROWS: int
+    COLUMNS: int
+    AHEAD: int
+
+
+@triton.jit
+def _leaf_operands(mixed, down, leaf, row, column, rows, width, leaves, FORM: tl.constexpr):
+    """One leaf's rows [ROWS, DEPTH] and weights [COLUMNS, DEPTH]."""
+    depth = tl.arange(0, FORM.DEPTH)
+    from_row = mixed + row[:, None] * (leaves * FORM.DEPTH) + leaf * FORM.DEPTH + depth[None, :]
+    from_column = down + (leaf * width + column).to(tl.int64)[:, None] * FORM.DEPTH + depth[None, :]
+    x = tl.load(from_row, mask=(row < rows)[:, None], other=0.0)
+    w = tl.load(from_column, mask=(column < width)[:, None], other=0.0)
+    return x, w
+
+
+@triton.jit(do_not_specialize=["rows", "first"])
+def lane_sums_with_shared(
+    y,
+    ids,
+    weights,
+    positions,
+    mixed,
+    down,
+    gate,
+    sums,
+    rows,
+    width,
+    first,
+    gate_stride,
+    FORM: tl.constexpr,
+    PROGRAM: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """A tile of tokens by columns, all lanes. first: this rank's first expert."""
+    await_earlier(DEPENDENT)
+    LEAVES: tl.constexpr = len(PROGRAM.planes)
+    CHOSEN: tl.constexpr = FORM.CHOSEN
+    AHEAD: tl.constexpr = FORM.AHEAD
+    ROWS: tl.constexpr = FORM.ROWS
+    COLUMNS: tl.constexpr = FORM.COLUMNS
+    parts = tl.cdiv(width, COLUMNS)
+    row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) % parts * COLUMNS + tl.arange(0, COLUMNS)
+    real = row < rows
+    here = real[:, None] & (column < width)[None, :]
+    # 1. the first leaves' operands are on their way
+    operands = ()
+    for i in tl.static_range(AHEAD):
+        leaf = PROGRAM.planes[i]
+        read = _leaf_operands(mixed, down, leaf, row, column, rows, width, LEAVES, FORM)
+        operands = operands + (read[0], read[1])  # type: ignore[assignment] # noqa: RUF005
+    # 2. all weighted rows, read side by side; each is added to those before it in its lane
+    sums_so_far = ()
+    lanes = ()
+    for choice in tl.static_range(CHOSEN):
+        choice_index = row * CHOSEN + choice
+        position = tl.load(positions + choice_index, mask=real, other=-1).to(tl.int64)
+        expert = tl.load(ids + choice_index, mask=real, other=-1)
+        own = here & (position >= 0)[:, None]
+        from_row = y + (tl.maximum(position, 0) * width)[:, None] + column[None, :]
+        finished = tl.load(from_row, mask=own, other=0.0).to(tl.float32)
+        weight = tl.load(weights + choice_index, mask=real, other=0.0)
+        lane = tl.where(position >= 0, (expert - first) // FORM.PER_LANE, -1)
+        before = tl.zeros((ROWS, COLUMNS), tl.float32)
+        if choice > 0:
+            follows = (lane == lanes[choice - 1])[:, None]
+            before = tl.where(follows, sums_so_far[choice - 1], before)
+        product = weight[:, None] * finished
+        sums_so_far = sums_so_far + (before + product,)  # type: ignore[assignment] # noqa: RUF005
+        lanes = lanes + (lane,)  # type: ignore[assignment] # noqa: RUF005
+    if FORM.GATED:
+        factor = opened(tl.load(gate + row * gate_stride, mask=real, other=0.0))[:, None]
+    # 3. a lane is its last sum and its leaf; and the fold over lanes
+    stack = ()
+    plane = rows.to(tl.int64) * width
+    for i in tl.static_range(LEAVES):
+        if i + AHEAD < LEAVES:
+            leaf = PROGRAM.planes[i + AHEAD]
+            read = _leaf_operands(mixed, down, leaf, row, column, rows, width, LEAVES, FORM)
+            operands = operands + (read[0], read[1])  # type: ignore[assignment] # noqa: RUF005
+        x = operands[0]  # type: ignore[misc] # no longer the empty tuple
+        w = operands[1]  # type: ignore[misc]
+        operands = operands[2:]
+        added = tl.dot(x, tl.trans(w), input_precision="ieee")
+        if FORM.GATED:
+            added = added * factor
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for choice in tl.static_range(CHOSEN):
+            ends_here = (lanes[choice] == PROGRAM.planes[i])[:, None]
+            total = tl.where(ends_here, sums_so_far[choice], total)
+        stack = push_and_add(stack, total + added, PROGRAM.additions[i])
+        if PROGRAM.roots[i] >= 0:
+            to = sums + PROGRAM.roots[i] * plane + (row * width)[:, None] + column[None, :]
+            tl.store(to, stack[0], mask=here)
+            stack = stack[1:]
+
+
+def tile_for(rows: int) -> LaneTile:
+    """What steps of so many rows take."""
+    return next(tile for most, tile in _TILES if rows <= most)
+
+
+def tiles() -> list[LaneTile]:
+    """All that `tile_for` names."""
+    return [tile for _, tile in _TILES]
+
+
+def fold_lanes_with_shared(
+    y: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    sorted_tokens: SortedTokens,
+    lanes: Lanes,
+    shared: SharedRows,
+    tile: LaneTile | None = None,
+) -> PartialSums:
+    """As `fold_lanes`, with the products of a shared expert's leaves.
+
+    tile: overrides the choice; it shows in time only. Raises ValueError for operands that do not
+    fit.
+    """
+    experts, roots = lanes.experts, lanes.roots
+    (rows, chosen), width = ids.shape, y.shape[1]
+    _check(shared, rows, width, lanes)
+    sums = torch.empty(len(roots), rows, width, dtype=torch.float32, device=y.device)
+    if sums.numel():
+        tile = tile_for(rows) if tile is None else tile
+        gate = shared.gate
+        program: FoldProgram = own_program(roots)
+        lane_sums_with_shared[(cdiv(rows, tile.rows) * cdiv(width, tile.columns),)](
+            y,
+            ids,
+            weights,
+            sorted_tokens.positions,
+            shared.mixed,
+            shared.down,
+            sums if gate is None else gate,
+            sums,
+            rows,
+            width,
+            experts.start,
+            1 if gate is None else gate.stride(0),
+            FORM=JoinedForm(
+                chosen,
+                len(experts) // lanes.held,
+                shared.down.shape[2],
+                gate is not None,
+                tile.rows,
+                tile.columns,
+                min(tile.ahead, lanes.held),
+            ),
+            PROGRAM=program,
+            num_warps=tile.warps,
+            enable_fp_fusion=False,
+            **dependent_launch(y.device),
+        )
+    return PartialSums(sums, tuple(range(len(roots))))
+
+
+def _check(shared: SharedRows, rows: int, width: int, lanes: Lanes) -> None:
+    mixed, down, gate = shared
+    leaf = down.shape[2]
+    if down.shape != (lanes.held, width, leaf) or mixed.shape != (rows, lanes.held * leaf):
+        raise ValueError(
+            f"rows {tuple(mixed.shape)} and weights {tuple(down.shape)} do not fit {lanes.held} "
+            f"lanes of {rows} x {width}"
+        )
+    if not shared.joins(leaf, mixed.dtype) or mixed.dtype != down.dtype:
+        raise ValueError(f"leaves of {leaf} {mixed.dtype} by {down.dtype}: multiply them apart")
+    if not (mixed.is_contiguous() and down.is_contiguous()):
+        raise ValueError("rows and weights of a shared expert must be contiguous")
+    if gate is not None and (gate.shape != (rows, 1) or gate.dtype != torch.float32):
+        raise ValueError(f"a gate {tuple(gate.shape)} {gate.dtype}: give fp32 [{rows}, 1]")
