@@ -21,11 +21,12 @@ from tpdet.checkpoint.source import WeightSource
 from tpdet.comm.exchange.expert_columns import ExpertColumns, open_experts
 from tpdet.comm.exchange.fold import Done, Pending
 from tpdet.kernels import ops
-from tpdet.kernels.inputs.experts import Lanes
+from tpdet.kernels.inputs.experts import Lanes, SharedForm
 from tpdet.kernels.inputs.gated import halves
 from tpdet.kernels.inputs.norm import Finish
 from tpdet.kernels.inputs.packed import PackedStack, WeightStack, interleaved_rows, numbers_of
 from tpdet.kernels.inputs.product import Product
+from tpdet.kernels.inputs.shared_rows import SharedRows
 from tpdet.kernels.order import fold_tree
 from tpdet.kernels.partial_sums import relative_roots
 from tpdet.layers.arithmetic import Arithmetic
@@ -33,16 +34,22 @@ from tpdet.layers.linear import folding
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
-from tpdet.layers.shared_expert import SharedExpert, held_columns
+from tpdet.layers.shared_expert import SharedExpert, held_columns, joins_lanes
+
+_GATE_ROWS = 8
+"""Rows of the router's weight for a shared expert's gate: one, and zeros, so that a row of outputs
+is whole blocks of 16 bytes."""
 
 
 class ExpertMlp:
     """The sum over a row's experts of w * down(act(gate(x)) * up(x)), added to the stream.
 
-    All ranks route alike. Whole experts of a rank are neighbours by id.
+    All ranks route alike. Whole experts of a rank are neighbours by id. The gate of a shared expert
+    is one more output of the router's product.
     """
 
     router: torch.Tensor | None = None
+    """[E, H], with a shared expert's gate [E + _GATE_ROWS, H]."""
     router_bias: torch.Tensor | None = None
     choice_bias: torch.Tensor | None = None
     gate_up: WeightStack | None = None
@@ -57,11 +64,7 @@ class ExpertMlp:
         self._exchange = folding(partition.exchange)
         self._name, self._mixture, self._hidden = name, mixture, config.hidden_size
         self._plan, self._columns = partition.plan, partition.experts
-        roots, held = relative_roots(self._plan.roots[partition.world.rank]), len(partition.mine)
-        if self._columns is not None:
-            roots, held = (fold_tree(partition.fold_order, partition.leaves),), partition.leaves
-        experts = held_experts(partition)
-        self._lanes = Lanes(experts, mixture.routing.experts, held, roots)
+        self._lanes = held_lanes(partition)
         self._parts = held_outputs(partition)
         self._shared: SharedExpert | None = None
         self._load(source)
@@ -73,11 +76,12 @@ class ExpertMlp:
         """Its products, as this rank holds them."""
         mixture, hidden = _mixture(partition.config), partition.config.hidden_size
         held, chosen = len(held_experts(partition)), mixture.routing.chosen
+        scores = mixture.routing.experts + _GATE_ROWS * bool(mixture.shared_gate)
         (width, outputs), biased = map(len, held_outputs(partition)), mixture.biased
         gate_up = Product("gated", 2 * width, hidden)
         down = Product("column", outputs, mixture.width)
         return (
-            LayerProduct("router", Product("head", mixture.routing.experts, hidden), biased),
+            LayerProduct("router", Product("head", scores, hidden), biased),
             LayerProduct("expert_gate_up", gate_up, biased, experts=held, chosen=chosen),
             LayerProduct("expert_down", down, biased, experts=held, chosen=chosen),
             *(SharedExpert.products(partition) if mixture.shared else ()),
@@ -107,9 +111,11 @@ class ExpertMlp:
     def _load(self, source: WeightSource) -> None:
         experts, hidden, width = self._mixture.routing.experts, self._hidden, self._mixture.width
         whole, router = Pieces.whole(), f"{self._name}.{self._mixture.router}"
-        source.read_for(
-            self._place_router, TensorRead(f"{router}.weight", (experts, hidden), whole)
-        )
+        scores = [TensorRead(f"{router}.weight", (experts, hidden), whole)]
+        if self._mixture.shared_gate:
+            gate = f"{self._name}.{self._mixture.shared_gate}.weight"
+            scores.append(TensorRead(gate, (1, hidden), whole))
+        source.read_for(self._place_router, *scores)
         if self._mixture.choice_bias:
             name = f"{router}.{self._mixture.choice_bias}"
             exact = TensorRead(name, (experts,), Pieces.whole(exact=True))
@@ -164,7 +170,9 @@ class ExpertMlp:
         self.gate_up = lay_out(PackedStack(gate_up), self.gate_up)
         self.down = lay_out(PackedStack(down), self.down)
 
-    def _place_router(self, read: torch.Tensor) -> None:
+    def _place_router(self, read: torch.Tensor, gate: torch.Tensor | None = None) -> None:
+        if gate is not None:
+            read = torch.cat([read, gate, gate.new_zeros(_GATE_ROWS - 1, gate.shape[1])])
         self.router = place(self.router, read)
 
     def _place_router_bias(self, read: torch.Tensor) -> None:
@@ -201,14 +209,18 @@ class ExpertMlp:
     def __call__(self, rows: MicroBatch, finish: Finish) -> Pending:
         """The rows' x -> what becomes of the block's result: the stream and its norm."""
         assert self.router is not None and self.gate_up is not None and self.down is not None
-        logits = self._arithmetic.column(rows.x_MH, self.router, self.router_bias, torch.float32)
+        scores = self._arithmetic.column(rows.x_MH, self.router, self.router_bias, torch.float32)
+        experts = self._mixture.routing.experts
+        logits, gate = scores[:, :experts], scores[:, experts : experts + 1]
         held = self._lanes.experts if self._columns is None else None
         ids, weights, sorted_tokens = ops.choose_experts(
             logits, self.choice_bias, rows.batch, self._mixture.routing, held
         )
         if self.routes is not None:
             self.routes.index_copy_(0, rows.batch.slots, ids.to(self.routes.dtype))
-        shared = None if self._shared is None else self._shared(rows.x_MH)
+        shared = None
+        if self._shared is not None:
+            shared = self._shared(rows.x_MH, gate if self._mixture.shared_gate else None)
         if self._columns is not None:
             return self._by_columns(self._columns, rows, finish, (ids, weights), shared)
         sums = ops.expert_sums(
@@ -231,7 +243,7 @@ class ExpertMlp:
         rows: MicroBatch,
         finish: Finish,
         chosen: tuple[torch.Tensor, torch.Tensor],
-        shared: torch.Tensor | None,
+        shared: torch.Tensor | SharedRows | None,
     ) -> Pending:
         """Both products of all experts, of this rank's outputs; two gathers. chosen: ids, w."""
         assert self.gate_up is not None and self.down is not None
@@ -255,6 +267,24 @@ def held_experts(partition: Partition) -> range:
     if partition.experts is not None:
         return range(experts)
     return range(partition.mine.start * share, partition.mine.stop * share)
+
+
+def held_lanes(partition: Partition) -> Lanes:
+    """A rank's experts, by lane, and what it makes of its lanes."""
+    roots, held = relative_roots(partition.plan.roots[partition.world.rank]), len(partition.mine)
+    if partition.experts is not None:
+        roots, held = (fold_tree(partition.fold_order, partition.leaves),), partition.leaves
+    return Lanes(held_experts(partition), _mixture(partition.config).routing.experts, held, roots)
+
+
+def shared_form(partition: Partition) -> SharedForm | None:
+    """A shared expert's leaves that join lanes on this rank; None without any."""
+    mixture = partition.config.mixture
+    if mixture is None or not mixture.shared or not joins_lanes(partition):
+        return None
+    leaf, *_ = partition.cut.shared.widths(range(1))
+    gated = bool(mixture.shared_gate)
+    return SharedForm(held_lanes(partition), leaf, mixture.routing.chosen, gated)
 
 
 def held_outputs(partition: Partition) -> tuple[range, range]:

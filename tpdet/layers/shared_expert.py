@@ -9,6 +9,7 @@ from tpdet.kernels import ops
 from tpdet.kernels.inputs.activations import KIND_OF
 from tpdet.kernels.inputs.packed import WeightStack, numbers_of, side_by_side
 from tpdet.kernels.inputs.product import Product, write_roots
+from tpdet.kernels.inputs.shared_rows import SharedRows
 from tpdet.layers.linear import GatedLinear
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
@@ -17,28 +18,24 @@ from tpdet.layers.products import LayerProduct
 class SharedExpert:
     """The leaf sums of down(act(gate(x)) * up(x)), unfolded: leaf g is added to lane g last.
 
-    With a gate, a row's leaf sums are multiplied by its sigmoid, which every rank computes alike.
+    With a gate, a row's leaf sums are multiplied by its sigmoid; the router's product makes it.
     A rank has the leaves of its lanes. Where experts are cut over their outputs, it has all leaves,
     of its outputs: its gates and ups are then those of every rank, which spares a gather.
     """
 
     down_LNK: WeightStack | None = None
-    gate: torch.Tensor | None = None
 
     def __init__(self, source: WeightSource, partition: Partition, name: str) -> None:
         config, self._cut = partition.config, partition.cut.shared
         self._arithmetic, self._name = partition.arithmetic, name
         self._leaves, self._outputs = held_leaves(partition), held_columns(partition)
-        self._hidden = config.hidden_size
+        self._hidden, self._joins = config.hidden_size, joins_lanes(partition)
         shape = self._cut.edges[-1], config.hidden_size
         pieces = Pieces(0, self._cut.bounds, self._leaves)
         names = f"{name}.gate_proj", f"{name}.up_proj"
         self._gate_up = GatedLinear(
             source, partition.arithmetic, names, shape, pieces, config.activation
         )
-        self._gate_name = ""
-        if config.mixture is not None and config.mixture.shared_gate:
-            self._gate_name = f"{name.rpartition('.')[0]}.{config.mixture.shared_gate}.weight"
         self._load_down(source)
 
     @staticmethod
@@ -53,9 +50,7 @@ class SharedExpert:
         roots = write_roots(tuple(range(len(widths))))
         unequal, outputs = () if cut.alike else widths, len(held_columns(partition))
         down = Product("row", outputs, max(widths), len(widths), roots, unequal)
-        gated = config.mixture is not None and bool(config.mixture.shared_gate)
         return (
-            *([LayerProduct("shared_gate", Product("head", 1, config.hidden_size))] * gated),
             LayerProduct("shared_gate_up", Product(kind, 2 * inputs, config.hidden_size)),
             LayerProduct("shared_down", down),
         )
@@ -65,13 +60,7 @@ class SharedExpert:
         self._gate_up.load(source)
         self._load_down(source)
 
-    def _place_gate(self, read: torch.Tensor) -> None:
-        self.gate = place(self.gate, read)
-
     def _load_down(self, source: WeightSource) -> None:
-        if self._gate_name:
-            gate = TensorRead(self._gate_name, (1, self._hidden), Pieces.whole())
-            source.read_for(self._place_gate, gate)
         pieces = Pieces(1, self._cut.bounds, self._leaves)
         shape = self._hidden, self._cut.edges[-1]
         read = TensorRead(f"{self._name}.down_proj.weight", shape, pieces)
@@ -91,22 +80,42 @@ class SharedExpert:
         by_leaf = mine.view(len(mine), leaves, -1).permute(1, 0, 2)
         self.down_LNK = place(numbers_of(self.down_LNK), self._arithmetic.lay_out(by_leaf))
 
-    def __call__(self, x_MH: torch.Tensor) -> torch.Tensor:
-        """Rows [M, H] -> fp32 [lanes, M, N], of this rank's lanes and outputs."""
+    def __call__(
+        self, x_MH: torch.Tensor, gate_M1: torch.Tensor | None
+    ) -> torch.Tensor | SharedRows:
+        """Rows [M, H] -> fp32 [lanes, M, N], of this rank's lanes and outputs, or what makes it.
+
+        gate_M1: fp32, of a model that has it.
+        """
         assert self.down_LNK is not None
+        mixed, down = self._gate_up(x_MH), self.down_LNK
+        if self._joins and isinstance(down, torch.Tensor):
+            return SharedRows(mixed, down, gate_M1)
         held = [leaf - self._leaves.start for leaf in self._leaves if self._cut.inputs(_one(leaf))]
-        widths = () if self._cut.alike else self._cut.widths(self._leaves)
-        mixed, roots = self._gate_up(x_MH), tuple(range(len(held)))
-        sums = self._arithmetic.row(mixed, self.down_LNK, roots, widths)
-        values = sums.values if sums.folded else ops.fold_roots(sums, len(held))
-        if self.gate is not None:
-            gate_M1 = self._arithmetic.column(x_MH, self.gate, None, torch.float32)
-            values = ops.gate_lanes(values, gate_M1)
+        values = self._leaf_sums(mixed, len(held))
+        if gate_M1 is not None:
+            values = ops.gate_lanes(values, gate_M1.contiguous())
         if len(held) == len(self._leaves):
             return values
-        whole = values.new_zeros(len(self._leaves), *values.shape[1:])
-        whole[held] = values
-        return whole
+        every = values.new_zeros(len(self._leaves), *values.shape[1:])
+        every[held] = values
+        return every
+
+    def _leaf_sums(self, mixed: torch.Tensor, leaves: int) -> torch.Tensor:
+        """The sums of the leaves that have inputs, fp32 [leaves, M, N]."""
+        assert self.down_LNK is not None
+        widths = () if self._cut.alike else self._cut.widths(self._leaves)
+        sums = self._arithmetic.row(mixed, self.down_LNK, tuple(range(leaves)), widths)
+        return sums.values if sums.folded else ops.fold_roots(sums, leaves)
+
+
+def joins_lanes(partition: Partition) -> bool:
+    """Whether dense leaves of this rank are multiplied where lanes are added up: equal ones, none
+    empty, of a size that fits."""
+    cut, leaves = partition.cut.shared, held_leaves(partition)
+    widths, dtype = cut.widths(leaves), getattr(torch, partition.config.dtype)
+    whole = cut.alike and len(widths) == len(leaves)
+    return whole and SharedRows.joins(widths[0], dtype)
 
 
 def held_leaves(partition: Partition) -> range:

@@ -20,6 +20,7 @@ from tpdet.kernels.inputs.experts import Lanes, Routing
 from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.inputs.product import write_roots
+from tpdet.kernels.inputs.shared_rows import SharedRows
 from tpdet.kernels.partial_sums import PartialSums
 from tpdet.nn.operators import attention, experts, pointwise, products, vocabulary
 
@@ -135,11 +136,14 @@ def _expert_sums(
     down: Tensor,
     biases: tuple[Tensor | None, Tensor | None],
     lanes: Lanes,
-    shared: Tensor | None = None,
+    shared: Tensor | SharedRows | None = None,
     activation: str = "silu",
     *,
     sorted_tokens: object = None,
 ) -> PartialSums:
+    if isinstance(shared, SharedRows):
+        leaves = _rows(shared.mixed, shared.down, tuple(range(lanes.held))).values
+        shared = leaves if shared.gate is None else ops.gate_lanes(leaves, shared.gate)
     part = lanes.experts.start, lanes.total, lanes.held, write_roots(lanes.roots)
     values = experts.experts(x, ids, weights, gate_up, down, *biases, shared, *part, activation)
     return PartialSums(values, tuple(range(len(lanes.roots))))

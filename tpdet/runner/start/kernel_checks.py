@@ -22,6 +22,7 @@ from tpdet.kernels.known.kv_golden import kv_golden_digest
 from tpdet.kernels.known.linear_golden import linear_golden_digest
 from tpdet.kernels.order import GOLDEN_SHA256, KV_GOLDEN_SHA256, LINEAR_GOLDEN_SHA256
 from tpdet.launch.ranks.pinned import threads_per_rank
+from tpdet.layers.experts import shared_form
 from tpdet.layers.partition import Partition
 from tpdet.models.fingerprint import architecture
 from tpdet.models.products import expert_layer, expert_products, rank_products
@@ -129,6 +130,7 @@ def admit_products(
     TpdetError for an entry that fails, and for a tile that gives other bits than the dense product.
     """
     from tpdet.kernels.cuda.experts.admission import failing_tiles
+    from tpdet.kernels.cuda.experts.lane_admission import failing_lanes
     from tpdet.kernels.cuda.experts.tiles import is_tuned
     from tpdet.kernels.cuda.gemm import admission, library_trials
 
@@ -136,6 +138,7 @@ def admit_products(
     layer = expert_layer(partition)
     try:
         failed = failing_tiles(expert_products(partition), layer, device, dtype)
+        failed += failing_lanes(shared_form(partition), device, dtype)
         admission_report = admission.check(rank_products(partition), device, limits, dtype=dtype)
     except torch.OutOfMemoryError:
         raise

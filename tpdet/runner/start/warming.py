@@ -16,6 +16,7 @@ from tpdet.config import EngineConfig
 from tpdet.control.plan import MAX_STEP_DRAFTS
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.known.answers import Forms, known_answers
+from tpdet.layers.experts import shared_form
 from tpdet.layers.partition import Partition, state_shape
 from tpdet.models.decoder import Decoder
 from tpdet.models.products import expert_layer, expert_products, rank_products
@@ -38,12 +39,14 @@ def rehearse_checks(
 ) -> None:
     """Launch what the known answers and, with `limits`, trials of products and of forms launch."""
     from tpdet.kernels.cuda.experts.admission import failing_tiles
+    from tpdet.kernels.cuda.experts.lane_admission import failing_lanes
     from tpdet.kernels.cuda.gemm import admission
 
     dtype = getattr(torch, partition.config.dtype)
     known_answers(device, dtype, forms_of(partition))
     if limits is not None:
         failing_tiles(expert_products(partition), expert_layer(partition), device, dtype)
+        failing_lanes(shared_form(partition), device, dtype)
         admission.rehearse(rank_products(partition), device, limits, dtype)
         try_linear_forms(partition, device)
 

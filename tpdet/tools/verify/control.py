@@ -13,6 +13,7 @@ from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.experts import Lanes, Routing
 from tpdet.kernels.inputs.paged_batch import PagedBatch
+from tpdet.kernels.inputs.shared_rows import SharedRows
 from tpdet.kernels.order import Expression, FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -83,7 +84,7 @@ def combine_by_index_add(
     down: torch.Tensor,
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
     lanes: Lanes,
-    shared: torch.Tensor | None = None,
+    shared: torch.Tensor | SharedRows | None = None,
     activation: str = "silu",
     sorted_tokens: object = None,
 ) -> PartialSums:
@@ -96,9 +97,17 @@ def combine_by_index_add(
             mixed = ops.activate_and_multiply(wide, x.dtype, activation)
             y = _plain_column_gemm(mixed, down[index], _of(biases[1], index))
             total.index_add_(0, rows, weights[rows, choice, None] * y.float())
+    if isinstance(shared, SharedRows):
+        shared = _plain_leaves(shared)
     if shared is not None:
         total = total + shared.sum(0)
     return PartialSums(total[None], (0,))
+
+
+def _plain_leaves(shared: SharedRows) -> torch.Tensor:
+    """All leaves as one stock product [1, M, N]."""
+    sums = _plain_row_gemm(shared.mixed, shared.down, ()).values
+    return sums if shared.gate is None else ops.gate_lanes(sums, shared.gate.contiguous())
 
 
 def _of(biases: torch.Tensor | None, expert: int) -> torch.Tensor | None:
