@@ -15,7 +15,8 @@ class LayerProduct:
 
     biased: whether a bias [n] is added; written: values a row that the kernel after it makes of its
     outputs, 0 where an exchange follows. experts: as many such weights lie here, and a row takes
-    `chosen` of all ranks'; 0 for a product that every row takes.
+    `chosen` of all ranks'; 0 for a product that every row takes. joined: another kernel multiplies
+    its dense weight on the way, by tiles of its own.
     """
 
     name: str
@@ -24,6 +25,7 @@ class LayerProduct:
     written: int = 0
     experts: int = 0
     chosen: int = 0
+    joined: bool = False
 
     @property
     def kind(self) -> str:

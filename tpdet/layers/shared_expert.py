@@ -52,7 +52,7 @@ class SharedExpert:
         down = Product("row", outputs, max(widths), len(widths), roots, unequal)
         return (
             LayerProduct("shared_gate_up", Product(kind, 2 * inputs, config.hidden_size)),
-            LayerProduct("shared_down", down),
+            LayerProduct("shared_down", down, joined=joins_lanes(partition)),
         )
 
     def load(self, source: WeightSource) -> None:

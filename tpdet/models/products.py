@@ -35,10 +35,20 @@ def rank_products(partition: Partition) -> tuple[Product, ...]:
 
     They are alike on every rank of a world but for roots and, with unequal leaves, for sizes.
     """
+    return tuple(sorted({each.product for each in _rank_products(partition)}))
+
+
+def table_products(partition: Partition) -> tuple[Product, ...]:
+    """Those of `rank_products` that a shape table names: a layer multiplies them by themselves."""
+    return tuple(sorted({each.product for each in _rank_products(partition) if not each.joined}))
+
+
+def _rank_products(partition: Partition) -> list[LayerProduct]:
+    """All but those of single experts."""
     every = _all_layer_products(partition)
     if partition.config.head == "tokens":  # a head of labels is small, and tuned by no table
         every.append(head_product(partition))
-    return tuple(sorted({each.product for each in every if not each.experts}))
+    return [product for product in every if not product.experts]
 
 
 def expert_products(partition: Partition) -> tuple[Product, ...]:

@@ -46,7 +46,7 @@ from tpdet.launch.host.kernel_directory import (
 )
 from tpdet.layers.arithmetic import make_arithmetic
 from tpdet.layers.partition import make_partition
-from tpdet.models.products import rank_products
+from tpdet.models.products import table_products
 from tpdet.models.warm_up import warm_up
 from tpdet.runner import Runner
 from tpdet.runner.graphs.engine_graphs import make_graphs
@@ -88,7 +88,7 @@ def test_what_is_compiled_is_what_a_start_asks_for(tiny_model, monkeypatch, tmp_
     compile_for_hopper(monkeypatch, tmp_path)
     take_gpu_kernels(monkeypatch)
     partition = make_partition(model, SoloWorld(), config.fold_order, None)
-    products = rank_products(partition)
+    products = table_products(partition)
     limits = {"column": 300, "head": 256}
     arithmetic = make_arithmetic(False, SoloWorld(), runner.loaded.strict_exchange)
     arithmetic.admitted = admission.foreseen(products, CPU, limits)

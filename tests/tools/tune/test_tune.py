@@ -33,7 +33,7 @@ from tpdet.layers.linear import ColumnLinear, GatedLinear, RowLinear
 from tpdet.layers.partition import make_partition
 from tpdet.layers.vocabulary import VocabularyTable
 from tpdet.models.decoder import Decoder
-from tpdet.models.products import rank_products
+from tpdet.models.products import layer_products, rank_products, table_products
 from tpdet.tools.synthetic.make_model import make_model
 from tpdet.tools.tune import column_operands, measure, products, run
 from tpdet.tools.tune.column_operands import ColumnOperands
@@ -47,6 +47,7 @@ from tpdet.tools.tune.shapes import (
     tuned_row_products,
 )
 from tpdet.tools.tune.table_file import append_times, write_table
+from tpdet.tools.worlds.shapes import cut_for, find_model
 
 COLUMN = Product("column", 96, 64)
 FAST, SLOW = Tile(16, 64, 64, 4, 5, "pointer_swapped"), Tile(16, 64, 64, 4, 4, "pointer_swapped")
@@ -211,6 +212,15 @@ def test_products_are_those_of_the_model_that_is_built(tmp_path, row_layers):
         else:
             built.add(Product("head", *layer.table_VH.shape))
     assert set(rank_products(partition)) == built
+
+
+@pytest.mark.parametrize(("name", "joins"), [("qwen3.5-35b-a3b", True), ("glm-4.5-air", False)])
+def test_leaves_that_join_lanes_are_in_no_table(name, joins):
+    """Packed ones are multiplied by themselves, so a rank has the product all the same."""
+    partition = cut_for(find_model(name), 2, "tree")
+    (down,) = [of_layer for of_layer in layer_products(partition) if of_layer.name == "shared_down"]
+    assert down.joined == joins and down.product in rank_products(partition)
+    assert (down.product in table_products(partition)) != joins
 
 
 def test_a_head_is_tuned_up_to_its_rows():

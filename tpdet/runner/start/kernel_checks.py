@@ -25,7 +25,12 @@ from tpdet.launch.ranks.pinned import threads_per_rank
 from tpdet.layers.experts import shared_form
 from tpdet.layers.partition import Partition
 from tpdet.models.fingerprint import architecture
-from tpdet.models.products import expert_layer, expert_products, rank_products
+from tpdet.models.products import (
+    expert_layer,
+    expert_products,
+    rank_products,
+    table_products,
+)
 from tpdet.runner.start.compile_ahead import CompilingAhead
 from tpdet.runner.start.contracts import Contracts
 from tpdet.runner.start.warming import forms_of, rehearse_checks, try_linear_forms
@@ -139,7 +144,7 @@ def admit_products(
     try:
         failed = failing_tiles(expert_products(partition), layer, device, dtype)
         failed += failing_lanes(shared_form(partition), device, dtype)
-        admission_report = admission.check(rank_products(partition), device, limits, dtype=dtype)
+        admission_report = admission.check(table_products(partition), device, limits, dtype=dtype)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError) as error:

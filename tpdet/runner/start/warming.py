@@ -19,7 +19,7 @@ from tpdet.kernels.known.answers import Forms, known_answers
 from tpdet.layers.experts import shared_form
 from tpdet.layers.partition import Partition, state_shape
 from tpdet.models.decoder import Decoder
-from tpdet.models.products import expert_layer, expert_products, rank_products
+from tpdet.models.products import expert_layer, expert_products, table_products
 from tpdet.models.warm_up import pages_needed, warm_up
 from tpdet.runner.graphs.engine_graphs import bytes_for_drafts, captures_graphs, make_graphs
 from tpdet.runner.start.start_times import LOADING, TRYING
@@ -47,7 +47,7 @@ def rehearse_checks(
     if limits is not None:
         failing_tiles(expert_products(partition), expert_layer(partition), device, dtype)
         failing_lanes(shared_form(partition), device, dtype)
-        admission.rehearse(rank_products(partition), device, limits, dtype)
+        admission.rehearse(table_products(partition), device, limits, dtype)
         try_linear_forms(partition, device)
 
 

@@ -31,7 +31,7 @@ from tpdet.layers.arithmetic import make_arithmetic
 from tpdet.layers.experts import open_columns_of_experts
 from tpdet.layers.row_layers import row_rule
 from tpdet.models.decoder import Decoder
-from tpdet.models.products import rank_products
+from tpdet.models.products import table_products
 from tpdet.models.warm_up import pages_needed
 from tpdet.runner.start.contracts import name_contracts, partition_of
 from tpdet.runner.start.kernel_checks import product_limits, try_packed
@@ -81,7 +81,7 @@ def kernels_of(
         partition = partition.by(make_arithmetic(False, partition.world, exchange))
         partition = open_columns_of_experts(partition, rows)
         partition.arithmetic.admitted = admission.foreseen(
-            rank_products(partition), _CPU, limits, dtype
+            table_products(partition), _CPU, limits, dtype
         )
         packing = _packing(config, model)
         decoder = Decoder(UnreadWeights(dtype, _CPU, packing), partition, context)

@@ -8,7 +8,7 @@ from tpdet.errors import UsageError
 from tpdet.kernels.inputs.experts import ExpertLayer
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS, ROW_LAYERS
-from tpdet.models.products import expert_layer, rank_products
+from tpdet.models.products import expert_layer, table_products
 from tpdet.tools.worlds.shapes import cut_for, find_model
 
 
@@ -113,6 +113,6 @@ def _products(
         config = find_model(name)
         for (size, rank), order in product(ranks, orders):
             partition = cut_for(config, size, order, rank=rank, row_layers=row_layers)
-            of_rank = rank_products(partition)
+            of_rank = table_products(partition)
             products |= {p for p in of_rank if p.kind in kinds and not p.widths}  # these: one way
     return tuple(sorted(products))
