@@ -42,7 +42,7 @@ class LaneTile(NamedTuple):
 
 _TILES = (
     (32, LaneTile(16, 16, 4, 8)),
-    (128, LaneTile(16, 32, 4, 2)),
+    (128, LaneTile(16, 32, 4, 1)),
     (1 << 62, LaneTile(64, 64, 16, 1)),
 )
 """By the rows up to which a tile is taken."""

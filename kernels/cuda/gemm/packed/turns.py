@@ -60,8 +60,8 @@ def turn_registers(programs, warps):
 
 
 @gluon.jit
-def _take_turns(mine: gl.constexpr, stream, hands, spot, result, FORM: gl.constexpr):
-    """Every second step of a tile, from step `mine` on; who has the last one stores the tile."""
+def _take_turns(turn: gl.constexpr, stream, hands, spot, result, FORM: gl.constexpr):
+    """Every second step of a tile, from step `turn` on; who has the last one stores the tile."""
     PRODUCT: gl.constexpr = product_layout(1, FORM.ROWS)
     HEIGHT: gl.constexpr = 64
     ROWS: gl.constexpr = FORM.ROWS
@@ -74,21 +74,21 @@ def _take_turns(mine: gl.constexpr, stream, hands, spot, result, FORM: gl.conste
     own = result.scales + begin, result.zeros + begin
     keep_scales(stream.kept, *own, column, groups, across, FORM)
     total = gl.zeros((HEIGHT, ROWS), gl.float32, layout=PRODUCT)
-    if mine == 1:
+    if turn == 1:
         _hand_over(hands, 0, total)
     tl.debug_barrier()
     # 2. the steps: numbers, while the other's product runs, then the product
-    for step in range(mine, spot.steps, 2):
+    for step in range(turn, spot.steps, 2):
         weight = unpacked(stream, step, FORM)
         narrow = stream.x.index(step % FORM.STAGES).permute((1, 0))
-        mbarrier.wait(hands.full.index(mine), step // 2 & 1)
-        total = (hands.to_odd if mine == 1 else hands.to_even).permute((1, 0)).load(PRODUCT)
+        mbarrier.wait(hands.full.index(turn), step // 2 & 1)
+        total = (hands.to_odd if turn == 1 else hands.to_even).permute((1, 0)).load(PRODUCT)
         total = warpgroup_mma(weight, narrow, total, is_async=True)
         total = warpgroup_mma_wait(0, deps=(total,))
-        _hand_over(hands, 1 - mine, total)
+        _hand_over(hands, 1 - turn, total)
         release(stream.free, step)
     # 3. the result
-    if mine == LAST:
+    if turn == LAST:
         y = result.y + result.unit * result.m * result.n
         finished(total, y, result.bias, result.row, column, result.m, result.n, FORM)
 
