@@ -134,7 +134,7 @@ def invert_blocks(of_head, spans, state, scratch, SHAPE: tl.constexpr):
         inverse = tl.load(stored + i * (HEADS * BLOCK), mask=old, other=0.0)
         new = (first + i >= low) & (first + i < high)
         inverse = tl.where(new, tl.where(column == i, 1.0, sums), inverse)
-        rows = rows + (inverse,)  # noqa: RUF005, Triton unpacks no tuple inside another
+        rows = rows + (inverse,)  # type: ignore[assignment] # noqa: RUF005
         store_terms(tile + i * BLOCK, inverse, None, SHAPE.TWO)
     tl.debug_barrier()
     for i in tl.static_range(BLOCK):

@@ -57,7 +57,7 @@ def load_taps(weight, column, there):
     factors = ()
     for tap in tl.static_range(_TAPS):
         factor = tl.load(weight + column * _TAPS + tap, mask=there, other=0.0)
-        factors = factors + (factor.to(tl.float32),)  # noqa: RUF005
+        factors = factors + (factor.to(tl.float32),)  # type: ignore[assignment] # noqa: RUF005
     return factors
 
 
@@ -104,7 +104,7 @@ def convolve_rows(
         source = row_at(row, x, stride, inputs, channels, spot, ring, start - first)
         read = tl.where(begin < row + _TAPS, channels, 0)
         value = tl.load(source + column, mask=column < read, other=0.0)
-        rows = rows + (value,)  # noqa: RUF005, Triton unpacks no tuple inside another
+        rows = rows + (value,)  # type: ignore[assignment] # noqa: RUF005
     snapshot = tl.load(fields + KEPT).to(tl.int64)
     if (part == 0) & (snapshot >= 0):
         tail = tails + (snapshot - slots) * (_TAPS - 1) * channels + column
@@ -114,7 +114,7 @@ def convolve_rows(
     for row in tl.static_range(ROWS):
         source = row_at(row, x, stride, inputs, channels, spot, ring, start - first)
         read = tl.where((begin < row + _TAPS) & (stop > row), channels, 0)
-        rows = rows + (tl.load(source + column, mask=column < read, other=0.0),)  # noqa: RUF005
+        rows = rows + (tl.load(source + column, mask=column < read, other=0.0),)  # type: ignore[assignment] # noqa: RUF005
     w0, w1, w2, w3 = load_taps(weight, column, there)
     for row in tl.static_range(ROWS):
         total = w0 * rows[row].to(tl.float32) + w1 * rows[row + 1].to(tl.float32)

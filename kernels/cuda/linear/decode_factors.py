@@ -69,7 +69,7 @@ def rows_above(block, last, there, STRIDE: tl.constexpr):
     for j in tl.static_range(BLOCK - 1):
         known = there & (lane * 0 + j < last)
         row = tl.load(block + (j * STRIDE + lane), mask=known, other=0.0)
-        rows = rows + (row,)  # noqa: RUF005, Triton unpacks no tuple inside another
+        rows = rows + (row,)  # type: ignore[assignment] # noqa: RUF005
     return rows
 
 

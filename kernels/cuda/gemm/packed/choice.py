@@ -97,8 +97,8 @@ def _few_rows(m: int, leaves: int, n: int, k: int) -> PackedWay | None:
             return way
     if leaves == 1 and n >= _MANY and m > _COPIED[-1].tile.rows:
         return None
-    ways = [way for way in _SMALL if way.tile.rows >= m and fits(way.tile, k)]
-    way = ways[1] if ways[0] == _LONG_SIXTEEN and k <= _LONG else ways[0]
+    small = [way for way in _SMALL if way.tile.rows >= m and fits(way.tile, k)]
+    way = small[1] if small[0] == _LONG_SIXTEEN and k <= _LONG else small[0]
     return PackedWay(way.tile, min(way.cut, leaves))
 
 
