@@ -300,6 +300,14 @@ def test_every_step_has_a_tile_that_fits_and_that_a_start_tries(k):
             assert way is None or fits(way.tile, k)
 
 
+@pytest.mark.parametrize("n", [8192, 24576])
+def test_a_row_of_many_scales_takes_a_tile_with_room_for_them(n):
+    room = {8: PackedTile(8, 1, 128, 4), 64: PackedTile(64, 1, 64, 4)}
+    for rows, tile in room.items():
+        assert way_of(rows, (1, n, 16384), 32).tile == tile != way_of(rows, (1, n, 16384), 128).tile
+    assert way_of(512, (1, n, 16384), 32).tile.specialised
+
+
 def test_a_block_of_an_expert_takes_an_odd_number_of_steps():
     ptx, log, held = packed_kernel(E2M1, PackedTile(32, 1, 64, 4), 1, k=2880, rows_of=IN_BLOCKS)
     wanted = "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16"

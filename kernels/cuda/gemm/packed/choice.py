@@ -15,7 +15,7 @@ _TILED_ROWS = 1024  # up to which a tile is faster than numbers in scratch
 _TILED_COLUMN_ROWS = 3072  # the same of one leaf
 _PROGRAMS = 132  # multiprocessors of an H100 and an H200
 _LONG = 2048  # columns of a chain behind which deep steps pay at 16 rows
-_MOST_SCALES = 128  # of a weight row, that the shared memory has beside the widest tile
+_MOST_SCALES = 128  # of a weight row, that the shared memory has beside large or many tiles
 _FOLDED, _FOLDED_BY_WARPS = 2, 4  # leaves that a program folds
 _MANY = 16384  # weight rows whose tiles fill a GPU however large they are
 
@@ -79,12 +79,12 @@ def way_of(m: int, shape: tuple[int, int, int], group: int) -> PackedWay | None:
     most = _TILED_COLUMN_ROWS if leaves == 1 else _TILED_ROWS
     if m > most and _VALUE_BYTES * leaves * n * k <= SCRATCH_BYTES:
         return None
-    if m <= _SMALL[-1].tile.rows and (way := _few_rows(m, leaves, n, k)) is not None:
+    if m <= _SMALL[-1].tile.rows and (way := _few_rows(m, leaves, n, k, group)) is not None:
         return way
     return _many_rows(m, leaves, n, k, group)
 
 
-def _few_rows(m: int, leaves: int, n: int, k: int) -> PackedWay | None:
+def _few_rows(m: int, leaves: int, n: int, k: int, group: int) -> PackedWay | None:
     """Up to 128 rows, by how many tiles there are; None: as of more rows."""
     units = cdiv(n, UNIT)
     for ways, right in (
@@ -93,7 +93,9 @@ def _few_rows(m: int, leaves: int, n: int, k: int) -> PackedWay | None:
         (_FOLDS, units * leaves >= _FOLDED * _PROGRAMS and leaves > 1),
     ):
         way = next((way for way in ways if way.tile.rows >= m), None)
-        if right and way is not None and fits(way.tile, k):
+        if not right or way is None or not fits(way.tile, k):
+            continue
+        if way.cut * cdiv(k, group) <= _MOST_SCALES:
             return way
     if leaves == 1 and n >= _MANY and m > _COPIED[-1].tile.rows:
         return None
