@@ -19,6 +19,7 @@ from tests.lib.server.harness import TEMPLATE, Server
 from tests.lib.tree import ROOT
 from tpdet.cli import main
 from tpdet.client import connection, terminal
+from tpdet.client.address import Address
 from tpdet.client.batch import answers_by_server
 from tpdet.client.connection import BusyError, Connection, client_key
 from tpdet.errors import NotFoundError, NotPermittedError, PeerLostError, UsageError
@@ -101,6 +102,8 @@ def test_a_piped_text_is_continued(keyed, capsys, monkeypatch):
         (["chat", "x", "--url", "http://127.0.0.1:1"], {}, 66, "Connection refused): start one"),
         (["chat", "x", "--url", "http://no-such-host.invalid"], {}, 66, "no such host"),
         (["chat", "x", "--url", "ftp://h"], {}, 2, "--url 'ftp://h': use http://HOST:PORT"),
+        (["chat", "x", "--url", ""], {}, 2, "--url: '' names nothing: give a value, or leave"),
+        (["chat", "x", "--model", " "], {}, 2, "--model/--model-name: ' ' names nothing"),
         (["chat"], {}, 2, "standard input is empty"),
         (["chat", "x", "-q", "y"], {}, 2, "two prompts"),
         (["chat", "x", "--max-tokns", "3"], {}, 2, "did you mean --max-tokens?"),
@@ -407,6 +410,13 @@ class CutOff(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *arguments):
         pass
+
+
+def test_an_address_with_a_path_before_v1_stays_whole():
+    """Who is given `url`, as a recorded tape is, asks the same server."""
+    connection = Connection("http://host:1/models/a/v1")
+    assert connection.url == "http://host:1/models/a"
+    assert Address.parse(connection.url).prefix == "/models/a"
 
 
 @pytest.mark.parametrize("code", [None, "engine_dead", "numerical_error"])

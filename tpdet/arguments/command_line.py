@@ -115,6 +115,14 @@ class Parser(argparse.ArgumentParser):
             self._refuse(rest)
         return options, rest
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """As argparse does; a flag's name of a file, server or model is not empty."""
+        named = action.option_strings and action.type in (None, Path)
+        if named and not arg_string.strip() and arg_string is not action.default:
+            message = f"{arg_string!r} names nothing: give a value, or leave the flag out"
+            raise argparse.ArgumentError(action, message)
+        return super()._get_value(action, arg_string)
+
     def _refuse(self, rest: Sequence[str]) -> NoReturn:
         """Raise UsageError for the first unknown flag, without its value, which may be secret."""
         flags = [argument.partition("=")[0] for argument in rest if argument.startswith("-")]

@@ -82,7 +82,7 @@ class Connection:
     def __init__(self, url: str, key: str | None = None, timeout: float = 600.0) -> None:
         self._address = Address.parse(url, "--url", scheme="http://")
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        self.url = f"{parts.scheme}://{parts.netloc}"
+        self.url = f"{parts.scheme}://{parts.netloc}{self._address.prefix}"
         self._key = key
         self._timeout = timeout
 

@@ -10,7 +10,7 @@ _TOP = ALTERNATIVES.high
 _FLAGS = (
     flag("model", "Hugging Face directory or hub name", nargs="?"),
     flag("file", "UTF-8 text, read byte for byte; - for stdin", nargs="?", metavar="FILE"),
-    flag("--prompt", "the text itself", action="append", metavar="TEXT"),
+    flag("--prompt", "the text itself", action="append", type=str, metavar="TEXT"),
     flag("--tokens", "a JSON list of token ids, scored as they are; - for stdin",
          action="append", metavar="FILE"),
     flag("--add-special-tokens",
