@@ -34,7 +34,13 @@ from tpdet.layers.linear import folding
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
-from tpdet.layers.shared_expert import SharedExpert, held_columns, joins_lanes
+from tpdet.layers.shared_expert import (
+    IdleSharedExpert,
+    SharedExpert,
+    held_columns,
+    joins_lanes,
+    load_shared_expert,
+)
 
 _GATE_ROWS = 8
 """Rows of the router's weight for a shared expert's gate: one, and zeros, so that a row of outputs
@@ -66,10 +72,10 @@ class ExpertMlp:
         self._plan, self._columns = partition.plan, partition.experts
         self._lanes = held_lanes(partition)
         self._parts = held_outputs(partition)
-        self._shared: SharedExpert | None = None
+        self._shared: SharedExpert | IdleSharedExpert | None = None
         self._load(source)
         if mixture.shared:
-            self._shared = SharedExpert(source, partition, f"{name}.{mixture.shared}")
+            self._shared = load_shared_expert(source, partition, f"{name}.{mixture.shared}")
 
     @staticmethod
     def products(partition: Partition) -> tuple[LayerProduct, ...]:

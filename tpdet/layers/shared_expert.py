@@ -42,11 +42,10 @@ class SharedExpert:
     def products(partition: Partition) -> tuple[LayerProduct, ...]:
         """Its products, as this rank holds them."""
         cut, leaves, config = partition.cut.shared, held_leaves(partition), partition.config
-        inputs, widths, kind = (
-            len(cut.inputs(leaves)),
-            cut.widths(leaves),
-            KIND_OF[config.activation],
-        )
+        inputs, widths = len(cut.inputs(leaves)), cut.widths(leaves)
+        if not inputs:
+            return ()
+        kind = KIND_OF[config.activation]
         roots = write_roots(tuple(range(len(widths))))
         unequal, outputs = () if cut.alike else widths, len(held_columns(partition))
         down = Product("row", outputs, max(widths), len(widths), roots, unequal)
@@ -109,6 +108,39 @@ class SharedExpert:
         return sums.values if sums.folded else ops.fold_roots(sums, leaves)
 
 
+class IdleSharedExpert:
+    """What a rank has of a shared expert with fewer blocks of inputs than ranks: nothing to add.
+
+    Its empty leaves are read all the same: they have digests, as on a rank that has others beside.
+    """
+
+    def __init__(self, source: WeightSource, partition: Partition, name: str) -> None:
+        hidden, cut, leaves = partition.config.hidden_size, partition.cut.shared, partition.mine
+        width = cut.edges[-1]
+        rows, columns = (Pieces(dim, cut.bounds, leaves) for dim in (0, 1))
+        self._reads = (
+            TensorRead(f"{name}.gate_proj.weight", (width, hidden), rows),
+            TensorRead(f"{name}.up_proj.weight", (width, hidden), rows),
+            TensorRead(f"{name}.down_proj.weight", (hidden, width), columns),
+        )
+        self.load(source)
+
+    def load(self, source: WeightSource) -> None:
+        """Read the digests again."""
+        source.read_for(_drop, *self._reads)
+
+    def __call__(self, x_MH: torch.Tensor, gate_M1: torch.Tensor | None) -> None:
+        """Nothing, for whatever rows."""
+
+
+def load_shared_expert(
+    source: WeightSource, partition: Partition, name: str
+) -> SharedExpert | IdleSharedExpert:
+    """This rank's part of a layer's shared expert."""
+    idle = not partition.cut.shared.inputs(held_leaves(partition))
+    return (IdleSharedExpert if idle else SharedExpert)(source, partition, name)
+
+
 def joins_lanes(partition: Partition) -> bool:
     """Whether dense leaves of this rank are multiplied where lanes are added up: equal ones, none
     empty, of a size that fits."""
@@ -130,6 +162,10 @@ def held_columns(partition: Partition) -> range:
         return range(size)
     share = size // world.size
     return range(world.rank * share, (world.rank + 1) * share)
+
+
+def _drop(*reads: torch.Tensor) -> None:
+    """Take tensors without elements."""
 
 
 def _one(leaf: int) -> range:
