@@ -78,6 +78,7 @@ CASES = [
     pytest.param("qwen3_moe", 8, {**WIDE, "kv_heads": 8}, marks=pytest.mark.slow),
     pytest.param("gpt_oss", 4, {"kv_heads": 2}, marks=pytest.mark.slow),
     pytest.param("glm4_moe", 2, {"kv_heads": 2}, marks=pytest.mark.slow),
+    pytest.param("qwen3_next", 2, {}, marks=pytest.mark.slow),
 ]
 
 
@@ -130,12 +131,12 @@ def test_fifty_updates_in_a_row(tiny_model, family, options, tp):
 @pytest.mark.parametrize(
     "family",
     some_slow(
-        ("phi3", "mixtral"),
-        ("qwen2", "phi3", "starcoder2", "olmo3", "mixtral", "gpt_oss", "glm4_moe"),
+        ("phi3", "mixtral", "qwen3_next"),
+        ("qwen2", "phi3", "starcoder2", "olmo3", "mixtral", "gpt_oss", "glm4_moe", "qwen3_next"),
     ),
 )
 def test_every_weight_is_overwritten_where_it_lies(tiny_model, family):
-    options = {"kv_heads": 2, "tie": family == "qwen2"}
+    options = {"tie": family == "qwen2"} | ({} if family == "qwen3_next" else {"kv_heads": 2})
     old, new = (tiny_model(family, seed=seed, **options) for seed in (0, 1))
     engine, other = engine_of(old), engine_of(new)
     before = {name: t.data_ptr() for name, t in weights_of(engine.runner.model).items()}

@@ -143,7 +143,8 @@ def _expert_sums(
 ) -> PartialSums:
     if isinstance(shared, SharedRows):
         leaves = _rows(shared.mixed, shared.down, tuple(range(lanes.held))).values
-        shared = leaves if shared.gate is None else ops.gate_lanes(leaves, shared.gate)
+        gate = shared.gate
+        shared = leaves if gate is None else ops.gate_lanes(leaves, gate.contiguous())
     part = lanes.experts.start, lanes.total, lanes.held, write_roots(lanes.roots)
     values = experts.experts(x, ids, weights, gate_up, down, *biases, shared, *part, activation)
     return PartialSums(values, tuple(range(len(lanes.roots))))
