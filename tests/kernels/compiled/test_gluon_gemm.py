@@ -244,21 +244,26 @@ SOME_PACKED = [
 ]
 
 
-def packed_kernel(recipe, tile, gated, cut=1, k=4096, rows_of=DENSE):
+def chain_types(recipe, tile, y):
+    """The types of what both kernels of a chain take."""
     from triton.experimental.gluon.language import NVMMASharedLayout
 
-    bits, group, scale_rows, scales, *_ = PACKED[recipe]
+    bits, _, _, scales, *_ = PACKED[recipe]
     lines = tile.depth * bits // 16
     codes, x = NVMMASharedLayout(128, 32, 3), NVMMASharedLayout(128, 16, 2)
-    types = {
+    return {
         "code_tiles": f"tensordesc<i32[{tile.groups},{lines},32],{codes!r}>",
         "x_tiles": f"tensordesc<bf16[{tile.rows},{tile.depth}],{x!r}>",
         "scales": f"*{scales}",
         "zeros": "*u8",
-        "y": "*bf16" if gated else "*fp32",
+        "y": y,
         "bias": "*bf16",
-        "expert_ids": "*i32",
     } | dict.fromkeys(("m", "n", "steps", "blocks"), "i32")
+
+
+def packed_kernel(recipe, tile, gated, cut=1, k=4096, rows_of=DENSE):
+    bits, group, scale_rows, *_ = PACKED[recipe]
+    types = chain_types(recipe, tile, "*bf16" if gated else "*fp32") | {"expert_ids": "*i32"}
     root = RootShape(1, 1, cut)
     kept, odd = 1 << (cut * k // group - 1).bit_length(), k // tile.depth % 2 == 1
     ends = odd, rows_of.value, tile.programs
@@ -326,16 +331,8 @@ def test_a_block_of_an_expert_takes_an_odd_number_of_steps():
 def test_two_warpgroups_take_turns_with_one_chain(recipe, rows, depth, programs):
     from triton.experimental.gluon.language import NVMMASharedLayout
 
-    bits, group, scale_rows, scales, *_ = PACKED[recipe]
-    codes, x = NVMMASharedLayout(128, 32, 3), NVMMASharedLayout(128, 16, 2)
-    types = {
-        "code_tiles": f"tensordesc<i32[1,{depth * bits // 16},32],{codes!r}>",
-        "x_tiles": f"tensordesc<bf16[{rows},{depth}],{x!r}>",
-        "scales": f"*{scales}",
-        "zeros": "*u8",
-        "y": "*bf16",
-        "bias": "*bf16",
-    } | dict.fromkeys(("m", "n", "steps", "blocks"), "i32")
+    bits, group, scale_rows, *_ = PACKED[recipe]
+    types = chain_types(recipe, PackedTile(rows, 1, depth, 4), "*bf16")
     sizes = bits, rows, 1, depth, 4, group, scale_rows, 4096 // group
     form = PackedForm(recipe, *sizes, False, 0, ONE_LEAF, False, DENSE.value, programs)
     constants = {"FORM": form, "HANDED": NVMMASharedLayout(128, 32, 2)}

@@ -3,6 +3,7 @@
 Instructions of `recipes.py` are replaced by the rule of each word; a GPU shows that they are it.
 """
 
+import itertools
 import math
 from types import SimpleNamespace
 from unittest import mock
@@ -105,34 +106,41 @@ def launch(
         0 if blocks is None else 1 + blocks.of_step,
         programs,
     )
-    arguments = {
+    ids = Pointer(weight.codes if blocks is None else blocks.expert_ids)
+    arguments = chain_arguments(x, weight, y, m, bias, form) | {"expert_ids": ids}
+    grid = -(-m // ROWS) * -(-n // (64 * GROUPS)), units
+    run_chains(chain.packed_chain, grid, arguments, weight, (warp_pipeline, numbers))
+    return y
+
+
+def chain_arguments(x, weight, y, m, bias, form):
+    """What both kernels of a chain take."""
+    _, n, k = weight.shape
+    return {
         "code_tiles": described(weight.codes),
         "x_tiles": described(x),
         "scales": Pointer(weight.scales),
         "zeros": Pointer(weight.scales if weight.zeros is None else weight.zeros),
         "y": Pointer(y),
         "bias": Pointer(x if bias is None else bias),
-        "expert_ids": Pointer(weight.codes if blocks is None else blocks.expert_ids),
         "m": m,
         "n": n,
-        "steps": k // depth,
+        "steps": k // form.DEPTH,
         "blocks": -(-n // 64),
         "FORM": form,
         "DEPENDENT": False,
     }
-    tiles = -(-m // ROWS) * -(-n // (64 * GROUPS))
+
+
+def run_chains(kernel, grid, arguments, weight, others):
+    """Every program of a kernel of chains in turn."""
     recipes = replaced(weight.recipe)
     with (
         mock.patch.object(chain, "recipes", recipes),
         mock.patch.object(numbers, "recipes", recipes),
     ):
-        for program in range(tiles):
-            for leaf in range(units):
-                others = (warp_pipeline, numbers)
-                run_program(
-                    chain.packed_chain, (gated, activation), (program, leaf), arguments, 1, others
-                )
-    return y
+        for place in itertools.product(*map(range, grid)):
+            run_program(kernel, (gated, activation), place, arguments, 1, others)
 
 
 def rows(m, k, seed=7):
@@ -214,31 +222,9 @@ def launch_turns(x, weight, out_dtype=torch.bfloat16, bias=None, gate=0, depth=D
     scales = weight.group, weight.scale_rows, kept
     ends = bias is not None, gate, ONE_LEAF, k // depth % 2 == 1, 0, 1
     form = chain.PackedForm(weight.recipe, weight.bits, ROWS, 1, depth, 3, *scales, *ends)
-    arguments = {
-        "code_tiles": described(weight.codes),
-        "x_tiles": described(x),
-        "scales": Pointer(weight.scales),
-        "zeros": Pointer(weight.scales if weight.zeros is None else weight.zeros),
-        "y": Pointer(y),
-        "bias": Pointer(x if bias is None else bias),
-        "m": m,
-        "n": n,
-        "steps": k // depth,
-        "blocks": -(-n // 64),
-        "FORM": form,
-        "HANDED": None,
-        "DEPENDENT": False,
-    }
-    triton, others = (gated, activation), (warp_pipeline, numbers, chain)
-    recipes = replaced(weight.recipe)
-    with (
-        mock.patch.object(chain, "recipes", recipes),
-        mock.patch.object(numbers, "recipes", recipes),
-    ):
-        for program in range(-(-m // ROWS) * -(-n // 64)):
-            for leaf in range(leaves):
-                at = program, leaf
-                run_program(turns.packed_turns, triton, at, arguments, 1, others)
+    arguments = chain_arguments(x, weight, y, m, bias, form) | {"HANDED": None}
+    grid = -(-m // ROWS) * -(-n // 64), leaves
+    run_chains(turns.packed_turns, grid, arguments, weight, (warp_pipeline, numbers, chain))
     return y
 
 

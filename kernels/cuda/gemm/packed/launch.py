@@ -97,42 +97,15 @@ def _run_chain(
     blocks: RowBlocks | None,
 ) -> None:
     (leaves, n, k), m = weight.shape, y.shape[1]
-    folded, lines = prod(root), tile.depth * weight.bits // 16
-    scales = triton.next_power_of_2(folded * k // weight.group)
-    kept = max(scales, tile.depth // weight.group)
-    packed_chain[
-        (_blocks(m, tile, blocks) * cdiv(n, UNIT * tile.groups), 1 if blocks else leaves // folded)
-    ](
-        TensorDescriptor.from_tensor(
-            weight.codes, [tile.groups, lines, 32], NVMMASharedLayout(_LINE, 32, 3)
-        ),
-        TensorDescriptor.from_tensor(x, [tile.rows, tile.depth], NVMMASharedLayout(_LINE, 16, 2)),
-        weight.scales,
-        weight.scales if weight.zeros is None else weight.zeros,
-        y,
-        weight.codes if bias is None else bias,
+    units = 1 if blocks else leaves // prod(root)
+    packed_chain[(_blocks(m, tile, blocks) * cdiv(n, UNIT * tile.groups), units)](
+        *_operands(x, weight, bias, y, tile),
         weight.codes if blocks is None else blocks.expert_ids,
         m,
         n,
         k // tile.depth,
         cdiv(n, UNIT),
-        FORM=PackedForm(
-            weight.recipe,
-            weight.bits,
-            tile.rows,
-            tile.groups,
-            tile.depth,
-            tile.stages,
-            weight.group,
-            weight.scale_rows,
-            kept,
-            bias is not None,
-            gated,
-            root,
-            k // tile.depth % 2 == 1,
-            _rows_of(blocks),
-            tile.programs,
-        ),
+        FORM=_chain_form(weight, tile, bias, gated, root, blocks),
         num_warps=4 * tile.groups,
         enable_fp_fusion=False,
         **dependent_launch(x.device),
@@ -148,30 +121,48 @@ def _run_turns(
     gated: int,
 ) -> None:
     (leaves, n, k), m = weight.shape, y.shape[1]
-    lines, line = tile.depth * weight.bits // 16, NVMMASharedLayout(_LINE, 32, 2)
     packed_turns[(cdiv(m, tile.rows) * cdiv(n, UNIT), leaves)](
-        TensorDescriptor.from_tensor(weight.codes, [1, lines, 32], NVMMASharedLayout(_LINE, 32, 3)),
-        TensorDescriptor.from_tensor(x, [tile.rows, tile.depth], NVMMASharedLayout(_LINE, 16, 2)),
-        weight.scales,
-        weight.scales if weight.zeros is None else weight.zeros,
-        y,
-        weight.codes if bias is None else bias,
+        *_operands(x, weight, bias, y, tile),
         m,
         n,
         k // tile.depth,
         cdiv(n, UNIT),
-        FORM=_chain_form(weight, tile, bias, gated),
-        HANDED=line,
+        FORM=_chain_form(weight, tile, bias, gated, ONE_LEAF, None),
+        HANDED=NVMMASharedLayout(_LINE, 32, 2),
         num_warps=4,
         enable_fp_fusion=False,
         **dependent_launch(x.device),
     )
 
 
+def _operands(
+    x: torch.Tensor,
+    weight: OrderedWeight,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    tile: PackedTile,
+) -> tuple[TensorDescriptor | torch.Tensor, ...]:
+    """What both kernels of a chain read and write; in place of what there is not, any tensor."""
+    box = [tile.groups, tile.depth * weight.bits // 16, 32]
+    return (
+        TensorDescriptor.from_tensor(weight.codes, box, NVMMASharedLayout(_LINE, 32, 3)),
+        TensorDescriptor.from_tensor(x, [tile.rows, tile.depth], NVMMASharedLayout(_LINE, 16, 2)),
+        weight.scales,
+        weight.scales if weight.zeros is None else weight.zeros,
+        y,
+        weight.codes if bias is None else bias,
+    )
+
+
 def _chain_form(
-    weight: OrderedWeight, tile: PackedTile, bias: torch.Tensor | None, gated: int
+    weight: OrderedWeight,
+    tile: PackedTile,
+    bias: torch.Tensor | None,
+    gated: int,
+    root: RootShape,
+    blocks: RowBlocks | None,
 ) -> PackedForm:
-    """What a kernel of one leaf a program is compiled for."""
+    """What a kernel of a chain is compiled for."""
     k, group = weight.shape[2], weight.group
     return PackedForm(
         weight.recipe,
@@ -182,12 +173,12 @@ def _chain_form(
         tile.stages,
         group,
         weight.scale_rows,
-        max(triton.next_power_of_2(k // group), tile.depth // group),
+        max(triton.next_power_of_2(prod(root) * k // group), tile.depth // group),
         bias is not None,
         gated,
-        ONE_LEAF,
+        root,
         k // tile.depth % 2 == 1,
-        DENSE.value,
+        _rows_of(blocks),
         tile.programs,
     )
 
