@@ -26,7 +26,8 @@ import triton.language as tl
 from tpdet.kernels.cuda.experts.sorted_tokens import SortedTokens, by_token_rows, room_for_tokens
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
-from tpdet.kernels.cuda.sampling.noise import LOG2_E, ROUNDER, ROUNDER_BITS, fixed_point
+from tpdet.kernels.cuda.pointwise.norm import nearest_integer
+from tpdet.kernels.cuda.sampling.noise import LOG2_E, fixed_point
 from tpdet.kernels.inputs.experts import Routing
 from tpdet.kernels.order import MASS_BITS
 
@@ -72,8 +73,7 @@ def fixed_scores(score, counted):
     exponent = largest.to(tl.int64, bitcast=True) >> _FRACTION
     exponent = tl.where(largest > 0.0, exponent, _BIAS)
     unit = ((0 - exponent) + (2 * _BIAS + _MASS_BITS)) << _FRACTION
-    scaled = score.to(tl.float64) * unit.to(tl.float64, bitcast=True)
-    mass = (scaled + ROUNDER).to(tl.int64, bitcast=True) - ROUNDER_BITS
+    mass = nearest_integer(score.to(tl.float64) * unit.to(tl.float64, bitcast=True))
     return tl.where(score == score, mass, 0)
 
 

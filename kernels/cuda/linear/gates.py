@@ -16,6 +16,8 @@ import triton.language as tl
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 from tpdet.kernels.cuda.pointwise.norm import (
+    ROUNDER,
+    ROUNDER_BITS,
     eps_bits,
     nearest_integer,
     root_of_mass,
@@ -36,8 +38,6 @@ ATANH_COUNT = tl.constexpr(len(decays.ATANH_TERMS))
 DECAY_UNIT = tl.constexpr(2.0**-decays.DECAY_BITS)
 DECAY_STEPS = tl.constexpr(2.0**decays.DECAY_BITS)
 LOWEST_STEPS = tl.constexpr(int(decays.LOWEST) << decays.DECAY_BITS)
-_ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to an integer, ties even
-_ROUNDER_BITS = tl.constexpr(0x4338000000000000)
 _FEWEST = tl.constexpr(-1020)  # turns: below those of LOWEST, so that 2^turns is normal
 LENGTH_EPS_BITS = tl.constexpr(eps_bits(LENGTH_EPS))
 _ROWS = 16
@@ -91,10 +91,10 @@ def exponential(x):
 def decay_of(total):
     """Sums of l, int64 <= 0 -> factors in fp32: `exponential`, whose conversions are slow.
 
-    An integer below 2^51 stands in the low bits of _ROUNDER plus it.
+    An integer below 2^51 stands in the low bits of ROUNDER plus it.
     """
     total = tl.maximum(total, LOWEST_STEPS)
-    x = ((total + _ROUNDER_BITS).to(tl.float64, bitcast=True) - _ROUNDER) * DECAY_UNIT
+    x = ((total + ROUNDER_BITS).to(tl.float64, bitcast=True) - ROUNDER) * DECAY_UNIT
     return decay_of_log(x)
 
 
@@ -102,8 +102,8 @@ def decay_of(total):
 def decay_of_log(x):
     """fp32 of `exponential` of fp64 x, with its bits; of x > 0 nothing is said."""
     shifted = x * TURNS + 0.5
-    rounded = shifted + _ROUNDER
-    nearest = rounded - _ROUNDER
+    rounded = shifted + ROUNDER
+    nearest = rounded - ROUNDER
     above = nearest > shifted
     turns = tl.where(above, nearest - 1.0, nearest)  # the floor of shifted
     rest = (x - turns * LOG2_HIGH) - turns * LOG2_LOW

@@ -23,8 +23,8 @@ from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import MASS_BITS
 
 _MASS_BITS = tl.constexpr(MASS_BITS)
-_ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to an integer, ties even
-_ROUNDER_BITS = tl.constexpr(0x4338000000000000)
+ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to an integer, ties even
+ROUNDER_BITS = tl.constexpr(0x4338000000000000)
 _INFINITY = tl.constexpr(0x7F800000)
 _WIDEST = 1 << 16
 FORMULAS = {"": 0, "rms": 1, "layer": 2}
@@ -41,8 +41,8 @@ def power_of_two(exponent):
 
 @triton.jit
 def nearest_integer(x):
-    """fp64 below 2^51 to int64, ties to even: it stands in the low bits of _ROUNDER plus it."""
-    return (x + _ROUNDER).to(tl.int64, bitcast=True) - _ROUNDER_BITS
+    """fp64 below 2^51 to int64, ties to even: it stands in the low bits of ROUNDER plus it."""
+    return (x + ROUNDER).to(tl.int64, bitcast=True) - ROUNDER_BITS
 
 
 @triton.jit

@@ -26,6 +26,7 @@ id.
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.pointwise.norm import nearest_integer
 from tpdet.kernels.cuda.sampling.peaks import largest_peak, sampled_row, scaled
 from tpdet.kernels.cuda.sampling.table import (
     ABOVE_ALL,
@@ -56,8 +57,6 @@ from tpdet.kernels.order import MASS_BITS
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 MASS_UNIT = tl.constexpr(2.0**-MASS_BITS)
-ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to an integer, ties even
-ROUNDER_BITS = tl.constexpr(0x4338000000000000)  # the bits of the same number
 NOISE_BLOCK = tl.constexpr(1024)
 """Columns whose scores a program computes at a time, at most."""
 _MASSES_OF_ONE = tl.constexpr(2.0**MASS_BITS)
@@ -78,8 +77,7 @@ _HUGE = tl.constexpr(1e30)  # scores beyond it are always computed exactly
 def fixed_point(x, maximum):
     """int64 mass of fp32 logits x against their finite maximum; -inf has none."""
     weight = tl.exp2((x - maximum) * LOG2_E)
-    scaled = weight.to(tl.float64) * _MASSES_OF_ONE
-    return (scaled + ROUNDER).to(tl.int64, bitcast=True) - ROUNDER_BITS
+    return nearest_integer(weight.to(tl.float64) * _MASSES_OF_ONE)
 
 
 @triton.jit
