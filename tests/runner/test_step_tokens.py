@@ -106,7 +106,7 @@ def test_full_steps_leave_no_multiprocessor_of_one_gpu_without_a_tile():
 
 
 def test_both_micro_batches_fill_the_multiprocessors_that_an_exchange_leaves():
-    """Of two GPUs: tiles of 128 rows by 256 columns of all four products of Qwen3-8B."""
+    """All four products of Qwen3-8B at TP 2 have whole rounds of tiles of 128 x 256."""
     rows, free = whole_tokens(H200, 2), H200.multiprocessors - OVERLAP_PROGRAMS[2]
     assert choose(cut("qwen3-8b", 2)).most == rows == 7168 and rows in step_rows(rows)
     early = first_micro_batch(rows)

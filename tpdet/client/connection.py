@@ -80,9 +80,9 @@ class Connection:
     """
 
     def __init__(self, url: str, key: str | None = None, timeout: float = 600.0) -> None:
-        self._address = Address.parse(url, "--url", scheme="http://")
+        self.address = Address.parse(url, "--url", scheme="http://")
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        self.url = f"{parts.scheme}://{parts.netloc}{self._address.prefix}"
+        self.url = f"{parts.scheme}://{parts.netloc}{self.address.prefix}"
         self._key = key
         self._timeout = timeout
 
@@ -169,9 +169,9 @@ class Connection:
         if body is not None:
             data = json.dumps(body).encode()
             headers["Content-Type"] = "application/json"
-        with closing(self._address.connect(self._timeout)) as connection:
+        with closing(self.address.connect(self._timeout)) as connection:
             try:
-                connection.request(method, self._address.prefix + path, data, headers)
+                connection.request(method, self.address.prefix + path, data, headers)
                 answer = connection.getresponse()
             except (BrokenPipeError, ConnectionResetError, http.client.HTTPException) as error:
                 raise PeerLostError(f"{self.url} does not answer in HTTP: {error!r}") from error

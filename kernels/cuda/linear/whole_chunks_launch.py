@@ -8,12 +8,7 @@ from tpdet.kernels.cuda.launch.dependent import dependent_launch
 from tpdet.kernels.cuda.launch.warp_pipeline import tile_layout
 from tpdet.kernels.cuda.linear.gates import DeltaStep
 from tpdet.kernels.cuda.linear.tables import ChunkScratch, LinearShape, Tables
-from tpdet.kernels.cuda.linear.whole_chunks import (
-    BOX,
-    COLUMNS,
-    HALF,
-    pass_whole_chunks,
-)
+from tpdet.kernels.cuda.linear.whole_chunks import BOX, COLUMNS, HALF, pass_whole_chunks
 from tpdet.kernels.inputs.linear_state import BLOCK_ROWS, LinearState
 from tpdet.kernels.order import CHUNK_TOKENS
 

@@ -25,12 +25,7 @@ from tpdet.launch.ranks.pinned import threads_per_rank
 from tpdet.layers.experts import shared_form
 from tpdet.layers.partition import Partition
 from tpdet.models.fingerprint import architecture
-from tpdet.models.products import (
-    expert_layer,
-    expert_products,
-    rank_products,
-    table_products,
-)
+from tpdet.models.products import expert_layer, expert_products, rank_products, table_products
 from tpdet.runner.start.compile_ahead import CompilingAhead
 from tpdet.runner.start.contracts import Contracts
 from tpdet.runner.start.warming import forms_of, rehearse_checks, try_linear_forms

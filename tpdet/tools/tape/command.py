@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 
-from tpdet.client.address import Address
 from tpdet.client.commands import connect
 from tpdet.client.connection import Connection, HttpError, client_key
 from tpdet.client.input_file import read_input
@@ -34,9 +33,7 @@ def record(options: argparse.Namespace) -> int:
     date = _date(connection)
     path = tape_path(options.output)
     tape = TapeWriter(path, date)
-    run = RecordedRun(
-        _address(connection), client_key(options.api_key_file), date, tape, answer_live
-    )
+    run = RecordedRun(connection.address, client_key(options.api_key_file), date, tape, answer_live)
     return _run(run, tape, options.command)
 
 
@@ -60,7 +57,7 @@ def fork(options: argparse.Namespace) -> int:
         date = _date(connection)
         tape = TapeWriter(tape_path(options.output), date)
     key = client_key(options.api_key_file)
-    code = _run(RecordedRun(_address(connection), key, date, tape, replay), tape, options.command)
+    code = _run(RecordedRun(connection.address, key, date, tape, replay), tape, options.command)
     if code == 0:
         replay.check_replayed()
     return code
@@ -128,10 +125,6 @@ def _run(run: RecordedRun, tape: TapeWriter | None, command: list[str]) -> int:
         if ids.body is None:
             print(f"tpdet: turn {ids.turn} has no ids: {ids.reason}", file=sys.stderr)
     return code
-
-
-def _address(connection: Connection) -> Address:
-    return Address.parse(connection.url, "--url")
 
 
 def _date(connection: Connection) -> str | None:

@@ -33,14 +33,14 @@ _COPIED = (
     PackedWay(PackedTile(32, 1, 64, 4)),  # that with a warp is not timed
     PackedWay(PackedTile(64, 1, 64, 4, programs=3)),
 )
-"""Of many weight rows: for most of them a warp copies."""
+"""Products of many weight rows take these: in most of them a warp copies."""
 _TURNS = (
     PackedWay(PackedTile(8, 1, 256, 4, programs=1, turns=True)),
     PackedWay(PackedTile(16, 1, 256, 3, programs=1, turns=True)),
     PackedWay(PackedTile(64, 1, 64, 8, programs=1)),
     PackedWay(PackedTile(128, 1, 64, 6, programs=1)),
 )
-"""Of fewer tiles than fill a GPU: as long as one chain."""
+"""Products of fewer tiles than fill a GPU take these: they are as long as one chain."""
 _FOLDS = (
     PackedWay(PackedTile(8, 1, 128, 4, programs=3), _FOLDED),
     PackedWay(PackedTile(16, 1, 64, 6, programs=4)),
@@ -48,7 +48,7 @@ _FOLDS = (
     PackedWay(PackedTile(64, 1, 64, 6, programs=2), _FOLDED),
     PackedWay(PackedTile(128, 1, 64, 4, programs=2), _FOLDED),
 )
-"""Of so many leaves that half as many programs fill a GPU."""
+"""Row products take these where half as many programs as leaves have tiles fill a GPU."""
 _LONG_SIXTEEN = PackedWay(PackedTile(16, 1, 128, 4))
 _SMALL = (
     PackedWay(PackedTile(8, 1, 128, 4)),
@@ -59,7 +59,7 @@ _SMALL = (
     PackedWay(PackedTile(64, 1, 64, 4)),
     PackedWay(PackedTile(128, 1, 64, 4), _FOLDED),
 )
-"""Of all else up to 128 rows."""
+"""All other products of up to 128 rows take the first of these that fits."""
 _WARPS, _FOLDING_WARPS = PackedTile(128, 2, 64, 5, True), PackedTile(128, 2, 64, 4, True)
 _WIDEST = PackedTile(256, 2, 64, 4)
 _WARPS_WAVE = 0.6  # time of a wave of 128 rows, where one of 256 takes 1
