@@ -189,6 +189,18 @@ def leaving_multiprocessors(count: int, device: torch.device) -> AbstractContext
     return held
 
 
+def pair_of_products(device: torch.device) -> AbstractContextManager[None]:
+    """While inside, two products of the same rows are launched, a small one first, and no more.
+
+    Neither writes what the other touches: on a GPU the second comes while the first one runs.
+    """
+    room = hardware.room_of(device.type)
+    if room == "cpu" or _recorded.get():  # what is recorded launches more
+        return nullcontext()
+    pair: AbstractContextManager[None] = _kernels(room, "launch.dependent").pair_of_products()
+    return pair
+
+
 def can_tape(device: torch.device) -> bool:
     """Whether `taping` sees what a device's kernels launch."""
     return hardware.room_of(device.type) == "cuda"

@@ -10,6 +10,7 @@ No bit depends on it: each output is one chain over all of K, and the fold is on
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -214,8 +215,8 @@ class ExpertMlp:
 
     def __call__(self, rows: MicroBatch, finish: Finish) -> Pending:
         """The rows' x -> what becomes of the block's result: the stream and its norm."""
-        assert self.router is not None and self.gate_up is not None and self.down is not None
-        scores = self._arithmetic.column(rows.x_MH, self.router, self.router_bias, torch.float32)
+        assert self.gate_up is not None and self.down is not None
+        scores, mixed = self._scores_and_mixed(rows.x_MH)
         experts = self._mixture.routing.experts
         logits, gate = scores[:, :experts], scores[:, experts : experts + 1]
         held = self._lanes.experts if self._columns is None else None
@@ -225,8 +226,8 @@ class ExpertMlp:
         if self.routes is not None:
             self.routes.index_copy_(0, rows.batch.slots, ids.to(self.routes.dtype))
         shared = None
-        if self._shared is not None:
-            shared = self._shared(rows.x_MH, gate if self._mixture.shared_gate else None)
+        if self._shared is not None and mixed is not None:
+            shared = self._shared(mixed, gate if self._mixture.shared_gate else None)
         if self._columns is not None:
             return self._by_columns(self._columns, rows, finish, (ids, weights), shared)
         sums = ops.expert_sums(
@@ -242,6 +243,17 @@ class ExpertMlp:
             sorted_tokens=sorted_tokens,
         )
         return rows.exchanged(self._exchange, sums, finish, self._plan)
+
+    def _scores_and_mixed(self, x_MH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The router's scores fp32 [M, outputs]; what a shared expert's `down` reads."""
+        assert self.router is not None
+        scores = partial(
+            self._arithmetic.column, x_MH, self.router, self.router_bias, torch.float32
+        )
+        if self._shared is None:
+            return scores(), None
+        with ops.pair_of_products(x_MH.device):
+            return scores(), self._shared.gated(x_MH)
 
     def _by_columns(
         self,

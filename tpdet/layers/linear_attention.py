@@ -137,7 +137,9 @@ class DeltaNet:
         assert isinstance(state, LinearState)
         count = len(rows.x_MH)
         channels = sum(self._widths)
-        mixed_MN, gates_MN = self._mixed(rows.x_MH), self._gates(rows.x_MH, torch.float32)
+        with ops.pair_of_products(rows.x_MH.device):
+            gates_MN = self._gates(rows.x_MH, torch.float32)
+            mixed_MN = self._mixed(rows.x_MH)
         b_MV, a_MV = gates_MN.chunk(2, dim=1)
         x_MC = ops.short_convolution(mixed_MN[:, :channels], self._convolution, state, rows.batch)
         q, k, v = x_MC.split(self._widths, dim=1)

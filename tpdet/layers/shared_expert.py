@@ -79,15 +79,19 @@ class SharedExpert:
         by_leaf = mine.view(len(mine), leaves, -1).permute(1, 0, 2)
         self.down_LNK = place(numbers_of(self.down_LNK), self._arithmetic.lay_out(by_leaf))
 
+    def gated(self, x_MH: torch.Tensor) -> torch.Tensor:
+        """Rows [M, H] -> act(gate) * up of this rank's leaves [M, I]."""
+        return self._gate_up(x_MH)
+
     def __call__(
-        self, x_MH: torch.Tensor, gate_M1: torch.Tensor | None
+        self, mixed: torch.Tensor, gate_M1: torch.Tensor | None
     ) -> torch.Tensor | SharedRows:
-        """Rows [M, H] -> fp32 [lanes, M, N], of this rank's lanes and outputs, or what makes it.
+        """Rows of `gated` -> fp32 [lanes, M, N] of this rank's lanes and outputs, or their makings.
 
         gate_M1: fp32, of a model that has it.
         """
         assert self.down_LNK is not None
-        mixed, down = self._gate_up(x_MH), self.down_LNK
+        down = self.down_LNK
         if self._joins and isinstance(down, torch.Tensor):
             return SharedRows(mixed, down, gate_M1)
         held = [leaf - self._leaves.start for leaf in self._leaves if self._cut.inputs(_one(leaf))]
@@ -129,7 +133,11 @@ class IdleSharedExpert:
         """Read the digests again."""
         source.read_for(_drop, *self._reads)
 
-    def __call__(self, x_MH: torch.Tensor, gate_M1: torch.Tensor | None) -> None:
+    def gated(self, x_MH: torch.Tensor) -> torch.Tensor:
+        """No columns, of whatever rows."""
+        return x_MH[:, :0]
+
+    def __call__(self, mixed: torch.Tensor, gate_M1: torch.Tensor | None) -> None:
         """Nothing, for whatever rows."""
 
 

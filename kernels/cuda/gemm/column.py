@@ -19,6 +19,7 @@ from tpdet.kernels.cuda.gemm.operands import descriptor_sms, fitted, run_chain
 from tpdet.kernels.cuda.gemm.packed.product import in_scratch, packed_product, way_for
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Operands
+from tpdet.kernels.cuda.launch.dependent import ALONE, take_turn
 from tpdet.kernels.cuda.launch.multiprocessors import all_free
 from tpdet.kernels.inputs.activations import activation_number
 from tpdet.kernels.inputs.ordered import OrderedWeight
@@ -63,11 +64,14 @@ def product_of_kind(
     As `column_gemm`; of a gated kind, weight and bias are interleaved and the result is [M, N / 2].
     by_library: (x [M, K], weight [N, K], rows, way) -> the result at `rows` >= M rows.
     """
+    turn = take_turn()
     if isinstance(weight, OrderedWeight):
         way = way_for(x, weight)
         if way is not None:
             return packed_product(kind, x, weight, bias, out_dtype, way.tile)
-        weight = in_scratch(weight)[0]
+        weight, turn = in_scratch(weight)[0], ALONE
+    if x.stride(1) != 1 or not weight.is_contiguous():
+        turn = ALONE  # a copy goes before
     x, w = fitted(x, weight.unsqueeze(0))
     (m, k), n, gated = x.shape, w.shape[1], activation_number(kind)
     choice = None
@@ -84,5 +88,5 @@ def product_of_kind(
     if tile is None:
         float32, wide_out = x.dtype == torch.float32, out_dtype == torch.float32
         tile = column_tile(m, n, k, float32=float32, wide_out=wide_out, sms=sms)
-    run_chain(Operands(x, w, bias, y, gated), tile, sms)
+    run_chain(Operands(x, w, bias, y, gated, turn=turn), tile, sms)
     return y[0]

@@ -11,39 +11,89 @@ Order and bits are those of plain launches:
   memory, until everything earlier in the stream has ended and what it wrote is visible to them,
   peers' words that it waited for too. The kernel before has itself waited so: one wait covers all.
 - A kernel launched plainly (a library's, torch's) waits for a dependent one as for any other.
-- Nothing triggers its successor early: programs that come early take room from programs that still
-  run (2 us slower under decode attention). So every program of the kernel before has its room, also
-  one that a peer waits for, and nothing here can block what it waits for.
+- Nothing triggers its successor early but the first of a pair: programs that come early take room
+  from programs that still run (2 us slower under decode attention). So every program of the kernel
+  before has its room, also one that a peer waits for, and nothing here can block what it waits for.
+
+A pair is two products of the same rows, of which neither touches what the other writes:
+
+    with pair_of_products():    # a small product, then a larger one, which comes while it runs
+        a = column_gemm(x, router)
+        b = gated_gemm(x, gate_up)
+
+Once every program of the first has come, and found all that is earlier done, the second may start:
+it waits as its programs end. So what follows waits for both, and the memory that the second writes
+was free when the first one started. Behind a first one that lets nobody in (a library's product,
+packed weights) the second starts as that ends. A second one for which anything else is launched, as
+a copy of its operands, waits like all others.
 
 While another stream overlaps this one (`multiprocessors.leaving`), launches are plain: a step then
 waits for events between kernels, for which CUDA does not say what a dependent launch does in a
 capture, and long kernels gain nothing.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.launch.multiprocessors import all_free
 
-Options = dict[str, bool]
-_PLAIN: Options = {"DEPENDENT": False}
-_DEPENDENT: Options = {"DEPENDENT": True, "launch_pdl": True}
+Options = dict[str, int]
+_PLAIN: Options = {"DEPENDENT": 0}
+ALONE, FIRST, SECOND = 1, 2, 3
+"""What DEPENDENT says of a dependent launch: it is no part of a pair, or which part."""
+_FIRST, _SECOND = tl.constexpr(FIRST), tl.constexpr(SECOND)
+
+_turn = ALONE  # of the product that comes next
 
 
 @triton.jit
 def await_earlier(DEPENDENT: tl.constexpr):
-    """Wait until all that is earlier in the stream is done and visible; in Triton and in Gluon."""
-    if DEPENDENT:
+    """Wait until all that is earlier in the stream is done and visible; in Triton and in Gluon.
+
+    The second of a pair does not: `await_first` is its last statement.
+    """
+    if DEPENDENT and DEPENDENT != _SECOND:
+        gdc_wait()
+    if DEPENDENT == _FIRST:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def await_first(DEPENDENT: tl.constexpr):
+    """Wait, at the end of the second of a pair, until the first one is done and visible."""
+    if DEPENDENT == _SECOND:
         gdc_wait()
 
 
-def dependent_launch(device: torch.device) -> Options:
+def dependent_launch(device: torch.device, turn: int = ALONE) -> Options:
     """Keyword arguments of a launch of a kernel that takes DEPENDENT: dependent where that exists.
 
     Plain on the CPU (Triton's interpreter) and on GPUs before capability 9. Bits are the same.
     """
     dependent = all_free() and hardware.gpu_of(device).dependent_launches
-    return _DEPENDENT if dependent else _PLAIN
+    return {"DEPENDENT": turn, "launch_pdl": True} if dependent else _PLAIN
+
+
+@contextmanager
+def pair_of_products() -> Iterator[None]:
+    """While inside, two products of the same rows are launched, and nothing else."""
+    global _turn
+    _turn = FIRST
+    try:
+        yield
+    finally:
+        _turn = ALONE
+
+
+def take_turn() -> int:
+    """The turn of the product that comes next."""
+    global _turn
+    turn = _turn
+    _turn = SECOND if turn == FIRST else ALONE
+    return turn

@@ -23,17 +23,18 @@ from tpdet.kernels.inputs.norm import Finish, Norm
 from tpdet.kernels.partial_sums import relative_roots
 
 HIDDEN, WIDTH, LEAVES, LAYERS, TURNS = 4096, 12288, 8, 4, 400
-PLAIN = {"DEPENDENT": False}
 
 
 class Chain:
     """Layers of norm, gated product, leaves, their fold with the next norm, rotation.
 
-    Every other layer's gates and ups are a column product with SiLU behind it.
+    Every other layer's gates and ups are a column product with SiLU behind it. Before either goes a
+    small product of the same rows: the two are a pair.
     """
 
     def __init__(self):
         self.up = [draw(2 * WIDTH, HIDDEN, seed=i) / 64 for i in range(LAYERS)]
+        self.small = [draw(128, HIDDEN, seed=30 + i) / 64 for i in range(LAYERS)]
         shape = LEAVES, HIDDEN, WIDTH // LEAVES
         self.down = [draw(*shape, seed=9 + i) / 64 for i in range(LAYERS)]
         self.weight = draw(HIDDEN, seed=99)
@@ -44,27 +45,32 @@ class Chain:
     def __call__(self, x):
         y = norm.rms_norm(x, Norm(self.weight, 1e-6))
         cos, sin = self.angle[: len(x)].cos(), self.angle[: len(x)].sin()
+        found = []
         for layer, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
-            if layer % 2:
-                wide = gemm.column_gemm(y, up, None, torch.float32)
-                mixed = activation.activate_and_multiply(wide, torch.bfloat16)
-            else:
-                mixed = gated_gemm(y, up)
+            with dependent.pair_of_products():
+                small = gemm.column_gemm(y, self.small[layer], None, torch.float32)
+                second = (
+                    gemm.column_gemm(y, up, None, torch.float32) if layer % 2 else gated_gemm(y, up)
+                )
+            found.append(activation.activate_and_multiply(small, torch.bfloat16))
+            mixed = (
+                activation.activate_and_multiply(second, torch.bfloat16) if layer % 2 else second
+            )
             sums = leaf_gemm.leaf_sums(mixed, down, self.roots)
             x, y = finish.fold_and_norm(sums, Finish(x, Norm(self.weight, 1e-6)))
             turned = rotary.rotate_heads(y.view(len(y), -1, 128), cos, sin, None, 1e-6)
             y = turned.view(y.shape)
-        return y
+        return torch.cat([y, *found], 1)
 
 
 def plainly(run):
     """What `run` gives where every launch is plain."""
-    before = dependent._DEPENDENT
-    dependent._DEPENDENT = PLAIN
+    before = dependent.all_free
+    dependent.all_free = lambda: False
     try:
         return run()
     finally:
-        dependent._DEPENDENT = before
+        dependent.all_free = before
 
 
 def captured(chain, x):

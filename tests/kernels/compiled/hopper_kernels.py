@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
+from tpdet.kernels.cuda.launch.dependent import ALONE, FIRST, SECOND
+
 WAIT, TRIGGER = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 _TOUCHES = re.compile(
     r"(?<![\w.])(?:(?:ld|st)\.(?!param|shared|local|const)|atom\.|red\.|cp\.|mbarrier\.|prefetch|"
@@ -27,7 +29,7 @@ class HopperKernel(NamedTuple):
 
 
 def hopper_kernel(kernel, signature, constants, attributes, options):
-    """A `HopperKernel`; a kernel that takes DEPENDENT gets it, and is checked.
+    """A `HopperKernel`; a kernel that takes DEPENDENT gets it, `ALONE` by default, and is checked.
 
     signature: name -> type of what is no constant, a tuple of types for a tuple; attributes: names
     that are multiples of 16, with every member of a tuple that is no float.
@@ -38,7 +40,7 @@ def hopper_kernel(kernel, signature, constants, attributes, options):
     names = kernel.arg_names
     dependent = "DEPENDENT" in names
     if dependent:
-        constants = constants | {"DEPENDENT": True}
+        constants = {"DEPENDENT": ALONE} | constants
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(
         fn=kernel,
         signature={name: signature.get(name, "constexpr") for name in names},
@@ -48,7 +50,7 @@ def hopper_kernel(kernel, signature, constants, attributes, options):
     options = {"enable_fp_fusion": False, "launch_pdl": dependent} | options
     done = compiled(source, options)
     if dependent:
-        check_waits_first(done.ptx)
+        _CHECKS[constants["DEPENDENT"]](done.ptx)
     return done
 
 
@@ -107,16 +109,39 @@ def _paths(names, signature, attributes):
             yield from ((index, i) for i, each in enumerate(kind) if each != "fp32")
 
 
-def check_waits_first(ptx):
+def check_waits_first(ptx, triggers=0):
     """One wait, of every program and before anything touches memory; no early trigger.
 
     Where warps take different parts, the first four wait before they start the others.
     """
     code = re.sub(r"//.*", "", ptx[ptx.index(".entry") :])
     assert code.count(WAIT) == 1, f"{code.count(WAIT)} waits"
-    assert TRIGGER not in code, "its successor is let in early"
+    assert code.count(TRIGGER) == triggers, "its successor is let in early"
     before = code[code.index("{") : code.index(WAIT)]
     touched = _TOUCHES.search(before)
     assert touched is None, f"{touched.group()} before the wait"
     branches = re.findall(r"(?<![\w.])(?:bra|brx)\b", before)
     assert not branches or "setmaxnreg" in code, "a branch before the wait"
+
+
+def check_lets_in(ptx):
+    """The first of a pair: it waits first and then lets the second in, before all else."""
+    check_waits_first(ptx, triggers=1)
+    between = ptx[ptx.index(WAIT) : ptx.index(TRIGGER)]
+    touched = _TOUCHES.search(between)
+    assert touched is None, f"{touched.group()} before the second is let in"
+
+
+def check_waits_last(ptx):
+    """The second of a pair: one wait, of every program and behind all that touches memory.
+
+    Where warps take different parts, the first four wait, and tell the others when to end.
+    """
+    code = re.sub(r"//.*", "", ptx[ptx.index(".entry") :])
+    assert code.count(WAIT) == 1, f"{code.count(WAIT)} waits"
+    assert TRIGGER not in code, "its successor is let in early"
+    touched = _TOUCHES.search(code[code.index(WAIT) :])
+    assert touched is None or "setmaxnreg" in code, f"{touched.group()} behind the wait"
+
+
+_CHECKS = {ALONE: check_waits_first, FIRST: check_lets_in, SECOND: check_waits_last}

@@ -24,6 +24,7 @@ from tpdet.kernels.cuda.gemm.variants import pointer as gemm_pointer
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import ProductShape
 from tpdet.kernels.cuda.hardware import A100, H200
+from tpdet.kernels.cuda.launch.dependent import FIRST, SECOND
 from tpdet.kernels.inputs.activations import activation_number
 
 
@@ -44,7 +45,7 @@ def of_most_stages(tiles):
     return sorted(found.values(), key=format_tile)
 
 
-def compile_candidate(variant, kind):
+def compile_candidate(variant, kind, **more):
     out, gated = "fp32" if kind == "head" else "bf16", activation_number(kind)
     if variant_of(variant).descriptors:
         types, kernel = descriptor_types(variant, out, gated), gemm_descriptor.descriptor_chain
@@ -52,6 +53,7 @@ def compile_candidate(variant, kind):
     else:
         types, kernel = pointer_types("bf16", out), gemm_pointer.pointer_chain
         constants = {"FORM": form(variant, GATED=gated, EVEN=True), "expert_ids": None}
+    constants |= more
     ptx, log = compile_for_hopper(kernel, types, constants, variant.warps, variant.stages)
     check(ptx, log, f"{kind} {format_tile(variant)}", ["mma"])
     if gated:
@@ -152,3 +154,15 @@ def test_names_of_tiles_are_unique():
     names = [format_tile(variant) for variant in tiles]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"\d+x\d+x\d+ w\d+ s\d+( \w+)*", name) for name in names)
+
+
+@pytest.mark.parametrize("turn", [FIRST, SECOND])
+@pytest.mark.parametrize(
+    ("tile", "kind"),
+    [
+        (Tile(8, 16, 512, 1, 4, "pointer_swapped"), "head"),
+        (Tile(64, 16, 256, 4, 5, "descriptor"), "gated"),
+    ],
+)
+def test_products_of_a_pair_let_in_at_once_or_wait_last(tile, kind, turn):
+    compile_candidate(tile, kind, DEPENDENT=turn)

@@ -181,6 +181,12 @@ def first_statement(node):
     return ast.unparse(body[0])
 
 
+def waits_last(node):
+    """How often it waits for the first of a pair; the last statement counts, and no other."""
+    last = ast.unparse(node.body[-1]) == "await_first(DEPENDENT)"
+    return last and ast.unparse(node).count("await_first(")
+
+
 HOST_FUNCTION = "dependent_launch"
 
 
@@ -198,12 +204,12 @@ def host_functions_of(trees):
 
 
 def launches_of(tree, through):
-    """(kernel, whether its launch goes through one of the host functions) of every launch."""
+    """(kernel, host functions of its launch) of every launch."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
             starred = [ast.unparse(word.value) for word in node.keywords if word.arg is None]
-            dependent = any(text.startswith(through) for text in starred)
-            yield ast.unparse(node.func.value).split(".")[-1], dependent
+            told = [text for text in starred if text.startswith(through)]
+            yield ast.unparse(node.func.value).split(".")[-1], told
 
 
 def unfit(trees):
@@ -213,14 +219,16 @@ def unfit(trees):
         f"{name} waits late"
         for name, node in kernels.items()
         if takes_part(node)
-        and name != "await_earlier"
+        and name not in ("await_earlier", "await_first")
         and first_statement(node) != "await_earlier(DEPENDENT)"
     ]
     through = host_functions_of(trees)
     for path, tree in trees.items():
-        for name, dependent in launches_of(tree, through):
-            if name in kernels and takes_part(kernels[name]) != dependent:
+        for name, told in launches_of(tree, through):
+            if name in kernels and takes_part(kernels[name]) != bool(told):
                 wrong.append(f"{path.name} launches {name}")
+            elif any("turn" in text for text in told) and waits_last(kernels[name]) != 1:
+                wrong.append(f"{name} waits for no first")
     return wrong
 
 
@@ -259,5 +267,10 @@ def test_what_is_not_fit_is_found():
     assert not found(f"{others}\ndef options(device):\n    return {{**dependent_launch(device)}}")
     assert found(f"{others}\ndef options(device):\n    return {{}}") == ["copy.py launches copy"]
     assert found(late) == ["copy waits late"]
+    paired = GOOD.replace("(x.device))", "(x.device, turn))")
+    assert found(paired) == ["copy waits for no first"]
+    ends = "    tl.store(x, tl.load(x))\n"
+    assert not found(paired.replace(ends, f"{ends}    await_first(DEPENDENT)\n"))
+    assert found(paired.replace(ends, f"    await_first(DEPENDENT)\n{ends}"))
     assert found(by_hand) == ["copy.py launches copy"]
     assert found(without) == ["copy.py launches copy"]

@@ -38,6 +38,7 @@ from tpdet.kernels.cuda.gemm.variants.warp_specialised_launch import (
 )
 from tpdet.kernels.cuda.gemm.variants.warp_specialised_parts import warp_specialised_parts
 from tpdet.kernels.cuda.hardware import H200, pretending
+from tpdet.kernels.cuda.launch.dependent import FIRST, SECOND
 from tpdet.kernels.inputs.ordered import (
     E2M1,
     E4M3,
@@ -59,7 +60,7 @@ WIDE = Tile(128, 256, 64, 4, 3, "warp_specialised")
 GATED = (WIDE, replace(WIDE, stages=4), replace(WIDE, columns=128, stages=6))
 
 
-def compiled(form, even=True, stages=None, sent=True, columns=None):
+def compiled(form, even=True, stages=None, sent=True, columns=None, **more):
     """PTX, the log of ptxas -v and bytes of shared memory for compute capability 9.0."""
     from triton.experimental.gluon.language import NVMMASharedLayout
 
@@ -76,9 +77,8 @@ def compiled(form, even=True, stages=None, sent=True, columns=None):
     } | dict.fromkeys(("m", "n", "roots", "steps"), "i32")
     sizes = columns, 64, stages, *FORMS[form][:3]
     made_for = WarpForm(*sizes, even, sent, form == "shifted", int(form == "gated"))
-    done = hopper_kernel(
-        warp_specialised_fold, types, {"FORM": made_for}, ("y", "bias", "n"), {"num_warps": 4}
-    )
+    constants, aligned = {"FORM": made_for} | more, ("y", "bias", "n")
+    done = hopper_kernel(warp_specialised_fold, types, constants, aligned, {"num_warps": 4})
     return done.ptx, done.log, done.shared
 
 
@@ -104,6 +104,11 @@ def test_every_sum_stays_in_registers(form, even, sent):
     if granted:  # Triton 3.6 moves registers from the producer to the consumers
         assert granted.count(240) >= 2 and min(granted) == 24, granted
     assert "steps" in warp_specialised_fold.do_not_specialize
+
+
+@pytest.mark.parametrize("turn", [FIRST, SECOND])
+def test_the_first_of_a_pair_lets_the_second_in_and_that_waits_last(turn):
+    compiled("column", DEPENDENT=turn)
 
 
 @pytest.mark.parametrize("variant", GATED, ids=lambda tile: f"{tile.columns} s{tile.stages}")

@@ -26,7 +26,7 @@ from tpdet.kernels.cuda.gemm.variants.gated import gated_columns
 from tpdet.kernels.cuda.gemm.variants.pointer import leaf_bounds, tile_origin
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Operands, Variant
-from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.dependent import await_earlier, await_first, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv
 
 
@@ -94,6 +94,7 @@ def descriptor_chain(x, w, bias, y, m, n, k, leaves, FORM: tl.constexpr, DEPENDE
             total = gated_columns(total, FORM.GATED)
             column = column // 2
         store_tile(y, leaf, row, column, total, FORM.HALVES)
+    await_first(DEPENDENT)
 
 
 def describe_operands(operands: Operands, tile: Tile) -> tuple[TensorDescriptor, ...]:
@@ -127,7 +128,7 @@ def run_descriptor(operands: Operands, tile: Tile, sms: int) -> None:
         num_warps=tile.warps,
         num_stages=tile.stages,
         enable_fp_fusion=False,
-        **dependent_launch(x.device),
+        **dependent_launch(x.device, operands.turn),
     )
 
 

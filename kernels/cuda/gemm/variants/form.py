@@ -32,7 +32,7 @@ class ChainForm(NamedTuple):
 
 def chain_form(operands: Operands, tile: Tile, even: bool = False) -> ChainForm:
     """The form of a launch over these operands; even: for kernels that know of `EVEN`."""
-    _, _, bias, _, gated, widths, expert_ids, shared = operands
+    _, _, bias, _, gated, widths, expert_ids, shared, _ = operands
     return ChainForm(
         tile.rows,
         tile.columns,

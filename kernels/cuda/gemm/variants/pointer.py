@@ -24,7 +24,7 @@ from tpdet.kernels.cuda.gemm.variants.form import chain_form
 from tpdet.kernels.cuda.gemm.variants.gated import gated_columns
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Operands, Variant, stages_alone
-from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.dependent import await_earlier, await_first, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv
 
 _TILE_GROUP = tl.constexpr(8)  # row blocks that share a weight tile in L2
@@ -134,11 +134,12 @@ def pointer_chain(
             x += leaf * k
             w += leaf * n * k
             pointer_tile(x, w, bias, y, rows, written, column, m, n, k, 0, k, stride_x, FORM)
+    await_first(DEPENDENT)
 
 
 def run_pointer(operands: Operands, tile: Tile, sms: int = 0) -> None:
     """y is filled; sms: multiprocessors that tiles of experts share, 0 before Hopper."""
-    x, w, bias, y, _, widths, expert_ids, _ = operands
+    x, w, bias, y, _, widths, expert_ids, _, turn = operands
     (leaves, n, k), m = w.shape, x.shape[0]
     if expert_ids is None:
         grid = (cdiv(m, tile.rows) * cdiv(n, tile.columns), len(widths) or leaves)
@@ -159,7 +160,7 @@ def run_pointer(operands: Operands, tile: Tile, sms: int = 0) -> None:
         num_warps=tile.warps,
         num_stages=tile.stages,
         enable_fp_fusion=False,
-        **dependent_launch(x.device),
+        **dependent_launch(x.device, turn),
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.hardware import Gpu
+from tpdet.kernels.cuda.launch.dependent import ALONE
 from tpdet.kernels.inputs.gated import GROUP
 
 DESCRIPTOR_BYTES = 16
@@ -31,6 +32,7 @@ class Operands(NamedTuple):
     Of experts, expert_ids int32 [1 + B] says how many blocks of rows there are and the expert of
     each (`experts/sorted_tokens.py`): w [E, N, K], bias [E, N], x [B * rows, K], y [B * rows, N].
     shared: every block reads the same rows, those of the step: x [M, K], M at most a tile's rows.
+    turn: in a pair of products, or `ALONE` (`launch/dependent.py`).
     """
 
     x: torch.Tensor
@@ -41,6 +43,7 @@ class Operands(NamedTuple):
     widths: tuple[int, ...] = ()
     expert_ids: torch.Tensor | None = None
     shared: bool = False
+    turn: int = ALONE
 
     @property
     def sizes(self) -> tuple[int, int]:

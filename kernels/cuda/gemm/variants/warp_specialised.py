@@ -45,7 +45,7 @@ from tpdet.kernels.cuda.gemm.variants.chain import (
 from tpdet.kernels.cuda.gemm.variants.gated import join
 from tpdet.kernels.cuda.gemm.variants.leaf_fold import MINUS_ZERO
 from tpdet.kernels.cuda.gemm.variants.pointer import tile_origin
-from tpdet.kernels.cuda.launch.dependent import await_earlier
+from tpdet.kernels.cuda.launch.dependent import await_earlier, await_first
 from tpdet.kernels.cuda.launch.warp_pipeline import (
     CONSUMER_ROWS,
     CONSUMERS,
@@ -260,3 +260,5 @@ def warp_specialised_fold(
         (x_tiles, w_tiles, None, pipeline, sizes, FORM),
         PRODUCER_REGISTERS,
     )
+    # 4. nor does a follower come before the first of a pair has ended
+    await_first(DEPENDENT)

@@ -86,7 +86,7 @@ def _launch_parts(operands: Operands, tile: Tile, sms: int) -> None:
         FORM=_form(operands, _ONE_LEAF, tile),
         num_warps=4,
         enable_fp_fusion=False,
-        **dependent_launch(x.device),
+        **dependent_launch(x.device, operands.turn),
     )
 
 
@@ -112,7 +112,7 @@ def _launch(operands: Operands, form: RootForm, tile: Tile, sms: int, sent: bool
         FORM=_form(operands, form, tile, n % tile.columns == 0, sent),
         num_warps=4,
         enable_fp_fusion=False,
-        **dependent_launch(x.device),
+        **dependent_launch(x.device, operands.turn),
     )
 
 

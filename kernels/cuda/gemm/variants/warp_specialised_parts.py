@@ -32,7 +32,7 @@ from tpdet.kernels.cuda.gemm.variants.warp_specialised import (
     gate_tile,
     produce,
 )
-from tpdet.kernels.cuda.launch.dependent import await_earlier
+from tpdet.kernels.cuda.launch.dependent import await_earlier, await_first
 from tpdet.kernels.cuda.launch.warp_pipeline import (
     CONSUMER_ROWS,
     CONSUMERS,
@@ -155,3 +155,5 @@ def warp_specialised_parts(
         (x_tiles, w_wide, w_rest, pipeline, sizes, FORM),
         PRODUCER_REGISTERS,
     )
+    # 4. nor does a follower come before the first of a pair has ended
+    await_first(DEPENDENT)
