@@ -461,6 +461,37 @@ def test_a_kernel_at_the_limits_passes_and_one_beyond_does_not():
         assert kernels_beyond_limits(beyond) == {"k"}
 
 
+SCALED_AT_ONCE = {"score"}
+"""What a product without a sum may be called where it stands: nothing is added to it as it is."""
+
+
+def open_chains(tree):
+    """Lines of products that begin at nothing and do not end either (`gemm/ended.py`)."""
+    fine = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "ended":
+            fine |= set(map(id, node.args))
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in SCALED_AT_ONCE:
+            fine.add(id(node.value))
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "tl.dot"
+        and len(node.args) < 3
+        and id(node) not in fine
+    ]
+
+
+def test_no_chain_goes_on_from_what_it_is_added_to():
+    """Triton makes x + dot(a, b) into one chain that begins with x, which has other bits."""
+    found = [f"{path.name}:{line}" for path in sources() for line in open_chains(tree_of(path))]
+    assert not found
+    assert open_chains(ast.parse("y = x + tl.dot(a, b)"))
+    assert open_chains(ast.parse("y = tl.dot(a, tl.trans(b), input_precision='ieee')"))
+    assert not open_chains(ast.parse("y = x + ended(tl.dot(a, b)); z = tl.dot(a, b, z)"))
+
+
 def test_only_tables_of_data_are_formatted_by_hand():
     wrong = []
     for path in [*sources(), *sorted((ROOT / "tests").rglob("*.py"))]:

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.experts.sorted_tokens import SortedTokens
+from tpdet.kernels.cuda.gemm.ended import ended
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv
 from tpdet.kernels.cuda.pointwise.fold import push_and_add
@@ -140,7 +141,7 @@ def lane_sums_with_shared(
         x = operands[0]  # type: ignore[misc] # no longer the empty tuple
         w = operands[1]  # type: ignore[misc]
         operands = operands[2:]
-        added = tl.dot(x, tl.trans(w), input_precision="ieee")
+        added = ended(tl.dot(x, tl.trans(w), input_precision="ieee"))
         if FORM.GATED:
             added = added * factor
         total = tl.zeros((ROWS, COLUMNS), tl.float32)

@@ -9,6 +9,8 @@ Without two terms (models in fp16 and fp32) operands are fp32, in one chain of f
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.gemm.ended import ended
+
 _INFINITY = tl.constexpr(0x7F800000)
 
 
@@ -27,16 +29,6 @@ def high_and_low(x, TWO: tl.constexpr):
         high = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
         low = (x - bits.to(tl.float32, bitcast=True)).to(tl.bfloat16)
     return high, low
-
-
-@triton.jit
-def ended(chain):
-    """A chain's sum, which nothing goes on from.
-
-    Triton makes x + dot(a, b, 0) into dot(a, b, x), one chain where two were written; it does not
-    look through a change of type.
-    """
-    return chain.to(tl.int32, bitcast=True).to(tl.float32, bitcast=True)
 
 
 @triton.jit

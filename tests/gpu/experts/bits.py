@@ -10,6 +10,7 @@ from tpdet.kernels import order
 from tpdet.kernels.cuda.experts.admission import failing_tiles
 from tpdet.kernels.cuda.experts.candidates import CANDIDATES
 from tpdet.kernels.cuda.experts.gather import rows_in_blocks
+from tpdet.kernels.cuda.experts.lane_admission import failing_lanes
 from tpdet.kernels.cuda.experts.products import grouped_product
 from tpdet.kernels.cuda.experts.router import route
 from tpdet.kernels.cuda.experts.sorted_tokens import sort_tokens
@@ -21,7 +22,7 @@ from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.hardware import gpu_of
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 from tpdet.kernels.cuda.pointwise.fold import fold_final
-from tpdet.kernels.inputs.experts import Routing
+from tpdet.kernels.inputs.experts import Routing, SharedForm
 from tpdet.kernels.inputs.gated import gate_and_up
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.known.expert_golden import EXPERT_GOLDEN_SHA256, expert_golden_digest
@@ -282,6 +283,17 @@ def tiles_are_admitted_at_a_start(dtype):
         raise AssertionError("; ".join(failed))
 
 
+def shared_leaves_join_their_lanes(dtype):
+    """Every width that joins, with a gate and without, by every tile of a start."""
+    lanes = Lanes(range(16), 16, 8, (order.fold_tree("tree", 8),))
+    forms = [
+        SharedForm(lanes, leaf, 4, gated) for leaf in (16, 32, 64, 128) for gated in (False, True)
+    ]
+    failed = [text for form in forms for text in failing_lanes(form, GPU, dtype)]
+    if failed:
+        raise AssertionError("; ".join(failed))
+
+
 def golden_vectors_are_those_of_the_cpu():
     """Choices with ties, infinities and NaN; weights; folded lanes."""
     if expert_golden_digest(GPU) != EXPERT_GOLDEN_SHA256:
@@ -307,6 +319,9 @@ def expert_checks():
     for dtype in (bf16, half, single):
         name = f"experts admitted {dtype}".replace("torch.", "")
         found.append(Check(name, tiles_are_admitted_at_a_start, (dtype,)))
+    for dtype in (bf16, half):
+        name = f"experts shared {dtype}".replace("torch.", "")
+        found.append(Check(name, shared_leaves_join_their_lanes, (dtype,)))
     for hidden, width in ((2880, 2880), (208, 80)):
         name = f"experts clamped {hidden} {width}"
         found.append(Check(name, clamped_gates_are_one_class, (hidden, width)))

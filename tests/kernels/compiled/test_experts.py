@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 from tests.kernels.compiled.hopper_kernels import hopper_kernel
 from tests.kernels.compiled.test_columns import check_gates
 from tests.kernels.compiled.test_gemm import check, compile_for_hopper, form, pointer_types
+from tests.lib.some_slow import some_slow
 from tpdet.kernels.cuda.experts import gather, lanes, router, shared_lanes, sorted_tokens
 from tpdet.kernels.cuda.experts.candidates import CANDIDATES
 from tpdet.kernels.cuda.experts.tiles import ExpertWeight
@@ -172,22 +173,30 @@ take 64 of them. It spills 220 by Triton 3.6, 300 by 3.9; by 3.6 on an H200 it t
 397 us at 8,192 rows, where 64 x 32 without any took 445."""
 
 
-@pytest.mark.parametrize("tile", shared_lanes.tiles(), ids=str)
-def test_lanes_with_a_shared_expert_compile_without_fusion(tile):
+def lanes_with_shared(tile, depth, gated):
+    """PTX and log of lanes over eight leaves of `depth` inputs."""
     types = {"y": "*bf16", "ids": "*i32", "weights": "*fp32", "positions": "*i32"}
     types |= {"mixed": "*bf16", "down": "*bf16", "gate": "*fp32", "sums": "*fp32"}
     types |= dict.fromkeys(("rows", "width", "first", "gate_stride"), "i32")
-    form = shared_lanes.JoinedForm(8, 32, 64, True, tile.rows, tile.columns, tile.ahead)
+    form = shared_lanes.JoinedForm(8, 32, depth, gated, tile.rows, tile.columns, tile.ahead)
     constants = {"FORM": form, "PROGRAM": own_program((fold_tree("tree", 8),))}
-    ptx, log = compile_for_hopper(
-        shared_lanes.lane_sums_with_shared,
-        types,
-        constants,
-        tile.warps,
-        3,
-        ("width", "gate_stride"),
-    )
+    kernel, sizes = shared_lanes.lane_sums_with_shared, ("width", "gate_stride")
+    return compile_for_hopper(kernel, types, constants, tile.warps, 3, sizes)
+
+
+@pytest.mark.parametrize("tile", shared_lanes.tiles(), ids=str)
+def test_lanes_with_a_shared_expert_compile_without_fusion(tile):
+    ptx, log = lanes_with_shared(tile, 64, True)
     name = f"lanes and shared {tile}"
     matrix = "wgmma.mma_async" if tile.rows >= 64 else "mma.sync"
     expected = [matrix, "mul.rn.f32", "add.rn.f32", "div.rn.f32"]
     check(ptx, log, name, expected, True, SPILT_BY_LANES.get(tile, 0))
+
+
+@pytest.mark.parametrize("depth", some_slow([16], [16, 32, 64, 128]))
+def test_a_leaf_without_a_gate_is_added_to_its_lane_behind_its_chain(depth):
+    """With a gate and without, as many additions: no chain begins with the lane's sum."""
+    tile = shared_lanes.tiles()[0]
+    texts = [lanes_with_shared(tile, depth, gated)[0] for gated in (True, False)]
+    with_gate, without = (len(re.findall(r"add(?:\.rn)?\.f32", ptx)) for ptx in texts)
+    assert without == with_gate - 2 > 0  # but for the gates of a thread's two rows
