@@ -24,6 +24,7 @@ from tpdet.kernels.cuda.launch.multiprocessors import all_free
 from tpdet.kernels.inputs.activations import activation_number
 from tpdet.kernels.inputs.ordered import OrderedWeight
 
+_PAIRED_ROWS = 256  # of a pair of products; of more, the smaller one's time is no longer seen
 ByLibrary = Callable[[torch.Tensor, torch.Tensor, int, str], torch.Tensor]
 
 
@@ -70,8 +71,9 @@ def product_of_kind(
         if way is not None:
             return packed_product(kind, x, weight, bias, out_dtype, way.tile)
         weight, turn = in_scratch(weight)[0], ALONE
-    if x.stride(1) != 1 or not weight.is_contiguous():
-        turn = ALONE  # a copy goes before
+    copied = x.stride(1) != 1 or not weight.is_contiguous()
+    if copied or x.shape[0] > _PAIRED_ROWS:
+        turn = ALONE
     x, w = fitted(x, weight.unsqueeze(0))
     (m, k), n, gated = x.shape, w.shape[1], activation_number(kind)
     choice = None

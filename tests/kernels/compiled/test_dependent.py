@@ -16,9 +16,18 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from tests.kernels.compiled.hopper_kernels import check_waits_first, hopper_kernel
 from tests.lib.kernels.driverless import compile_for_hopper
 from tests.policy.test_policy import sources
+from tpdet.kernels import ops
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.compile.recording import recording
-from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.gemm import column
+from tpdet.kernels.cuda.launch.dependent import (
+    ALONE,
+    FIRST,
+    SECOND,
+    await_earlier,
+    dependent_launch,
+    pair_of_products,
+)
 from tpdet.kernels.cuda.launch.multiprocessors import leaving
 from tpdet.kernels.cuda.pointwise.activation import activate_and_multiply
 
@@ -159,6 +168,53 @@ def test_a_kernel_compiled_ahead_is_the_one_that_is_launched(monkeypatch, tmp_pa
         with leaving(20):
             activate_and_multiply(torch.zeros(2, 64), torch.float32)
     assert len(again) == 1, "a plain launch is another kernel"
+
+
+@pytest.fixture
+def turns(monkeypatch):
+    """The turns of products of one leaf as they are launched."""
+    launched = []
+    run = lambda operands, tile, sms: launched.append(operands.turn)
+    monkeypatch.setattr(column, "run_chain", run)
+    return launched
+
+
+def product(rows, x=None):
+    x = torch.zeros(rows, 64) if x is None else x
+    column.column_gemm(x, torch.zeros(32, 64))
+
+
+@pytest.mark.parametrize(("rows", "wanted"), [(256, [FIRST, SECOND]), (257, [ALONE, ALONE])])
+def test_two_products_of_few_rows_are_a_pair(turns, rows, wanted):
+    with pair_of_products():
+        product(rows)
+        product(rows)
+    assert turns == wanted
+
+
+def test_a_product_behind_a_copy_and_one_behind_a_pair_are_alone(turns):
+    with pair_of_products():
+        product(4)
+        product(4, torch.zeros(64, 4).t())
+        product(4)
+    product(4)
+    assert turns == [FIRST, ALONE, ALONE, ALONE]
+
+
+def test_a_pair_that_failed_leaves_nothing_behind(turns):
+    with pytest.raises(ValueError, match="one dtype"), pair_of_products():
+        column.column_gemm(torch.zeros(4, 64).half(), torch.zeros(32, 64))
+    product(4)
+    assert turns == [ALONE]
+
+
+def test_what_is_recorded_for_gradients_is_no_pair(turns, monkeypatch):
+    monkeypatch.setattr(hardware, "room_of", lambda kind: "cuda")
+    with ops.recorded({"column_gemm": column.column_gemm}), ops.pair_of_products(GPU):
+        product(4)
+    with ops.pair_of_products(GPU):
+        product(4)
+    assert turns == [ALONE, FIRST]
 
 
 def kernels_of(trees):
