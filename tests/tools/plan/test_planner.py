@@ -128,25 +128,23 @@ def test_states_of_linear_attention_are_counted_as_a_start_counts_them(constants
     many = plan_size(wish("qwen3.5-35b-a3b", batch=256), 1)
     assert not many.fits and many.memory["snapshots"] == 0 < many.kv_sequences < 256
     assert "states" not in plan_size(wish(), 1).memory
-    assert alone.decode_parts["linear attention"] > 2 > two.decode_parts["linear attention"] > 1
+    linear = [plan.decode_parts["linear attention"] for plan in (alone, two)]
+    assert 2 > linear[0] > 1.5 > linear[1] > linear[0] / 2
     error = constants.errors["linear attention"]
-    assert error.figures == 8 and abs(error.worst) < 0.1
+    # One prompt of 1,024 tokens is slower than it would be: its figure is of kernels before these.
+    assert error.figures == 8 and abs(error.worst) < 0.3 and error.rms < 0.15
 
 
-@pytest.mark.parametrize(("model", "least"), [("qwen3.5-9b", -0.1), ("qwen3.5-35b-a3b", -0.15)])
-def test_steps_of_hybrids_stand_near_what_was_measured(constants, model, least):
-    """Through `LLM.generate`; nothing was fitted to whole steps of hybrids.
-
-    Steps of qwen3.5-35b-a3b were measured when the gate of its shared expert was a product of its
-    own: plans leave out those 40 products, 0.19 ms of a step, and so stand further below.
-    """
+@pytest.mark.parametrize("model", ["qwen3.5-9b", "qwen3.5-35b-a3b"])
+def test_steps_of_hybrids_stand_near_what_was_measured(constants, model):
+    """Through `LLM.generate`; nothing was fitted to whole steps of hybrids."""
     measured = [row for _, rows in newest_rows(RESULTS / "hybrids.h200.json") for row in rows]
     newest = [row for row in measured if row.get("model") == model]
     decode = {row["batch"]: row["value"] for row in newest if row["case"] == "a token"}
     wished = {batch: wish(model, batch=batch, context=160) for batch in decode}
     errors = {batch: plan_size(wished[batch], 1).decode_ms / decode[batch] - 1 for batch in decode}
     assert errors.keys() == {1, 16, 64, 256}, errors
-    assert all(least < error < 0.05 for error in errors.values()), errors
+    assert all(-0.06 < error < 0.05 for error in errors.values()), errors
 
 
 LINEAR = LinearCost(launch=2e-5, bytes=2.5e12, rows=1e12, chunk=5e-6)
