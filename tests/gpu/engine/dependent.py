@@ -149,6 +149,53 @@ def wrong_values(**options):
     return int(wrong)
 
 
+@triton.jit
+def _raise(x, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    """x += 1, by one program."""
+    dependent.await_earlier(DEPENDENT)
+    at = x + tl.arange(0, BLOCK)
+    tl.store(at, tl.load(at) + 1)
+
+
+@triton.jit
+def _look(x, y, looks, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    """y = x, a copy of each program; looks: how often one looks again before it ends."""
+    dependent.await_earlier(DEPENDENT)
+    at = tl.arange(0, BLOCK)
+    value = tl.load(x + at)
+    for _ in range(looks):
+        tl.load(x + at, volatile=True)
+    tl.store(y + tl.program_id(0) * BLOCK + at, value)
+    dependent.await_first(DEPENDENT)
+
+
+def the_second_of_a_pair_sees_what_came_before_the_first():
+    """Values that every multiprocessor has read a moment ago, and that one has changed since."""
+    x = torch.zeros(256, dtype=torch.int32, device="cuda")
+    first, second = (torch.zeros(n, 256, dtype=torch.int32, device="cuda") for n in (4, 1056))
+    launch = lambda turn: dependent.dependent_launch(x.device, turn)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+
+    def step():
+        for _ in range(20):
+            _look[1056,](x, second, 0, BLOCK=256, num_warps=1, **launch(dependent.ALONE))
+            _raise[1,](x, BLOCK=256, num_warps=1, **launch(dependent.ALONE))
+            _look[4,](x, first, 500, BLOCK=256, num_warps=1, **launch(dependent.FIRST))
+            _look[1056,](x, second, 0, BLOCK=256, num_warps=1, **launch(dependent.SECOND))
+            wrong.add_((second != x).sum() + (first != x).sum())
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(TURNS // 20):
+        graph.replay()
+        step()
+    if int(wrong):
+        raise AssertionError(f"{int(wrong)} values of another turn")
+
+
 def a_program_that_waits_sees_everything():
     if wrong := wrong_values(**dependent.dependent_launch(torch.device("cuda", 0))):
         raise AssertionError(f"{wrong} values of another turn")
@@ -167,6 +214,7 @@ def dependent_checks():
     ]
     return [
         *chains,
+        Check("a pair", the_second_of_a_pair_sees_what_came_before_the_first),
         Check("a reader that waits", a_program_that_waits_sees_everything),
         Check("a reader that does not", one_that_does_not_is_noticed),
     ]
