@@ -25,7 +25,7 @@ def configure(threads: int) -> None:
 
 def run_pieces(pieces: int, work: Callable[[int], None], costly: bool) -> None:
     """Run `work(0) .. work(pieces - 1)`, side by side if `costly` and there are threads."""
-    if _pool is None or not costly or pieces == 1:
+    if _pool is None or not costly or pieces <= 1:
         for piece in range(pieces):
             work(piece)
         return

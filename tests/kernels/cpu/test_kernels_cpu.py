@@ -75,6 +75,13 @@ def test_the_thread_count_changes_no_bit(count):
     assert_same_bits(ops.paged_attention(q, *pages, batch), one[1], "attention")
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_rows_that_no_sequence_names_are_zeros_by_any_threads(count):
+    q, pages, _ = attention_case(torch.float32, 64, 8, 4, 600)
+    threads.configure(count)
+    assert not ops.paged_attention(q, *pages, make_batch(())).any()
+
+
 @pytest.mark.parametrize("name", order.FOLD_ORDERS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_product_is_equal_over_all_tensor_parallel_sizes(name, dtype):
