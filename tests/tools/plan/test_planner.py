@@ -131,8 +131,7 @@ def test_states_of_linear_attention_are_counted_as_a_start_counts_them(constants
     linear = [plan.decode_parts["linear attention"] for plan in (alone, two)]
     assert 2 > linear[0] > 1.5 > linear[1] > linear[0] / 2
     error = constants.errors["linear attention"]
-    # One prompt of 1,024 tokens is slower than it would be: its figure is of kernels before these.
-    assert error.figures == 8 and abs(error.worst) < 0.3 and error.rms < 0.15
+    assert error.figures == 8 and abs(error.worst) < 0.1
 
 
 @pytest.mark.parametrize("model", ["qwen3.5-9b", "qwen3.5-35b-a3b"])
