@@ -71,11 +71,12 @@ def product_of_kind(
         if way is not None:
             return packed_product(kind, x, weight, bias, out_dtype, way.tile)
         weight, turn = in_scratch(weight)[0], ALONE
-    copied = x.stride(1) != 1 or not weight.is_contiguous()
-    if copied or x.shape[0] > _PAIRED_ROWS:
-        turn = ALONE
-    x, w = fitted(x, weight.unsqueeze(0))
+    operands = x, weight.unsqueeze(0)
+    x, w = fitted(*operands)
     (m, k), n, gated = x.shape, w.shape[1], activation_number(kind)
+    copied = x is not operands[0] or w is not operands[1]
+    if copied or m > _PAIRED_ROWS:
+        turn = ALONE
     choice = None
     if tile is None and admitted is not None:
         choice = admitted.choice(kind, x, n)

@@ -109,14 +109,20 @@ def _paths(names, signature, attributes):
             yield from ((index, i) for i, each in enumerate(kind) if each != "fp32")
 
 
+def _waiting_code(ptx, triggers):
+    """A kernel's code without comments, which waits once and lets in so often."""
+    code = re.sub(r"//.*", "", ptx[ptx.index(".entry") :])
+    assert code.count(WAIT) == 1, f"{code.count(WAIT)} waits"
+    assert code.count(TRIGGER) == triggers, "its successor is let in early"
+    return code
+
+
 def check_waits_first(ptx, triggers=0):
     """One wait, of every program and before anything touches memory; no early trigger.
 
     Where warps take different parts, the first four wait before they start the others.
     """
-    code = re.sub(r"//.*", "", ptx[ptx.index(".entry") :])
-    assert code.count(WAIT) == 1, f"{code.count(WAIT)} waits"
-    assert code.count(TRIGGER) == triggers, "its successor is let in early"
+    code = _waiting_code(ptx, triggers)
     before = code[code.index("{") : code.index(WAIT)]
     touched = _TOUCHES.search(before)
     assert touched is None, f"{touched.group()} before the wait"
@@ -127,8 +133,8 @@ def check_waits_first(ptx, triggers=0):
 def check_lets_in(ptx):
     """The first of a pair: it waits first and then lets the second in, before all else."""
     check_waits_first(ptx, triggers=1)
-    between = ptx[ptx.index(WAIT) : ptx.index(TRIGGER)]
-    touched = _TOUCHES.search(between)
+    code = _waiting_code(ptx, 1)
+    touched = _TOUCHES.search(code[code.index(WAIT) : code.index(TRIGGER)])
     assert touched is None, f"{touched.group()} before the second is let in"
 
 
@@ -137,9 +143,7 @@ def check_waits_last(ptx):
 
     Where warps take different parts, the first four wait, and tell the others when to end.
     """
-    code = re.sub(r"//.*", "", ptx[ptx.index(".entry") :])
-    assert code.count(WAIT) == 1, f"{code.count(WAIT)} waits"
-    assert TRIGGER not in code, "its successor is let in early"
+    code = _waiting_code(ptx, 0)
     touched = _TOUCHES.search(code[code.index(WAIT) :])
     assert touched is None or "setmaxnreg" in code, f"{touched.group()} behind the wait"
 
