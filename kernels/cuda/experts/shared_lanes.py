@@ -11,7 +11,7 @@
 
 By leaves apart 8 bytes a value and lane are written and read, 16 with a gate: at 8,192 rows that is
 most of a block's time. A tile here holds all choices' sums in registers, and the operands of a leaf
-are read while an earlier leaf is added up.
+are read while an earlier leaf is added up. Many rows go to `streamed_lanes.py` where it takes them.
 """
 
 from typing import NamedTuple
@@ -21,6 +21,8 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.experts.sorted_tokens import SortedTokens
+from tpdet.kernels.cuda.experts.streamed_lanes import COLUMNS, ROWS, WARPS
+from tpdet.kernels.cuda.experts.streamed_lanes_launch import stream, streams
 from tpdet.kernels.cuda.gemm.ended import ended
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv
@@ -33,12 +35,16 @@ from tpdet.kernels.partial_sums import PartialSums
 
 
 class LaneTile(NamedTuple):
-    """Rows and columns of a program, its warps, and leaves that are read ahead of their chain."""
+    """Rows and columns of a program, its warps, and leaves that are read ahead of their chain.
+
+    streamed: those of `streamed_lanes.py`.
+    """
 
     rows: int
     columns: int
     warps: int
     ahead: int
+    streamed: bool = False
 
 
 _TILES = (
@@ -47,6 +53,8 @@ _TILES = (
     (1 << 62, LaneTile(64, 64, 16, 1)),
 )
 """By the rows up to which a tile is taken."""
+STREAMED = LaneTile(ROWS.value, COLUMNS.value, WARPS.value, 0, True)
+"""Instead of the last one, where `streams` is true."""
 
 
 class JoinedForm(NamedTuple):
@@ -155,14 +163,15 @@ def lane_sums_with_shared(
             stack = stack[1:]
 
 
-def tile_for(rows: int) -> LaneTile:
-    """What steps of so many rows take."""
-    return next(tile for most, tile in _TILES if rows <= most)
+def tile_for(rows: int, streamed: bool = False) -> LaneTile:
+    """What steps of so many rows take; streamed: whether `streams` is true of the operands."""
+    found = next(tile for most, tile in _TILES if rows <= most)
+    return STREAMED if streamed and found is _TILES[-1][1] else found
 
 
-def tiles() -> list[LaneTile]:
+def tiles(streamed: bool = False) -> list[LaneTile]:
     """All that `tile_for` names."""
-    return [tile for _, tile in _TILES]
+    return [tile for _, tile in _TILES] + [STREAMED] * streamed
 
 
 def fold_lanes_with_shared(
@@ -183,8 +192,12 @@ def fold_lanes_with_shared(
     (rows, chosen), width = ids.shape, y.shape[1]
     _check(shared, rows, width, lanes)
     sums = torch.empty(len(roots), rows, width, dtype=torch.float32, device=y.device)
-    if sums.numel():
-        tile = tile_for(rows) if tile is None else tile
+    if tile is None:
+        leaf = shared.down.shape[2]
+        tile = tile_for(rows, streams(width, lanes.held, leaf, chosen, y.device))
+    if sums.numel() and tile.streamed:
+        stream(y, ids, weights, sorted_tokens.positions, lanes, shared, sums)
+    elif sums.numel():
         gate = shared.gate
         program: FoldProgram = own_program(roots)
         lane_sums_with_shared[(cdiv(rows, tile.rows) * cdiv(width, tile.columns),)](

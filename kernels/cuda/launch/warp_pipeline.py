@@ -34,9 +34,9 @@ PRODUCER_WARPS = gl.constexpr(1)
 
 
 @cache
-def tile_layout(line: int, bits: int) -> gl.NVMMASharedLayout:
-    """A two-dimensional tile's layout: values of `bits`, in swizzled lines of `line` bytes."""
-    return gl.NVMMASharedLayout(line, bits, 2)
+def tile_layout(line: int, bits: int, rank: int = 2) -> gl.NVMMASharedLayout:
+    """A tile's layout, of `rank` dimensions: values of `bits` in swizzled lines of `line` bytes."""
+    return gl.NVMMASharedLayout(line, bits, rank)
 
 
 @gluon.constexpr_function

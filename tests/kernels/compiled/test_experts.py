@@ -10,7 +10,14 @@ from tests.kernels.compiled.hopper_kernels import hopper_kernel
 from tests.kernels.compiled.test_columns import check_gates
 from tests.kernels.compiled.test_gemm import check, compile_for_hopper, form, pointer_types
 from tests.lib.some_slow import some_slow
-from tpdet.kernels.cuda.experts import gather, lanes, router, shared_lanes, sorted_tokens
+from tpdet.kernels.cuda.experts import (
+    gather,
+    lanes,
+    router,
+    shared_lanes,
+    sorted_tokens,
+    streamed_lanes,
+)
 from tpdet.kernels.cuda.experts.candidates import CANDIDATES
 from tpdet.kernels.cuda.experts.tiles import ExpertWeight
 from tpdet.kernels.cuda.gemm.variants.pointer import pointer_chain
@@ -191,6 +198,35 @@ def test_lanes_with_a_shared_expert_compile_without_fusion(tile):
     matrix = "wgmma.mma_async" if tile.rows >= 64 else "mma.sync"
     expected = [matrix, "mul.rn.f32", "add.rn.f32", "div.rn.f32"]
     check(ptx, log, name, expected, True, SPILT_BY_LANES.get(tile, 0))
+
+
+SPILT_BY_STREAMED_LANES = 400
+"""Bytes that a thread may spill: nearly all in the second walk, which hardly ever runs."""
+
+
+@pytest.mark.parametrize(("leaves", "depth", "gated"), [(8, 64, True), (2, 16, False)])
+def test_streamed_lanes_compile_to_chains_that_fill_no_other_lane(leaves, depth, gated):
+    """One multiplication a product, a fused addition of a flag a lane, and no layout in between."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    rows, weights = (NVMMASharedLayout(2 * depth, 16, rank) for rank in (2, 5))
+    types = {"y": "*bf16", "ids": "*i32", "weights": "*fp32", "positions": "*i32"}
+    types["mixed_tiles"] = f"tensordesc<bf16[64,{depth}],{rows!r}>"
+    types["down_tiles"] = f"tensordesc<bf16[{leaves},8,4,2,{depth}],{weights!r}>"
+    types |= {"gate": "*fp32", "sums": "*fp32"}
+    types |= dict.fromkeys(("rows", "width", "first", "gate_stride", "programs"), "i32")
+    form = streamed_lanes.StreamedForm(8, 32, depth, gated)
+    constants = {"FORM": form, "PROGRAM": own_program((fold_tree("tree", leaves),))}
+    aligned = [name for name, kind in types.items() if kind[0] == "*" or name == "width"]
+    options = {"num_warps": streamed_lanes.WARPS.value}
+    done = hopper_kernel(streamed_lanes.stream_lanes, types, constants, aligned, options)
+    expected = ["wgmma.mma_async", "cp.async.bulk.tensor.5d", "cp.async.cg", "fma.rn.f32"]
+    check(done.ptx, done.log, "streamed lanes", expected, True, SPILT_BY_STREAMED_LANES)
+    assert done.shared <= H200.shared_bytes
+    values = 16 * 8  # of a thread, all choices of a block of columns
+    added = len(re.findall(r"add(?:\.rn)?\.f32", done.ptx))
+    assert len(re.findall(r"fma\.rn\.f32", done.ptx)) - values * leaves < values
+    assert added < values * (leaves + 4)
 
 
 @pytest.mark.parametrize("depth", some_slow([16], [16, 32, 64, 128]))

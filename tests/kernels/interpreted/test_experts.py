@@ -4,13 +4,20 @@ import numpy
 import pytest
 import torch
 
-from tests.kernels.interpreted.emulated.warps import Pointer, grouped_product, run_program
+from tests.kernels.interpreted.emulated.warps import Pointer, Scalar, grouped_product, run_program
 from tests.kernels.interpreted.test_gluon_gemm import activate_and_multiply, described
 from tests.kernels.product_inputs import draw
 from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.kernels import order
 from tpdet.kernels.cpu.experts.sums import expert_sums as cpu_expert_sums
-from tpdet.kernels.cuda.experts import admission, lane_admission, sorted_tokens
+from tpdet.kernels.cuda import hardware
+from tpdet.kernels.cuda.experts import (
+    admission,
+    lane_admission,
+    sorted_tokens,
+    streamed_lanes,
+    streamed_lanes_launch,
+)
 from tpdet.kernels.cuda.experts import tiles as expert_tiles
 from tpdet.kernels.cuda.experts.gather import rows_in_blocks
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
@@ -28,8 +35,11 @@ from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.hardware import NO_GPU
 from tpdet.kernels.cuda.launch import warp_pipeline
 from tpdet.kernels.cuda.pointwise import activation
+from tpdet.kernels.cuda.pointwise import fold as fold_kernels
+from tpdet.kernels.cuda.pointwise import gate as gate_kernels
 from tpdet.kernels.cuda.pointwise.fold import fold_final
 from tpdet.kernels.cuda.pointwise.gate import gate_lanes
+from tpdet.kernels.fold_program import own_program
 from tpdet.kernels.inputs.activations import EXPERT_ACTIVATIONS
 from tpdet.kernels.inputs.experts import Routing, SharedForm
 from tpdet.kernels.inputs.gated import gate_and_up
@@ -145,10 +155,91 @@ def test_lanes_multiply_a_shared_expert_as_if_apart(lanes, leaf, tile):
                 assert got.folded and got.values[:, 3].isnan().all()
 
 
+def stream_emulated(y, ids, weights, found, fold, shared, programs):
+    """Every program of `stream_lanes` in turn -> the roots [R, M, N], NaN where nothing is."""
+    (tokens, chosen), width = ids.shape, y.shape[1]
+    held, _, leaf = shared.down.shape
+    sums = torch.full((len(fold.roots), tokens, width), torch.nan)
+    sizes, steps = streamed_lanes_launch.weights_by_column(held, width, leaf)
+    arguments = {
+        "y": Pointer(y),
+        "ids": Pointer(ids),
+        "weights": Pointer(weights),
+        "positions": Pointer(found.positions),
+        "mixed_tiles": described(shared.mixed),
+        "down_tiles": described(shared.down.as_strided(sizes, steps)),
+        "gate": Pointer(weights if shared.gate is None else shared.gate),
+        "sums": Pointer(sums),
+        "rows": Scalar(tokens),
+        "width": width,
+        "first": fold.experts.start,
+        "gate_stride": 1,
+        "programs": programs,
+        "FORM": streamed_lanes.StreamedForm(
+            chosen, len(fold.experts) // held, leaf, shared.gate is not None
+        ),
+        "PROGRAM": own_program(fold.roots),
+        "DEPENDENT": False,
+    }
+    arithmetic = (gate_kernels, fold_kernels)
+    for program in range(-(-tokens // 64) * programs):
+        kernel = streamed_lanes.stream_lanes
+        run_program(kernel, arithmetic, program, arguments, 1, (warp_pipeline,))
+    return sums
+
+
+STREAMED = [  # this rank's lanes, inputs of a leaf, columns, programs of a block of rows
+    (8, 16, 192, 2),
+    (2, 32, 64, 1),
+    (1, 64, 128, 1),
+]
+
+
+@pytest.mark.parametrize(("lanes", "leaf", "width", "programs"), STREAMED)
+def test_lanes_of_many_rows_have_the_bits_of_leaves_apart(lanes, leaf, width, programs):
+    """Two blocks of rows, with padding; every fold order; sums that are no finite number."""
+    tokens, count, mine = 70, 16, range(4, 12)
+    ids = routes(tokens, 5, count, padding=1)
+    found = sorted_tokens.sort_tokens(ids, mine, HEIGHT)
+    y, weights = draw(found.rows, width).half(), draw(tokens, 5, seed=3)
+    mixed = draw(tokens, lanes * leaf, seed=5).half()
+    down = draw(lanes, width, leaf, seed=6).half()
+    gate = draw(tokens, 1, seed=7)
+    for spoilt in (False, True):
+        if spoilt:
+            mixed[3], y[found.positions[2].max(), 5] = torch.nan, torch.inf
+            weights[1, 2:] = torch.tensor([torch.nan, -torch.inf, 3e38])
+        leaves = leaf_gemm(mixed, down)
+        for number, name in enumerate(order.FOLD_ORDERS):
+            roots = tuple(range(lanes)) if number == 1 else (order.fold_tree(name, lanes),)
+            given = None if number == 2 else gate
+            fold = Lanes(mine, count, lanes, roots)
+            apart = leaves if given is None else gate_lanes(leaves, gate)
+            wanted = fold_lanes(y, ids, weights, found, fold, apart)
+            shared = SharedRows(mixed, down, given)
+            got = stream_emulated(y, ids, weights, found, fold, shared, programs)
+            assert_same_bits(got, wanted.values, f"{name} {roots} {spoilt}")
+            assert bool(got.isfinite().all()) != spoilt
+
+
+def test_programs_that_stay_take_many_rows_that_fit():
+    """Of Qwen3.5-35B-A3B's layers at TP 1 and 2; programs come in as few rounds as can be."""
+    cpu, streams = torch.device("cpu"), streamed_lanes_launch.streams
+    assert not streams(2048, 8, 64, 8, cpu), "the interpreter knows no such programs"
+    with hardware.pretending(hardware.H200):
+        assert streams(2048, 8, 64, 8, cpu) and streams(2048, 4, 64, 8, cpu)
+        for unlike in ((2080, 8, 64, 8), (2048, 8, 128, 8), (2048, 6, 64, 8), (2048, 8, 64, 16)):
+            assert not streams(*unlike, cpu)
+    assert tile_for(129, True).streamed and not tile_for(128, True).streamed
+    assert not tile_for(129).streamed and lane_tiles(True)[:-1] == lane_tiles()
+    programs = streamed_lanes_launch.programs_of_rows
+    assert [programs(blocks, 32, 132) for blocks in (3, 32, 128, 256)] == [32, 4, 1, 1]
+
+
 def test_tiles_of_lanes_are_tried_beside_leaves_apart(monkeypatch):
     lanes = Lanes(range(4, 8), 8, 2, ((0, 1),))
     form, cpu = SharedForm(lanes, 32, 2, True), torch.device("cpu")
-    monkeypatch.setattr(lane_admission, "tiles", lambda: SMALL_TILES[:2])
+    monkeypatch.setattr(lane_admission, "tiles", lambda streamed: SMALL_TILES[: 2 + streamed])
     assert lane_admission.failing_lanes(form, cpu, torch.float16) == []
     assert lane_admission.failing_lanes(None, cpu, torch.float16) == []
     monkeypatch.setattr(lane_admission, "gate_lanes", lambda sums, gate: sums)

@@ -85,6 +85,9 @@ class Shared:
     def permute(self, axes):
         return Shared(self.tensor.permute(axes))
 
+    def reshape(self, shape):
+        return Shared(self.tensor.reshape(shape))
+
     def slice(self, first, count, axis=0):
         return Shared(self.tensor.narrow(axis, first, count))
 
@@ -312,7 +315,7 @@ def language(machine, program, programs):
         maximum=lambda a, b: max(a, b) if isinstance(a, int) else through_numpy(numpy.fmax)(a, b),
         max=reduced(torch.max, numpy.fmax.reduce),
         min=reduced(torch.min, numpy.fmin.reduce),
-        sum=reduced(torch.sum, None),
+        sum=reduced(torch.sum, numpy.add.reduce),
         associative_scan=lambda x, _, combine: torch.cat([*accumulate(x.split(1), combine)]),
         atomic_add=atomic_add,
         warp_specialize=machine.warp_specialize,
