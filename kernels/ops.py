@@ -189,15 +189,17 @@ def leaving_multiprocessors(count: int, device: torch.device) -> AbstractContext
     return held
 
 
-def pair_of_products(device: torch.device) -> AbstractContextManager[None]:
-    """While inside, two products of the same rows are launched, a small one first, and no more.
+def pair_of_launches(device: torch.device) -> AbstractContextManager[None]:
+    """While inside, the two kernels of a pair are launched, and nothing between them.
 
-    Neither writes what the other touches: on a GPU the second comes while the first one runs.
+    They are products of the same rows, a small one first; or `short_convolution` and the first
+    kernel of `gated_delta`. Neither writes what the other touches: on a GPU the second comes while
+    the first one runs.
     """
     room = hardware.room_of(device.type)
     if room == "cpu" or _recorded.get():  # what is recorded launches more
         return nullcontext()
-    pair: AbstractContextManager[None] = _kernels(room, "launch.dependent").pair_of_products()
+    pair: AbstractContextManager[None] = _kernels(room, "launch.dependent").pair_of_launches()
     return pair
 
 

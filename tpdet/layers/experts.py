@@ -252,7 +252,7 @@ class ExpertMlp:
         )
         if self._shared is None:
             return scores(), None
-        with ops.pair_of_products(x_MH.device):
+        with ops.pair_of_launches(x_MH.device):
             return scores(), self._shared.gated(x_MH)
 
     def _by_columns(

@@ -137,22 +137,25 @@ class DeltaNet:
         assert isinstance(state, LinearState)
         count = len(rows.x_MH)
         channels = sum(self._widths)
-        with ops.pair_of_products(rows.x_MH.device):
+        with ops.pair_of_launches(rows.x_MH.device):
             gates_MN = self._gates(rows.x_MH, torch.float32)
             mixed_MN = self._mixed(rows.x_MH)
         b_MV, a_MV = gates_MN.chunk(2, dim=1)
-        x_MC = ops.short_convolution(mixed_MN[:, :channels], self._convolution, state, rows.batch)
-        q, k, v = x_MC.split(self._widths, dim=1)
-        o_MVD = ops.gated_delta(
-            q.view(count, -1, self._key_size),
-            k.view(count, -1, self._key_size),
-            v.view(count, -1, self._value_size),
-            a_MV,
-            b_MV,
-            DeltaGates(self._decay_factors, self._decay_biases),
-            state,
-            rows.batch,
-        )
+        with ops.pair_of_launches(rows.x_MH.device):
+            x_MC = ops.short_convolution(
+                mixed_MN[:, :channels], self._convolution, state, rows.batch
+            )
+            q, k, v = x_MC.split(self._widths, dim=1)
+            o_MVD = ops.gated_delta(
+                q.view(count, -1, self._key_size),
+                k.view(count, -1, self._key_size),
+                v.view(count, -1, self._value_size),
+                a_MV,
+                b_MV,
+                DeltaGates(self._decay_factors, self._decay_biases),
+                state,
+                rows.batch,
+            )
         z_MVD = mixed_MN[:, channels:].view(count, -1, self._value_size)
         return (ops.gated_norm(o_MVD, z_MVD, self._norm, self._eps),)
 

@@ -31,10 +31,9 @@ from tpdet.kernels.cuda.sampling.noise import LOG2_E, fixed_point
 from tpdet.kernels.inputs.experts import Routing
 from tpdet.kernels.order import MASS_BITS
 
-_NO_KEY = tl.constexpr(-(2**63))
-_LOWEST = tl.constexpr(-(2**31))
+_TAKEN = tl.constexpr(-(2**31))  # chosen before, or none of the row's: below everything
+_NOT_A_NUMBER = tl.constexpr(1 - 2**31)  # next to it, and like it no number's
 _ABOVE_SIGN = tl.constexpr(0x7FFFFFFF)
-_KEY_STEP = tl.constexpr(2**32)
 _MASS_BITS = tl.constexpr(MASS_BITS)
 _BIAS, _FRACTION = tl.constexpr(1023), tl.constexpr(52)  # of fp64
 _SPANS = tl.constexpr(128)  # read at once
@@ -56,20 +55,43 @@ class Gating(NamedTuple):
 
 
 @triton.jit
-def order_keys(score, at, here, EXPERTS: tl.constexpr):
-    """int64, all different: larger for a better score, then for a lower id; NaN last."""
+def best_ids(score, at, here, experts, FORM: tl.constexpr):
+    """ids int32 [R, slots] of the best, one after another; EXPERTS where a slot is left over.
+
+    A round asks for two numbers of 32 bits, which a warp finds in one instruction each: the largest
+    key and the lowest id that has it. Rounds are a loop: the first one has brought its code.
+    """
+    SLOTS: tl.constexpr = triton.next_power_of_2(FORM.CHOSEN)
     bits = (score + 0.0).to(tl.int32, bitcast=True)
-    ordered = tl.where(bits >= 0, bits, bits ^ _ABOVE_SIGN)
-    ordered = tl.where(score == score, ordered, _LOWEST)
-    key = ordered.to(tl.int64) * _KEY_STEP + (EXPERTS - 1 - at)
-    return tl.where(here, key, _NO_KEY)
+    left = tl.where(bits >= 0, bits, bits ^ _ABOVE_SIGN)
+    left = tl.where(score == score, left, _NOT_A_NUMBER)
+    left = tl.where(here, left, _TAKEN)
+    slot = tl.arange(0, SLOTS)[None, :]
+    ids = tl.full((FORM.ROWS, SLOTS), FORM.EXPERTS, tl.int32)
+    for number in range(tl.minimum(experts, FORM.CHOSEN)):
+        best = tl.max(left, 1, keep_dims=True)
+        lowest = tl.min(tl.where(left == best, at, FORM.EXPERTS), 1, keep_dims=True)
+        left = tl.where(at == lowest, _TAKEN, left)
+        ids = tl.where(slot == number, lowest, ids)
+    return ids
 
 
 @triton.jit
-def fixed_scores(score, counted):
-    """int64 of scores in [0, 1], in units of 2^(x - 40), x the exponent of the largest counted."""
-    known = tl.where(counted & (score == score), score, 0.0)
-    largest = tl.max(known, 1, keep_dims=True).to(tl.float64)
+def largest_of(score, counted, least):
+    """The largest [R, 1] of those that are counted; `least` where all are NaN or none is."""
+    return tl.max(tl.where(counted & (score == score), score, least), 1, keep_dims=True)
+
+
+@triton.jit
+def masses(score, largest, SIGMOID: tl.constexpr):
+    """int64 of scores beside the largest that is counted: `fixed_scores` or `fixed_logits`."""
+    return fixed_scores(score, largest) if SIGMOID else fixed_logits(score, largest)
+
+
+@triton.jit
+def fixed_scores(score, largest):
+    """int64 of scores in [0, 1], in units of 2^(x - 40), x the exponent of the largest."""
+    largest = largest.to(tl.float64)
     exponent = largest.to(tl.int64, bitcast=True) >> _FRACTION
     exponent = tl.where(largest > 0.0, exponent, _BIAS)
     unit = ((0 - exponent) + (2 * _BIAS + _MASS_BITS)) << _FRACTION
@@ -78,10 +100,9 @@ def fixed_scores(score, counted):
 
 
 @triton.jit
-def fixed_logits(logit):
+def fixed_logits(logit, largest):
     """int64 masses of logits beside the largest of a row, in units of 2^-40."""
-    known = tl.where(logit == logit, logit, float("-inf"))
-    beside = logit - tl.max(known, 1, keep_dims=True)
+    beside = logit - largest
     return tl.where(beside == beside, fixed_point(beside, 0.0), 0)
 
 
@@ -96,30 +117,49 @@ def real_rows(spans, sequences):
 
 
 @triton.jit
-def _gate(logit, bias, at, here, scale, FORM: tl.constexpr):
-    """Rows of logits [R, EXPERTS] -> who is chosen, and weights, which count where one is."""
-    # 1. the best, one after another: the last one's key tells who is chosen
-    score = logit
-    if FORM.SIGMOID:
-        score = tl.div_rn(1.0, 1.0 + tl.exp2((0.0 - logit) * LOG2_E))
-    score_alone = score
-    if FORM.BIAS:
-        score = score + tl.load(bias + at, mask=here, other=0.0)
-    key = order_keys(score, at, here, FORM.EXPERTS)
-    left = key
-    best = tl.max(left, 1, keep_dims=True)
-    for _ in tl.static_range(FORM.CHOSEN - 1):
-        left = tl.where(left == best, _NO_KEY, left)
-        best = tl.max(left, 1, keep_dims=True)
-    chosen = here & (key >= best)
-    # 2. their weights
-    counted = chosen if FORM.OVER_CHOSEN else here
-    mass = fixed_scores(score_alone, counted) if FORM.SIGMOID else fixed_logits(logit)
-    total = tl.maximum(tl.sum(tl.where(counted, mass, 0), 1, keep_dims=True), 1)
-    return chosen, (mass.to(tl.float64) / total.to(tl.float64)).to(tl.float32) * scale
+def score_of(logit):
+    """1 / (1 + exp(-l))."""
+    return tl.div_rn(1.0, 1.0 + tl.exp2((0.0 - logit) * LOG2_E))
 
 
-@triton.jit(do_not_specialize=["rows", "sequences", "first"])
+@triton.jit
+def weights_of(score, here, chosen, live, FORM: tl.constexpr):
+    """Weights without the scale, by scores or logits: those of all, and [R, slots] of the chosen.
+
+    Where no bias has a say, a row's largest logit is one of the chosen.
+    """
+    LEAST: tl.constexpr = 0.0 if FORM.SIGMOID else float("-inf")
+    if FORM.OVER_CHOSEN and (FORM.SIGMOID or not FORM.BIAS):
+        largest = largest_of(chosen, live, LEAST)
+    else:
+        largest = largest_of(score, here, LEAST)
+    mass = masses(chosen, largest, FORM.SIGMOID)
+    if FORM.OVER_CHOSEN:
+        counted = tl.where(live, mass, 0)
+    else:
+        counted = tl.where(here, masses(score, largest, FORM.SIGMOID), 0)
+    total = tl.maximum(tl.sum(counted, 1, keep_dims=True), 1)
+    return (mass.to(tl.float64) / total.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def blocks_of(own, ids, FORM: tl.constexpr):
+    """(block [R, slots] of each choice's expert, how many blocks): one for each that is chosen."""
+    COUNT: tl.constexpr = ids.shape[0] * ids.shape[1]
+    number = tl.arange(0, COUNT)
+    expert = tl.reshape(tl.where(own, ids, -1), (COUNT,))
+    one, other = expert[:, None], expert[None, :]
+    new = other >= 0
+    if FORM.ROWS > 1:  # a row chooses none twice
+        before = (one == other) & (number[:, None] < number[None, :])
+        new &= tl.max(before.to(tl.int32), 0, keep_dims=True) == 0
+    block = tl.sum((new & (other < one)).to(tl.int32), 1)
+    return tl.reshape(block, ids.shape), tl.sum(new.to(tl.int32))
+
+
+# Of stride and bias it is not known that they are multiples of 16: so a thread reads one number at
+# a time, and has one of the chosen, not four.
+@triton.jit(do_not_specialize=["rows", "sequences", "first", "stride", "bias"])
 def gate_rows(
     logits,
     bias,
@@ -143,26 +183,36 @@ def gate_rows(
     await_earlier(DEPENDENT)
     row = tl.program_id(0) * FORM.ROWS + tl.arange(0, FORM.ROWS)[:, None]
     at = tl.arange(0, FORM.EXPERTS)[None, :]
-    real = row < real_rows(spans, sequences)
+    # 1. scores, beside which the count of rows comes
     here = (row < rows) & (at < experts)
     from_row = logits + row.to(tl.int64) * stride
-    logit = tl.load(from_row + at, mask=here, other=float("-inf"))
-    chosen, weight = _gate(logit, bias, at, here, scale, FORM)
-    # 3. ascending by id
-    to = row * FORM.CHOSEN + tl.cumsum(chosen.to(tl.int32), 1) - 1
-    tl.store(ids + to, tl.where(real, at, -1), mask=chosen)
-    tl.store(weights + to, tl.where(real, weight, 0.0), mask=chosen)
-    # 4. a block for each of this rank's experts that somebody chose
+    score = tl.load(from_row + at, mask=here, other=float("-inf"))
+    real = row < real_rows(spans, sequences)
+    if FORM.SIGMOID:
+        score = score_of(score)
+    shifted = score
+    if FORM.BIAS:
+        shifted = score + tl.load(bias + at, mask=here, other=0.0)
+    # 2. who is chosen, ascending by id
+    chosen = best_ids(shifted, at, here, experts, FORM)
+    live = (row < rows) & (chosen < FORM.EXPERTS)
+    of_chosen = tl.load(from_row + chosen, mask=live, other=float("-inf"))
+    lower = (chosen[:, None, :] < chosen[:, :, None]).to(tl.int32)
+    to = row * FORM.CHOSEN + tl.sum(lower, 2)
+    tl.store(ids + to, tl.where(real, chosen, -1), mask=live)
+    # 3. a block for each of this rank's experts that somebody chose
     if FORM.BLOCK_ROWS > 0:
-        local = at - first
-        own = chosen & real & (local >= 0) & (local < held)
-        touched = tl.max(own.to(tl.int32), 0)
-        end = tl.cumsum(touched, 0)
-        block = end - touched
-        position = block[None, :] * FORM.BLOCK_ROWS + row
-        tl.store(positions + to, tl.where(own, position, -1), mask=chosen)
-        tl.store(expert_ids + 1 + block, tl.arange(0, FORM.EXPERTS) - first, mask=touched > 0)
-        tl.store(expert_ids, tl.sum(touched, 0))
+        local = chosen - first
+        own = live & real & (local >= 0) & (local < held)
+        block, count = blocks_of(own, chosen, FORM)
+        tl.store(positions + to, tl.where(own, block * FORM.BLOCK_ROWS + row, -1), mask=live)
+        tl.store(expert_ids + 1 + block, local, mask=own)  # more than once, but the same
+        tl.store(expert_ids, count)
+    # 4. weights
+    if FORM.SIGMOID:
+        of_chosen = score_of(of_chosen)
+    weight = weights_of(score, here, of_chosen, live, FORM) * scale
+    tl.store(weights + to, tl.where(real, weight, 0.0), mask=live)
 
 
 def padded_experts(experts: int) -> int:

@@ -15,11 +15,14 @@ Order and bits are those of plain launches:
   from programs that still run (2 us slower under decode attention). So every program of the kernel
   before has its room, also one that a peer waits for, and nothing here can block what it waits for.
 
-A pair is two products of the same rows, of which neither touches what the other writes:
+A pair is two kernels of which neither touches what the other writes:
 
-    with pair_of_products():    # a small product, then a larger one, which comes while it runs
-        a = column_gemm(x, router)
+    with pair_of_launches():    # a small product, then a larger one of the same rows, which comes
+        a = column_gemm(x, router)                                              # while it runs
         b = gated_gemm(x, gate_up)
+    with pair_of_launches():    # the convolution of single rows, then `advance_late`
+        y = short_convolution(x, taps, state, batch)
+        o = gated_delta(*heads_of(y), a, b, gates, state, batch)
 
 Once every program of the first has come, and found all that is earlier done, the second may start:
 it waits as its programs end. So what follows waits for both, and the memory that the second writes
@@ -49,7 +52,7 @@ ALONE, FIRST, SECOND = 1, 2, 3
 """What DEPENDENT says of a dependent launch: it is no part of a pair, or which part."""
 _FIRST, _SECOND = tl.constexpr(FIRST), tl.constexpr(SECOND)
 
-_turn = ALONE  # of the product that comes next
+_turn = ALONE  # of the kernel of pairs that comes next
 
 
 @triton.jit
@@ -81,8 +84,8 @@ def dependent_launch(device: torch.device, turn: int = ALONE) -> Options:
 
 
 @contextmanager
-def pair_of_products() -> Iterator[None]:
-    """While inside, two products of the same rows are launched, and nothing else."""
+def pair_of_launches() -> Iterator[None]:
+    """While inside, the two kernels of a pair are launched, and nothing between them."""
     global _turn
     _turn = FIRST
     try:
@@ -92,8 +95,13 @@ def pair_of_products() -> Iterator[None]:
 
 
 def take_turn() -> int:
-    """The turn of the product that comes next."""
+    """The turn of the product that comes next, or of another kernel that may be a second one."""
     global _turn
     turn = _turn
     _turn = SECOND if turn == FIRST else ALONE
     return turn
+
+
+def take_first_turn() -> int:
+    """The turn of a kernel that comes next and is the first of a pair, or alone."""
+    return FIRST if take_turn() == FIRST else ALONE

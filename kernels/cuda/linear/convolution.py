@@ -14,7 +14,12 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.dependent import (
+    ALONE,
+    await_earlier,
+    dependent_launch,
+    take_first_turn,
+)
 from tpdet.kernels.cuda.launch.sizes import cdiv
 from tpdet.kernels.cuda.linear.tables import (
     CHUNK,
@@ -58,6 +63,28 @@ def load_taps(weight, column, there):
     for tap in tl.static_range(_TAPS):
         factor = tl.load(weight + column * _TAPS + tap, mask=there, other=0.0)
         factors = factors + (factor.to(tl.float32),)  # type: ignore[assignment] # noqa: RUF005
+    return factors
+
+
+@triton.jit
+def tap_of(words, TAP: tl.constexpr, DTYPE: tl.constexpr):
+    """A factor of each channel in fp32, of words int64 of four factors of two bytes."""
+    factor = (words >> (16 * TAP)).to(tl.int16)
+    return factor.to(DTYPE, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def taps_of_row(weight, column, there, DTYPE: tl.constexpr):
+    """`load_taps`; where weight is int64, all four factors of a channel are read at once.
+
+    Else the lines of a warp's channels come 16 times, for two bytes of eight each.
+    """
+    if weight.dtype.element_ty == tl.int64:
+        words = tl.load(weight + column, mask=there, other=0)
+        factors = (tap_of(words, 0, DTYPE), tap_of(words, 1, DTYPE))
+        factors = factors + (tap_of(words, 2, DTYPE), tap_of(words, 3, DTYPE))  # type: ignore[assignment] # noqa: RUF005
+    else:
+        factors = load_taps(weight, column, there)
     return factors
 
 
@@ -168,23 +195,26 @@ def convolve_row(
 ):
     """Sequences with one row, which goes to the ring too: sequences x parts of the channels."""
     await_earlier(DEPENDENT)
+    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    there = column < channels
+    factors = taps_of_row(weight, column, there, x.dtype.element_ty)  # they come beside the tables
     number, start, end, slot = sequence_of(tables, tl.program_id(0))
     if end - start != 1:
         return
-    number = number.to(tl.int64)
-    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    there = column < channels
+    number, spot = number.to(tl.int64), start % ring
+    inputs += slot * ring * channels
     new = tl.load(x + number * stride + column, mask=there, other=0)
+    rows = ()
+    for back in tl.static_range(_TAPS - 1, 0, -1):
+        before = tl.where(spot < back, spot + ring, spot) - back
+        value = tl.load(inputs + before * channels + column, mask=there, other=0)
+        rows = rows + (value,)  # type: ignore[assignment] # noqa: RUF005
+    rows = rows + (new,)  # type: ignore[assignment] # noqa: RUF005
     total = tl.zeros((CHANNELS,), tl.float32)
     for tap in tl.static_range(_TAPS):
-        value = new
-        if tap < _TAPS - 1:
-            stored = slot * ring + (start + (tap + 1 - _TAPS) + ring) % ring
-            value = tl.load(inputs + stored * channels + column, mask=there, other=0)
-        factor = tl.load(weight + column * _TAPS + tap, mask=there, other=0.0).to(tl.float32)
-        term = factor * value.to(tl.float32)
+        term = factors[tap] * rows[tap].to(tl.float32)
         total = term if tap == 0 else total + term
-    tl.store(inputs + (slot * ring + start % ring) * channels + column, new, mask=there)
+    tl.store(inputs + spot * channels + column, new, mask=there)
     result = activate(total, _SILU).to(y.dtype.element_ty)
     tl.store(y + number * channels + column, result, mask=there)
 
@@ -195,7 +225,8 @@ def short_convolution(
     """x [M, C], weight [C, 4] -> [M, C] in x's dtype; stores x in the state's ring of inputs.
 
     Of a run longer than the ring its last rows are stored, and those before each snapshot in its
-    tail. Rows that no sequence names are undefined.
+    tail. Rows that no sequence names are undefined. Of single rows alone it is one kernel, which
+    may be the first of a pair.
     """
     x = x if x.stride(1) == 1 else x.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -204,10 +235,13 @@ def short_convolution(
     if not len(tables.pieces):
         return y
     read, sizes = (x, weight.contiguous(), y, state.inputs, tables), (x.stride(0), channels, ring)
+    joined = weight.dtype == x.dtype and x.itemsize * TAPS == torch.int64.itemsize
+    of_row = (x, read[1].view(torch.int64), *read[2:]) if joined else read
     if has_rows_alone(batch):
         forms = {"CHANNELS": _ROW_CHANNELS, "num_warps": 4, "enable_fp_fusion": False}
         grid = len(tables.states), cdiv(channels, _ROW_CHANNELS)
-        convolve_row[grid](*read, *sizes, **forms, **dependent_launch(x.device))
+        first = ALONE if len(tables.runs) else take_first_turn()
+        convolve_row[grid](*of_row, *sizes, **forms, **dependent_launch(x.device, first))
     if not len(tables.runs):
         return y
     grid = cdiv(channels, _CHANNELS), pieces_of_runs(batch) * (CHUNK_TOKENS // _ROWS)

@@ -74,18 +74,15 @@ def rows_above(block, last, there, STRIDE: tl.constexpr):
 
 
 @triton.jit
-def row_of_inverse(target, above, coupling, own, last, there):
-    """T of the new row of each head, by those above it in its block; stored at `target` [G, 1]."""
-    row, lane = tl.arange(0, CHUNK)[None, :], tl.arange(0, BLOCK)[None, :]
-    inside = there & (row >= own) & (row < own + BLOCK)
-    tl.store(target + (row - own), coupling, mask=inside)  # to be read one by one
-    tl.debug_barrier()
+def row_of_inverse(above, coupling, own, last):
+    """T of the new row of each head [G, 16], by those above it in its block."""
+    lane = tl.arange(0, BLOCK)[None, :] + tl.zeros(above[0].shape, tl.int32)
+    weights = tl.gather(coupling, own + lane, 1)
     total = tl.zeros_like(above[0])
     for j in tl.static_range(BLOCK - 1):
-        weight = tl.load(target + j, mask=there, other=0.0)
+        weight = tl.gather(weights, lane * 0 + j, 1)
         total = tl.where(j < last, total + weight * above[j], total)
-    tl.debug_barrier()
-    tl.store(target + lane, tl.where(lane == last, 1.0, total), mask=there)
+    return tl.where(lane == last, 1.0, total)
 
 
 @triton.jit
@@ -170,5 +167,6 @@ def decode_factors(
     tl.store(target + CHUNK, high, mask=there)
     tl.store(target + 3 * CHUNK, low, mask=there)
     coupling = -((strength * key_factor)[:, None] * p)
+    inverse = row_of_inverse(above, coupling, own, newest - own)
     target = of_block + (newest - own) * (HEADS * BLOCK)
-    row_of_inverse(target, above, coupling, own, newest - own, there)
+    tl.store(target + tl.arange(0, BLOCK)[None, :], inverse, mask=there)

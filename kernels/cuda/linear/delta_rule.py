@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from tpdet.kernels.cuda import hardware
-from tpdet.kernels.cuda.launch.dependent import dependent_launch
+from tpdet.kernels.cuda.launch.dependent import ALONE as NO_PAIR
+from tpdet.kernels.cuda.launch.dependent import dependent_launch, take_turn
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 from tpdet.kernels.cuda.linear.chunk_factors import chunk_factors
 from tpdet.kernels.cuda.linear.decode_launch import launch_decode
@@ -77,14 +78,10 @@ def gated_delta(
     pieces = pieces_of_runs(batch) if shape.ALONE else len(tables.pieces)
     heads, parts = shape.KEY_HEADS * shape.GROUP, cdiv(shape.VALUE_SIZE, shape.COLUMNS)
     form = {"SHAPE": shape, "num_warps": 4, "enable_fp_fusion": False}
+    _advance_late(state, tables, shape._replace(ALONE=False), (heads, parts))
     q, k, v = (_with_dense_rows(x) for x in (q, k, v))
     strides = q.stride(0), k.stride(0), v.stride(0), a.stride(0), b.stride(0)
     step = DeltaStep(q, k, v, a, b, *strides)
-    late = form | {"SHAPE": shape._replace(ALONE=False)}  # of both forms' steps one kernel
-    turns = _LATE_PROGRAMS * hardware.gpu_of(v.device).multiprocessors // (heads * parts)
-    advance_late[(heads, parts, max(1, min(sequences, turns)))](
-        state, tables, sequences, SEQUENCES=_LATE_SEQUENCES, **late, **dependent_launch(v.device)
-    )
     if shape.ALONE and has_rows_alone(batch):
         launch_decode(step, gates, state, tables, out, shape)
     if not runs:
@@ -102,6 +99,30 @@ def gated_delta(
         if part == FIRST_CHUNK.value:
             launch_whole_chunks(step, state, scratch, tables, out, shape)
     return out
+
+
+def _advance_late(
+    state: LinearState, tables: Tables, shape: LinearShape, grid: tuple[int, int]
+) -> None:
+    """Launch `advance_late`, of both forms' steps one kernel; grid: heads x parts of the columns.
+
+    Behind the convolution of single rows it is the second of a pair. It reads tables, boundary and
+    the rings of keys, updates, inverses and decays, and writes boundary; the convolution writes its
+    result and the ring of inputs.
+    """
+    device, sequences = state.boundary.device, len(tables.states)
+    turns = _LATE_PROGRAMS * hardware.gpu_of(device).multiprocessors // (grid[0] * grid[1])
+    turn = NO_PAIR if len(tables.runs) else take_turn()
+    advance_late[(*grid, max(1, min(sequences, turns)))](
+        state,
+        tables,
+        sequences,
+        SHAPE=shape,
+        SEQUENCES=_LATE_SEQUENCES,
+        num_warps=4,
+        enable_fp_fusion=False,
+        **dependent_launch(device, turn),
+    )
 
 
 def advance_states(states: Sequence[LinearState], moves: Sequence[StateMove]) -> None:

@@ -9,7 +9,7 @@ start is kept as a snapshot, if it is.
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.launch.dependent import await_earlier
+from tpdet.kernels.cuda.launch.dependent import await_earlier, await_first
 from tpdet.kernels.cuda.linear.gates import decay_of
 from tpdet.kernels.cuda.linear.products import (
     add_exact,
@@ -292,8 +292,9 @@ def advance_late(
         standing = tl.load(tables.states + index * 4 + 1, mask=live, other=0)
         live &= tl.load(tables.rows + index * 3 + 1, mask=live, other=0) > 0
         late = (live & (standing < start // CHUNK)).to(tl.int32)
-        order = tl.cumsum(late, axis=0)
         for number in range(tl.program_id(2), tl.sum(late, axis=0), tl.num_programs(2)):
+            order = tl.cumsum(late, axis=0)
             one = tl.sum(tl.where((late > 0) & (order == number + 1), index, 0), axis=0)
             slot = tl.load(tables.states + one * 4).to(tl.int64)
             advance(state, slot, slot, tl.load(tables.states + one * 4 + 1), SHAPE)
+    await_first(DEPENDENT)

@@ -47,7 +47,7 @@ class Chain:
         cos, sin = self.angle[: len(x)].cos(), self.angle[: len(x)].sin()
         found = []
         for layer, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
-            with dependent.pair_of_products():
+            with dependent.pair_of_launches():
                 small = gemm.column_gemm(y, self.small[layer], None, torch.float32)
                 second = (
                     gemm.column_gemm(y, up, None, torch.float32) if layer % 2 else gated_gemm(y, up)

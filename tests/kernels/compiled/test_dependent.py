@@ -26,7 +26,7 @@ from tpdet.kernels.cuda.launch.dependent import (
     SECOND,
     await_earlier,
     dependent_launch,
-    pair_of_products,
+    pair_of_launches,
 )
 from tpdet.kernels.cuda.launch.multiprocessors import leaving
 from tpdet.kernels.cuda.pointwise.activation import activate_and_multiply
@@ -186,14 +186,14 @@ def product(rows, x=None):
 
 @pytest.mark.parametrize(("rows", "wanted"), [(256, [FIRST, SECOND]), (257, [ALONE, ALONE])])
 def test_two_products_of_few_rows_are_a_pair(turns, rows, wanted):
-    with pair_of_products():
+    with pair_of_launches():
         product(rows)
         product(rows)
     assert turns == wanted
 
 
 def test_a_product_behind_a_copy_and_one_behind_a_pair_are_alone(turns):
-    with pair_of_products():
+    with pair_of_launches():
         product(4)
         product(4, torch.zeros(64, 4).t())
         product(4)
@@ -202,7 +202,7 @@ def test_a_product_behind_a_copy_and_one_behind_a_pair_are_alone(turns):
 
 
 def test_a_pair_that_failed_leaves_nothing_behind(turns):
-    with pytest.raises(ValueError, match="one dtype"), pair_of_products():
+    with pytest.raises(ValueError, match="one dtype"), pair_of_launches():
         column.column_gemm(torch.zeros(4, 64).half(), torch.zeros(32, 64))
     product(4)
     assert turns == [ALONE]
@@ -210,9 +210,9 @@ def test_a_pair_that_failed_leaves_nothing_behind(turns):
 
 def test_what_is_recorded_for_gradients_is_no_pair(turns, monkeypatch):
     monkeypatch.setattr(hardware, "room_of", lambda kind: "cuda")
-    with ops.recorded({"column_gemm": column.column_gemm}), ops.pair_of_products(GPU):
+    with ops.recorded({"column_gemm": column.column_gemm}), ops.pair_of_launches(GPU):
         product(4)
-    with ops.pair_of_products(GPU):
+    with ops.pair_of_launches(GPU):
         product(4)
     assert turns == [ALONE, FIRST]
 

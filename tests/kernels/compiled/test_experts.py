@@ -148,7 +148,7 @@ def test_router_gathering_and_lanes_compile_without_fusion():
         constants = {
             "FORM": router.Gating(rows, 8, experts, sigmoid, sigmoid, True, 16 * (rows > 1))
         }
-        ptx, log = compile_for_hopper(router.gate_rows, types, constants, rows, 3, ("stride",))
+        ptx, log = compile_for_hopper(router.gate_rows, types, constants, rows, 3)
         check(ptx, log, "router", ["div.rn.f64", "ex2.approx"])
         assert ("div.rn.f32" in ptx) == sigmoid
     types = {"x": "*bf16", "positions": "*i32", "y": "*bf16", "width": "i32"}

@@ -16,6 +16,7 @@ from tests.lib.kernels.driverless import changed_by_a_journey, compile_for_hoppe
 from tests.lib.some_slow import some_slow
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.compile.recording import recording
+from tpdet.kernels.cuda.launch.dependent import FIRST, SECOND
 from tpdet.kernels.cuda.linear import (
     admission,
     chunk_factors,
@@ -79,6 +80,8 @@ TYPES |= dict.fromkeys(
 )
 """The types of all kernels' arguments, by name."""
 OF_DECODE = {"scratch": DecodeScratch(ROWS, ROWS, FP32)}
+JOINED = {"weight": "*i64"}
+"""Four factors of two bytes, which a convolution reads at once."""
 NORM = {"HEADS": 32, "N": 128, "EPS_BITS": eps_bits(1e-6), "ROWS": 8, "BLOCK": 128}
 WHOLE = {"SHAPE": SHAPE, "KEY_STAGES": 2, "STAGES": 1}
 ALL = {"SHAPE": SHAPE, "PART": pass_chunks.ALL_CHUNKS}
@@ -117,22 +120,35 @@ OPTIONS = {
 """They stand for kernels that have other warps than four, or a limit of registers."""
 
 
-@pytest.mark.parametrize(("kernel", "constants", "product", "spills"), some_slow(CASES[:-2], CASES))
-def test_a_kernel_fuses_nothing_and_adds_nothing_in_memory(kernel, constants, product, spills):
-    """Products of bf16 go to the matrix unit; no fma, no atomic, no tf32."""
+def compiled(kernel, constants, others=()):
+    """A kernel of `CASES`, some types of it others, checked as its part of a pair is."""
     decode = kernel.__name__.startswith("decode")
-    known = TYPES | OF_DECODE if decode else TYPES
+    known = (TYPES | OF_DECODE if decode else TYPES) | dict(others)
     types = {name: known[name] for name in kernel.arg_names if name in known}
     tiled = lambda kind: isinstance(kind, str) and kind.startswith("tensordesc")
     aligned = [
         n for n, kind in types.items() if n not in ("m", "count", "scale") and not tiled(kind)
     ]
     options = {"num_warps": 4, "num_stages": 3} | OPTIONS.get(kernel.__name__, {})
-    done = hopper_kernel(kernel, types, constants, aligned, options)
+    return hopper_kernel(kernel, types, constants, aligned, options)
+
+
+@pytest.mark.parametrize(("kernel", "constants", "product", "spills"), some_slow(CASES[:-2], CASES))
+def test_a_kernel_fuses_nothing_and_adds_nothing_in_memory(kernel, constants, product, spills):
+    """Products of bf16 go to the matrix unit; no fma, no atomic, no tf32."""
+    done = compiled(kernel, constants)
     assert not re.search(r"(?<![a-z])(?:fma\.rn|atom|red)\.|tf32", done.ptx)
     spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", done.log)]
     assert spilled and max(spilled) <= spills, done.log
     assert ("mma" in done.ptx) == bool(product) and product in done.ptx
+
+
+def test_a_convolution_of_single_rows_lets_in_what_moves_states_on():
+    """They are a pair: the first one waits and lets the second in, which waits at its end."""
+    first = compiled(convolution.convolve_row, {"CHANNELS": 512, "DEPENDENT": FIRST}, JOINED)
+    assert not re.search(r"ld\.global\.b?16", first.ptx), "a factor alone"
+    late = {"SHAPE": SHAPE, "SEQUENCES": 512, "DEPENDENT": SECOND}
+    compiled(pass_chunks.advance_late, late)
 
 
 def test_decode_rows_wait_for_copies_alone():

@@ -3,6 +3,8 @@
 Products of the CPU path are summed here as the interpreter's are: groups of 16, in turn.
 """
 
+from itertools import accumulate
+
 import pytest
 import torch
 
@@ -20,6 +22,7 @@ from tpdet.control.plan import PlanRows, Row
 from tpdet.kernels.cpu.linear import convolution as cpu_convolution
 from tpdet.kernels.cpu.linear import delta_rule as cpu_rule
 from tpdet.kernels.cpu.linear import gated_norm as cpu_norm
+from tpdet.kernels.cuda.launch.dependent import ALONE, FIRST, SECOND, pair_of_launches
 from tpdet.kernels.cuda.linear import convolution, delta_rule, gated_norm
 from tpdet.kernels.inputs.linear_state import StateMove
 from tpdet.kernels.inputs.paged_batch import make_batch
@@ -177,6 +180,27 @@ def test_the_convolution_has_the_bits_of_one_run_and_is_near_the_cpu(dtype):
         first += count
     assert_same_bits(torch.cat(outputs), wanted, "steps")
     assert_same_bits(state.inputs, on_cpu.inputs, "ring of steps")
+
+
+@pytest.mark.parametrize(("counts", "paired"), [((1, 1), True), ((1, 3), False), ((3,), False)])
+def test_a_convolution_of_single_rows_is_a_pair_with_what_moves_states_on(
+    counts, paired, monkeypatch
+):
+    rows, turns = linear_rows(sum(counts), 1, 1, 16, 16, dtype=torch.bfloat16), []
+    told = lambda device, turn=ALONE: turns.append(turn) or {"DEPENDENT": 0}
+    for module in (convolution, delta_rule):
+        monkeypatch.setattr(module, "dependent_launch", told)
+    state, firsts = poisoned_state(rows, len(counts)), (0, *accumulate(counts))
+    sequences = (linear_sequence(firsts[i], count, 0, i) for i, count in enumerate(counts))
+    batch = make_batch(tuple(sequences))
+    x, weight = torch.zeros(sum(counts), 48).bfloat16(), torch.zeros(48, 4).bfloat16()
+    with pair_of_launches():
+        convolution.short_convolution(x, weight, state, batch)
+        delta_rule.gated_delta(*rows, state, batch)
+    alone = turns[2:] if paired else turns
+    assert not paired or turns[:2] == [FIRST, SECOND]
+    convolution.short_convolution(x, weight, state, batch)
+    assert {*alone, *turns[-1:]} == {ALONE}
 
 
 def test_a_packed_step_convolves_its_rows_and_no_pad():
