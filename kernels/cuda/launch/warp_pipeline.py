@@ -78,24 +78,25 @@ def run_warps(
     produce,
     producer_arguments,
     producer_registers,
+    count=CONSUMERS,
     _semantic=None,
     _generator=None,
 ):
-    """Start consume(consumer, pipeline, buffers[consumer], ...) twice and produce(...) once.
+    """Start consume(consumer, pipeline, buffers[consumer], ...) `count` times, produce(...) once.
 
-    Each consumer, 0 and 1, is a warpgroup and has one of two `buffers` of shared memory for itself.
-    Registers are those of a thread. This runs in the compiler: a function of the kernel's language
-    would get `consume` as a constant, by which no warps can be started.
+    Each consumer is a warpgroup and has one of the `buffers` of shared memory for itself. Registers
+    are those of a thread. This runs in the compiler: a function of the kernel's language would get
+    `consume` as a constant, by which no warps can be started.
     """
-    consumers = []
-    for consumer in range(CONSUMERS.value):
+    consumers, count = [], count.value
+    for consumer in range(count):
         own = buffers.index(consumer, _semantic=_semantic)
         arguments = [gl.constexpr(consumer), pipeline, own, *consumer_arguments]
         consumers.append((consume, gl.tuple(arguments)))
     gl.warp_specialize(
         [*consumers, (produce, producer_arguments)],
-        [CONSUMER_WARPS, PRODUCER_WARPS],
-        [consumer_registers, producer_registers],
+        [CONSUMER_WARPS] * (count - 1) + [PRODUCER_WARPS],
+        [consumer_registers] * (count - 1) + [producer_registers],
         _semantic=_semantic,
         _generator=_generator,
     )

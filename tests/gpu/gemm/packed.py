@@ -55,6 +55,9 @@ CANDIDATES = (
     PackedTile(8, 1, 128, 6, programs=1, turns=True),
     PackedTile(16, 1, 128, 4, programs=2, turns=True),
     PackedTile(64, 1, 128, 4, programs=1, turns=True),
+    PackedTile(32, 3, 64, 8, True), PackedTile(64, 3, 64, 8, True),
+    PackedTile(128, 3, 64, 6, True), PackedTile(256, 2, 64, 4, True),
+    PackedTile(64, 2, 64, 8, True),
 )  # fmt: skip
 """Tiles worth measuring."""
 _FINITE = 2.0**117  # scales under it keep all numbers in bf16
@@ -89,7 +92,7 @@ def products_are_the_dense_ones(name, shape_name):
 
 def cuts_of(kind, tile):
     """Leaves that a program of a tile folds: two fit its registers, four its shared memory."""
-    if kind != "row" or tile.rows > 128 or tile.turns:
+    if kind != "row" or tile.rows > 128 or tile.turns or tile.groups == 3:
         return (1,)
     return (1, 2, 4) if tile.specialised else (1, 2)
 

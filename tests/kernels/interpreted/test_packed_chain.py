@@ -5,6 +5,7 @@ Instructions of `recipes.py` are replaced by the rule of each word; a GPU shows 
 
 import itertools
 import math
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -24,7 +25,7 @@ from tpdet.kernels.cuda.gemm.variants import gated, pointer
 from tpdet.kernels.cuda.gemm.variants.root_form import root_form
 from tpdet.kernels.cuda.launch import warp_pipeline
 from tpdet.kernels.cuda.pointwise import activation
-from tpdet.kernels.inputs.ordered import E2M1, E4M3, INT4_ZERO, INT4_ZERO_OF_HALF
+from tpdet.kernels.inputs.ordered import E2M1, E4M3, INT4_ZERO, INT4_ZERO_OF_HALF, INT8
 from tpdet.kernels.inputs.ordering import ordered_weight
 from tpdet.kernels.inputs.packed import code_table, interleaved_rows, side_by_side
 
@@ -40,7 +41,9 @@ def replaced(recipe):
     table = code_table("e2m1" if recipe == E2M1 else "int", 4, 0 if zeroed else 8)
     numbers = table.view(torch.float32).view(256, 2)[:16, 0]
 
-    def four(words, scales, _):
+    def four(words, scales, _, half):
+        if recipe not in (E4M3, INT8):
+            return eight(words, scales, _)[4 * half : 4 * half + 4]
         codes = torch.stack([words >> 8 * i & 255 for i in range(4)])
         values = codes.float() - 128.0
         if recipe == E4M3:
@@ -79,6 +82,7 @@ def launch(
     root=ONE_LEAF,
     blocks=None,
     programs=0,
+    in_parts=False,
 ):
     """Every program of the kernel in turn: x [M, L * K] -> y [units of the root, M, N].
 
@@ -105,6 +109,7 @@ def launch(
         k // depth % 2 == 1,
         0 if blocks is None else 1 + blocks.of_step,
         programs,
+        in_parts,
     )
     ids = Pointer(weight.codes if blocks is None else blocks.expert_ids)
     arguments = chain_arguments(x, weight, y, m, bias, form) | {"expert_ids": ids}
@@ -163,6 +168,13 @@ class TestTheDenseChain:
             got = launch(x, ordered_weight([matrix]), depth=depth, programs=depth // 64)[0]
             assert_same_bits(got, chained(x, matrix[:]).bfloat16(), f"{form} {depth}")
 
+    def test_of_a_column_product_in_parts(self, form):
+        odd = 192 if form == "mxfp4" else 384
+        for k, programs in ((odd, 0), (256, 0), (odd, 1), (128, 1)):
+            matrix, x = drawn(form, 200, k), rows(19, k)
+            got = launch(x, ordered_weight([matrix]), programs=programs, in_parts=True)[0]
+            assert_same_bits(got, chained(x, matrix[:]).bfloat16(), f"{form} {k} {programs}")
+
     def test_of_leaves(self, form):
         matrix, x = drawn(form, 72, 512), rows(5, 512)
         leaves = side_by_side(matrix, (256, 256)).matrices
@@ -184,9 +196,10 @@ def test_leaves_are_folded_in_the_order_of_their_root(order_name):
         form = None if parts is None else root_form(0, 8, parts[0])
         if form is not None:
             wanted = [order.evaluate(unit, lambda i: sums[i], torch.add) for unit in parts[0]]
-            for programs in (0, 2):
-                got = launch(x, weight, torch.float32, root=form.shape, programs=programs)
-                assert_same_bits(got, torch.stack(wanted), f"{order_name}, {cut} leaves")
+            for programs, in_parts in itertools.product((0, 2), (False, True)):
+                told = {"root": form.shape, "programs": programs, "in_parts": in_parts}
+                got = launch(x, weight, torch.float32, **told)
+                assert_same_bits(got, torch.stack(wanted), f"{order_name}, {cut} leaves, {told}")
 
 
 def test_a_bias_is_added_before_the_rounding():
@@ -256,6 +269,7 @@ def launch_warps(
     root=ONE_LEAF,
     blocks=None,
     sent=True,
+    consumers=2,
 ):
     """Every program of the kernel in turn: x [M, L * K] -> y [roots, M, N]; of experts x [P, K]."""
     leaves, n, k = weight.shape
@@ -277,6 +291,7 @@ def launch_warps(
         k // DEPTH % 2 == 1,
         0 if blocks is None else 1 + blocks.of_step,
         sent,
+        consumers,
     )
     arguments = {
         "code_tiles": described(weight.codes),
@@ -294,7 +309,7 @@ def launch_warps(
         "FORM": form,
         "DEPENDENT": False,
     }
-    triton, others = (pointer, gated, activation), (warp_pipeline, stages_of_chain, numbers)
+    triton, others = (pointer, gated, activation), (warp_pipeline, stages_of_chain, numbers, chain)
     recipes = replaced(weight.recipe)
     with (
         mock.patch.object(numbers, "recipes", recipes),
@@ -307,9 +322,11 @@ def launch_warps(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_column_product_has_the_dense_chain_s_bits(form):
-    matrix, x = drawn(form, 200, 256), rows(19, 256)
-    got = launch_warps(x, ordered_weight([matrix]))[0]
-    assert_same_bits(got, chained(x, matrix[:]).bfloat16(), form)
+    odd = 192 if form == "mxfp4" else 384
+    for k, consumers in ((256, 2), (odd, 2), (128, 3), (odd, 3)):
+        matrix, x = drawn(form, 200, k), rows(19, k)
+        got = launch_warps(x, ordered_weight([matrix]), consumers=consumers)[0]
+        assert_same_bits(got, chained(x, matrix[:]).bfloat16(), f"{form} {k} {consumers}")
 
 
 def test_bias_and_gates_stand_before_the_rounding():
@@ -336,11 +353,12 @@ def test_warps_fold_leaves_in_the_order_of_their_root(order_name):
             if form is not None and not (form.groups > 1 and form.parts > 1):
                 wanted = [order.evaluate(unit, lambda i: sums[i], torch.add) for unit in cuts[0]]  # noqa: B023
                 whole = len(wanted) == 1 or sent
-                got = launch_warps(x, weight, torch.float32, root=form.shape, sent=whole)
+                told = {"sent": whole, "consumers": 3 if cut == 2 else 2}
+                got = launch_warps(x, weight, torch.float32, root=form.shape, **told)
                 assert_same_bits(got, torch.stack(wanted), f"{order_name}, {cut} leaves")
 
 
-@pytest.mark.parametrize("kernel", [launch, launch_warps])
+@pytest.mark.parametrize("kernel", [launch, launch_warps, partial(launch_warps, consumers=3)])
 @pytest.mark.parametrize("of_step", [False, True])
 def test_a_block_of_rows_has_its_expert_s_weight(of_step, kernel):
     experts = [drawn("mxfp4", 72, 192, seed) for seed in range(3)]

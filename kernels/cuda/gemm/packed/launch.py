@@ -26,12 +26,14 @@ from tpdet.kernels.inputs.ordered import UNIT, OrderedWeight
 
 ONE_LEAF = RootShape(1, 1, 1)
 _LINE = 128  # bytes of a swizzled line
+_ROWS_IN_PARTS = 64  # of x, from which a product of 16 columns hides the unpacking of 16
+_SLOTS_BYTES = 64 << 10  # of finished tiles, that shared memory has beside the stages
 _UNPACKED_DEPTH = 128  # columns of a program that writes numbers
 
 
 class PackedTile(NamedTuple):
     """rows: of x; groups: warpgroups of 64 weight rows; depth, stages: of K; specialised: whether
-    another warp copies for them (`warp_specialised.py`), which takes two groups; programs: of a
+    another warp copies for them (`warp_specialised.py`), two or three groups; programs: of a
     multiprocessor, where in `chain.py` another warp copies, else 0; turns: whether two warpgroups
     share a chain (`turns.py`), by leaves of dense products with a warp that copies."""
 
@@ -57,6 +59,11 @@ def folds(tile: PackedTile, root: RootShape) -> bool:
     if tile.turns:
         return root == ONE_LEAF
     return not tile.specialised or root.GROUPS == 1 or root.PARTS == 1
+
+
+def in_parts(tile: PackedTile) -> bool:
+    """Whether the products of a step run by 16 columns, each beside the unpacking of the next."""
+    return not tile.turns and tile.rows >= _ROWS_IN_PARTS and tile.depth == UNIT
 
 
 def run_packed(
@@ -180,6 +187,7 @@ def _chain_form(
         k // tile.depth % 2 == 1,
         _rows_of(blocks),
         tile.programs,
+        in_parts(tile),
     )
 
 
@@ -196,6 +204,7 @@ def _run_warps(
     (_, n, k), (roots, m, width) = weight.shape, y.shape
     across, lines = width * UNIT // n, tile.depth * weight.bits // 16
     tiles = roots * _blocks(m, tile, blocks) * cdiv(n, tile.groups * UNIT)
+    slots = tile.groups * tile.rows * across * y.element_size()
     slot = NVMMASharedLayout(min(_LINE, across * y.element_size()), 8 * y.element_size(), 2)
     warp_packed_chain[(min(multiprocessors(x.device), tiles),)](
         TensorDescriptor.from_tensor(weight.codes, [1, lines, 32], NVMMASharedLayout(_LINE, 32, 3)),
@@ -224,7 +233,8 @@ def _run_warps(
             root,
             k // tile.depth % 2 == 1,
             _rows_of(blocks),
-            roots == 1 or m % tile.rows == 0,
+            (roots == 1 or m % tile.rows == 0) and slots <= _SLOTS_BYTES,
+            tile.groups,
         ),
         num_warps=4,
         enable_fp_fusion=False,

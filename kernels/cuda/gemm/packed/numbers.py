@@ -65,33 +65,80 @@ def product_layout(groups, rows):
 
 
 @gluon.jit
+def ordered_words(codes, FORM: gl.constexpr):
+    """Codes [GROUPS, lines, 32] -> words [64 * GROUPS, any], in the order of rows and columns."""
+    ROWS: gl.constexpr = 64 * FORM.GROUPS
+    PASSES: gl.constexpr = codes.shape[1] // 16
+    words = codes.reshape([FORM.GROUPS, PASSES, 4, 8, 4, 2, 2])
+    return words.permute([0, 2, 6, 3, 1, 5, 4]).reshape([ROWS, 8 * PASSES])
+
+
+@gluon.jit
+def beside_scales(words, scales, FORM: gl.constexpr):
+    """Words [64 * GROUPS, any] and scale words [64 * GROUPS, S], beside each other."""
+    ROWS: gl.constexpr = words.shape[0]
+    S: gl.constexpr = scales.shape[1]
+    WORDS: gl.constexpr = words.shape[1] // S
+    LAYOUT: gl.constexpr = word_layout(FORM.GROUPS, S, WORDS)
+    words = gl.convert_layout(words.reshape([ROWS, S, WORDS]), LAYOUT, assert_trivial=True)
+    scales = gl.convert_layout(scales, gl.SliceLayout(2, LAYOUT), assert_trivial=True)
+    return gl.broadcast(words, gl.expand_dims(scales, 2))
+
+
+@gluon.jit
+def in_fours(a, b, c, d, FORM: gl.constexpr):
+    """Columns 0, 1, 8 and 9 of each 16, as recipes give them -> weight [64 * GROUPS, any]."""
+    ROWS: gl.constexpr = a.shape[0]
+    WORDS: gl.constexpr = a.shape[1] * a.shape[2]
+    values = gl.join(gl.join(a, c), gl.join(b, d)).reshape([ROWS, WORDS // 4, 4, 2, 2])
+    values = values.permute([0, 1, 3, 2, 4]).reshape([ROWS, 4 * WORDS])
+    LAYOUT: gl.constexpr = gl.DotOperandLayout(0, product_layout(FORM.GROUPS, FORM.ROWS), 2)
+    return gl.convert_layout(values, LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
 def numbers(codes, scales, FORM: gl.constexpr):
     """Codes [GROUPS, lines, 32] and scale words [64 * GROUPS, S] -> weight [64 * GROUPS, DEPTH]."""
     ROWS: gl.constexpr = 64 * FORM.GROUPS
     VALUES: gl.constexpr = 32 // FORM.BITS  # of a word
     WORDS: gl.constexpr = FORM.DEPTH // VALUES
-    PASSES: gl.constexpr = FORM.DEPTH * FORM.BITS // (8 * 32)
-    S: gl.constexpr = scales.shape[1]
-    # 1. words in the order of rows and columns
-    words = codes.reshape([FORM.GROUPS, PASSES, 4, 8, 4, 2, 2])
-    words = words.permute([0, 2, 6, 3, 1, 5, 4]).reshape([ROWS, S, WORDS // S])
-    words = gl.convert_layout(words, word_layout(FORM.GROUPS, S, WORDS // S), assert_trivial=True)
-    scales = gl.expand_dims(scales, 2)
-    words, scales = gl.broadcast(words, scales)
-    # 2. 4 or 8 numbers of each word, and their places
+    words, scales = beside_scales(ordered_words(codes, FORM), scales, FORM)
     if FORM.BITS == 8:
-        a, b, c, d = recipes.four(words, scales, FORM.RECIPE)
-        values = gl.join(gl.join(a, c), gl.join(b, d)).reshape([ROWS, WORDS // 4, 4, 2, 2])
-        values = values.permute([0, 1, 3, 2, 4])
+        a, b, c, d = recipes.four(words, scales, FORM.RECIPE, 0)
+        weight = in_fours(a, b, c, d, FORM)
     else:
         a, b, c, d, e, f, g, h = recipes.eight(words, scales, FORM.RECIPE)
         low = gl.join(gl.join(a, e), gl.join(c, g))
         high = gl.join(gl.join(b, f), gl.join(d, h))
         values = gl.join(low, high).reshape([ROWS, WORDS // 4, 4, 2, 2, 2])
-        values = values.permute([0, 1, 3, 4, 2, 5])
-    values = values.reshape([ROWS, FORM.DEPTH])
-    LAYOUT: gl.constexpr = gl.DotOperandLayout(0, product_layout(FORM.GROUPS, FORM.ROWS), 2)
-    return gl.convert_layout(values, LAYOUT, assert_trivial=True)
+        values = values.permute([0, 1, 3, 4, 2, 5]).reshape([ROWS, FORM.DEPTH])
+        LAYOUT: gl.constexpr = gl.DotOperandLayout(0, product_layout(FORM.GROUPS, FORM.ROWS), 2)
+        weight = gl.convert_layout(values, LAYOUT, assert_trivial=True)
+    return weight
+
+
+@gluon.jit
+def half_of(pairs, SECOND: gl.constexpr):
+    """The first or second half of the columns [ROWS, any]."""
+    ROWS: gl.constexpr = pairs.shape[0]
+    WIDE: gl.constexpr = pairs.shape[1]
+    first, second = pairs.reshape([ROWS, 2, WIDE // 2]).permute([0, 2, 1]).split()
+    return second if SECOND else first
+
+
+@gluon.jit
+def part_numbers(words, scales, PART: gl.constexpr, FORM: gl.constexpr):
+    """16 columns of the weight, of the four parts of 64.
+
+    words: of the pass that has them, 32 columns of 8 bits or 64 of 4; scales: words of all 64.
+    """
+    words = half_of(words, PART % 2 if FORM.BITS == 8 else PART // 2)
+    if scales.shape[1] == 2:
+        scales = half_of(scales, PART // 2)
+    words, scales = beside_scales(words, scales, FORM)
+    HALF: gl.constexpr = 0 if FORM.BITS == 8 else PART % 2
+    a, b, c, d = recipes.four(words, scales, FORM.RECIPE, HALF)
+    return in_fours(a, b, c, d, FORM)
 
 
 @gluon.jit(do_not_specialize=["blocks"])

@@ -66,42 +66,44 @@ def _int8():
 _Lines = tuple[list[str], list[str]]
 
 
-def _int4(scaled: _Lines):
-    """Words $8 (codes) and $9 (scale) -> 8 values.
+def _int4(scaled: _Lines, pairs: range):
+    """The word of codes and `scale` -> the values of some pairs of its nibbles.
 
     scaled: makes zero, pairs of 128 + the zero point, and turns t, pairs of q - zero, to weights.
     """
-    lines = ["{", ".reg .b32 t, u, zero, hi, lo;", *scaled[0]]
-    for pair in range(4):
-        shifted = "$8"
+    word = 2 * len(pairs)
+    lines = ["{", ".reg .b32 t, u, zero, hi, lo, scale;", f"mov.b32 scale, ${word + 1};"]
+    lines += scaled[0]
+    for count, pair in enumerate(pairs):
+        shifted = f"${word}"
         if pair:
-            lines.append(f"shr.u32 u, $8, {4 * pair};")
+            lines.append(f"shr.u32 u, ${word}, {4 * pair};")
             shifted = "u"
         lines += [
             f"lop3.b32 t, {shifted}, 0x000F000F, 0x43004300, 0xEA;",
             "sub.rn.bf16x2 t, t, zero;",
             *scaled[1],
-            f"mov.b32 {{${2 * pair}, ${2 * pair + 1}}}, t;",
+            f"mov.b32 {{${2 * count}, ${2 * count + 1}}}, t;",
         ]
     return "\n".join([*lines, "}"])
 
 
-_EIGHT, _OWN_ZERO = "mov.b32 zero, 0x43084308;", "prmt.b32 zero, $9, $9, 0x3232;"
-_ONE: _Lines = ([_EIGHT], ["mul.rn.bf16x2 t, t, $9;"])
+_EIGHT, _OWN_ZERO = "mov.b32 zero, 0x43084308;", "prmt.b32 zero, scale, scale, 0x3232;"
+_ONE: _Lines = ([_EIGHT], ["mul.rn.bf16x2 t, t, scale;"])
 _BY_PARTS = ["mul.rn.bf16x2 u, t, lo;", "fma.rn.bf16x2 t, t, hi, u;"]
 _TWO: _Lines = (
-    [_EIGHT, "prmt.b32 hi, $9, $9, 0x3232;", "prmt.b32 lo, $9, $9, 0x1010;"],
+    [_EIGHT, "prmt.b32 hi, scale, scale, 0x3232;", "prmt.b32 lo, scale, scale, 0x1010;"],
     _BY_PARTS,
 )
 _ONE_ZERO: _Lines = (
-    [_OWN_ZERO, "prmt.b32 hi, $9, $9, 0x1010;"],
+    [_OWN_ZERO, "prmt.b32 hi, scale, scale, 0x1010;"],
     ["mul.rn.bf16x2 t, t, hi;"],
 )
 _TWO_ZERO: _Lines = (
     [
         ".reg .b16 half, rest; .reg .f32 whole, high;",
         _OWN_ZERO,
-        "mov.b32 {half, rest}, $9;",
+        "mov.b32 {half, rest}, scale;",
         "cvt.f32.f16 whole, half;",
         "mov.b32 t, whole;",
         "and.b32 t, t, 0xFFFF0000;",
@@ -116,31 +118,37 @@ _TWO_ZERO: _Lines = (
 )
 
 
-def _e2m1():
+def _e2m1(pairs: range):
+    """As `_int4`."""
+    word = 2 * len(pairs)
     lines = ["{", ".reg .b32 t, u, most;", "mov.b32 most, 0x7E807E80;"]
-    for pair in range(4):
+    for count, pair in enumerate(pairs):
         left, sign = 6 - 4 * pair, 12 - 4 * pair
         lines += [
-            f"shl.b32 t, $8, {left};" if left > 0 else f"shr.u32 t, $8, {-left};",
-            f"shl.b32 u, $8, {sign};",
+            f"shl.b32 t, ${word}, {left};" if left > 0 else f"shr.u32 t, ${word}, {-left};",
+            f"shl.b32 u, ${word}, {sign};",
             "and.b32 t, t, 0x01C001C0;",
             "lop3.b32 t, u, 0x80008000, t, 0xEA;",
             "mul.rn.bf16x2 t, t, most;",
-            "mul.rn.bf16x2 t, t, $9;",
-            f"mov.b32 {{${2 * pair}, ${2 * pair + 1}}}, t;",
+            f"mul.rn.bf16x2 t, t, ${word + 1};",
+            f"mov.b32 {{${2 * count}, ${2 * count + 1}}}, t;",
         ]
     return "\n".join([*lines, "}"])
 
 
-_CODE = {
-    E4M3: _e4m3(),
-    INT4: _int4(_ONE),
-    INT4_OF_HALF: _int4(_TWO),
-    E2M1: _e2m1(),
-    INT4_ZERO: _int4(_ONE_ZERO),
-    INT4_ZERO_OF_HALF: _int4(_TWO_ZERO),
-    INT8: _int8(),
-}
+def _of_pairs(pairs: range) -> dict[int, str]:
+    """The instructions of 4 bits for some pairs of a word."""
+    int4 = {
+        INT4: _ONE,
+        INT4_OF_HALF: _TWO,
+        INT4_ZERO: _ONE_ZERO,
+        INT4_ZERO_OF_HALF: _TWO_ZERO,
+    }
+    return {recipe: _int4(scaled, pairs) for recipe, scaled in int4.items()} | {E2M1: _e2m1(pairs)}
+
+
+_EIGHTS = _of_pairs(range(4))
+_FOURS = {E4M3: _e4m3(), INT8: _int8()} | _of_pairs(range(2)), _of_pairs(range(2, 4))
 _INT4, _INT4_HALF, _E2M1 = map(gl.constexpr, (INT4, INT4_OF_HALF, E2M1))
 
 
@@ -157,18 +165,32 @@ def zeroed(recipe):
 
 
 @gluon.constexpr_function
-def code_of(recipe):
-    """The instructions of a recipe."""
-    return _CODE[recipe]
+def eights_code(recipe):
+    """The instructions of a recipe of 4 bits, for a whole word."""
+    return _EIGHTS[recipe]
+
+
+@gluon.constexpr_function
+def fours_code(recipe, half):
+    """The instructions of a recipe for four codes: of 4 bits those of a half of the word."""
+    return _FOURS[half][recipe]
+
+
+@gluon.constexpr_function
+def operands(recipe):
+    """Where four numbers, a word and a scale are, for the assembler."""
+    return "=h,=h,=h,=h,r,f" if recipe in (E4M3, INT8) else "=h,=h,=h,=h,r,r"
 
 
 @gluon.jit
-def four(words, scales, RECIPE: gl.constexpr):
-    """Words and scale words (fp32) -> columns 0, 1, 8 and 9 in bf16."""
+def four(words, scales, RECIPE: gl.constexpr, HALF: gl.constexpr):
+    """Words and scale words -> columns 0, 1, 8 and 9 in bf16; of HALF 1 those 16 columns on."""
+    if by_float(RECIPE):
+        scales = scales.to(gl.float32, bitcast=True)
     a, b, c, d = gl.inline_asm_elementwise(
-        code_of(RECIPE),
-        "=h,=h,=h,=h,r,f",
-        [words, scales.to(gl.float32, bitcast=True)],
+        fours_code(RECIPE, HALF),
+        operands(RECIPE),
+        [words, scales],
         (gl.int16, gl.int16, gl.int16, gl.int16),
         True,
         1,
@@ -186,7 +208,7 @@ def four(words, scales, RECIPE: gl.constexpr):
 def eight(words, scales, RECIPE: gl.constexpr):
     """Words and scale words -> columns 0, 1, 8, 9, 16, 17, 24, 25 in bf16."""
     a, b, c, d, e, f, g, h = gl.inline_asm_elementwise(
-        code_of(RECIPE),
+        eights_code(RECIPE),
         "=h,=h,=h,=h,=h,=h,=h,=h,r,r",
         [words, scales],
         (gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16),

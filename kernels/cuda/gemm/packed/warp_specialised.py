@@ -1,12 +1,13 @@
-"""Packed weights for many rows: one producer warp, two consumer warpgroups that unpack (Hopper).
+"""Packed weights for many rows: one producer warp, consumer warpgroups that unpack (Hopper).
 
     y[r, m, n] = round(root r over sum over k of x[m, l * K + k] * w[l, n, k] + bias[n])
     w          as `chain.py` has it: codes and scales that become numbers in registers
 
-A tile is 128 weight rows, 64 for each consumer, by ROWS rows of x; the weight stands on the M side
-of the matrix instruction, in registers. The producer keeps the pipeline full across leaves and
-tiles, and while one consumer unpacks a step, products of its last step and the other's run.
-Scales come from memory a step ahead, as stored.
+A tile is 64 weight rows for each of two or three consumers, by ROWS rows of x, which they share;
+the weight stands on the M side of the matrix instruction, in registers. The producer keeps the
+pipeline full across leaves and tiles. A consumer unpacks 16 columns while the product of its last
+16 and those of the others run: by whole steps all would unpack, and then all multiply, as they
+begin together. Scales come from memory two or three steps ahead, as stored.
 
 A leaf's accumulator stays in registers; the leaf it pairs with, and the sum of earlier parts or
 groups, rest in shared memory, where a finished tile leaves from, too. Two levels fit: a root of
@@ -20,26 +21,24 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from tpdet.kernels.cuda.gemm.packed import recipes
-from tpdet.kernels.cuda.gemm.packed.chain import DENSE, OF_STEP
+from tpdet.kernels.cuda.gemm.packed.chain import DENSE, OF_STEP, PARTS, part_added
 from tpdet.kernels.cuda.gemm.packed.numbers import (
     LINE_WORDS,
     code_layout,
-    numbers,
+    ordered_words,
     word_layout,
 )
-from tpdet.kernels.cuda.gemm.variants.chain import WIDE_ROWS, keep, send
+from tpdet.kernels.cuda.gemm.variants.chain import keep, send
 from tpdet.kernels.cuda.gemm.variants.gated import join
 from tpdet.kernels.cuda.gemm.variants.pointer import tile_origin
 from tpdet.kernels.cuda.gemm.variants.root_form import RootShape
 from tpdet.kernels.cuda.launch.dependent import await_earlier
 from tpdet.kernels.cuda.launch.warp_pipeline import (
     CONSUMER_ROWS,
-    CONSUMERS,
     accumulator_layout,
     allocate_barriers,
     copy_tile,
@@ -54,13 +53,13 @@ from tpdet.kernels.cuda.launch.warp_pipeline import (
 from tpdet.kernels.inputs.gated import GROUP
 
 _GROUP = gl.constexpr(GROUP)
-_REGISTERS = gl.constexpr(168)  # of every thread: ptxas holds weights in registers to the least
 
 
 class WarpPackedForm(NamedTuple):
     """What the kernel is compiled for; as `PackedForm` where names are alike.
 
-    GROUPS: 1, a consumer's. SENT: tiles leave by the accelerator.
+    GROUPS: 1, a consumer's. SENT: tiles leave by the accelerator. CONSUMERS: warpgroups that
+    unpack, two or three.
     """
 
     RECIPE: int
@@ -77,6 +76,7 @@ class WarpPackedForm(NamedTuple):
     ODD: bool
     EXPERTS: int
     SENT: bool
+    CONSUMERS: int = 2
 
 
 class PackedPipeline(NamedTuple):
@@ -101,7 +101,7 @@ class PackedSizes(NamedTuple):
 
 
 class ScaleRows(NamedTuple):
-    """Scales of a leaf and their zero points, as stored: [K / SCALE_GROUP groups, across]; row: a
+    """Scales of a tile's leaves and their zero points, as stored: [groups along K, across]; row: a
     consumer's first."""
 
     scales: Any
@@ -110,9 +110,21 @@ class ScaleRows(NamedTuple):
     row: Any
 
 
+@gluon.constexpr_function
+def registers_of(consumers):
+    """Registers of every thread: ptxas holds weights in registers to the fewest of any warp."""
+    return 128 if consumers == 3 else 168
+
+
+@gluon.constexpr_function
+def part_ahead(consumers, rows):
+    """The part of a step behind which words of the next are loaded: early if registers allow it."""
+    return 2 if consumers * rows <= 256 else 3
+
+
 @gluon.jit
 def _tile_count(sizes, FORM: gl.constexpr):
-    wide = gl.cdiv(sizes.n, WIDE_ROWS)
+    wide = gl.cdiv(sizes.n, CONSUMER_ROWS * FORM.CONSUMERS)
     if FORM.EXPERTS != DENSE:
         count = gl.load(sizes.expert_ids + 0) * wide
     else:
@@ -124,6 +136,7 @@ def _tile_count(sizes, FORM: gl.constexpr):
 def _locate(tile, sizes, FORM: gl.constexpr):
     """A tile's first leaf or its expert, its root, first row of y, first weight row."""
     LEAVES: gl.constexpr = FORM.ROOT.GROUPS * FORM.ROOT.PARTS * FORM.ROOT.PAIR
+    WIDE_ROWS: gl.constexpr = CONSUMER_ROWS * FORM.CONSUMERS
     wide = gl.cdiv(sizes.n, WIDE_ROWS)
     if FORM.EXPERTS != DENSE:
         block = tile // wide
@@ -143,6 +156,7 @@ def _locate(tile, sizes, FORM: gl.constexpr):
 def _produce(code_tiles, x_tiles, pipeline, sizes, FORM: gl.constexpr):
     """The producer warp: all steps of all leaves of all tiles of this program."""
     LEAVES: gl.constexpr = FORM.ROOT.GROUPS * FORM.ROOT.PARTS * FORM.ROOT.PAIR
+    CONSUMERS: gl.constexpr = FORM.CONSUMERS
     LINES: gl.constexpr = FORM.DEPTH * FORM.BITS // 16
     BYTES: gl.constexpr = CONSUMERS * LINES * 128 + FORM.ROWS * FORM.DEPTH * 2
     blocks = gl.cdiv(sizes.n, CONSUMER_ROWS)
@@ -159,9 +173,9 @@ def _produce(code_tiles, x_tiles, pipeline, sizes, FORM: gl.constexpr):
                 expect(pipeline.full, slot, BYTES)
                 full = pipeline.full.index(slot)
                 line = step * LINES
-                copy_tile(code_tiles, [block, line, 0], full, pipeline.codes.index(2 * slot))
-                second = [block + 1, line, 0]
-                copy_tile(code_tiles, second, full, pipeline.codes.index(2 * slot + 1))
+                for consumer in gl.static_range(CONSUMERS):
+                    own = pipeline.codes.index(CONSUMERS * slot + consumer)
+                    copy_tile(code_tiles, [block + consumer, line, 0], full, own)
                 corner = [row, depth + step * FORM.DEPTH]
                 copy_tile(x_tiles, corner, full, pipeline.x.index(slot))
                 base += 1
@@ -169,10 +183,11 @@ def _produce(code_tiles, x_tiles, pipeline, sizes, FORM: gl.constexpr):
 
 @gluon.jit
 def _scales_of(own, step, steps, FORM: gl.constexpr):
-    """A step's scales [64, S] where a thread wants them, as stored, with zero points as words.
+    """Scales [64, S] of a tile's step where a thread wants them, as stored; with zero points words.
 
-    They are 0 past the leaf's end.
+    They are 0 past the end of the tile's leaves, of `steps` each.
     """
+    LEAVES: gl.constexpr = FORM.ROOT.GROUPS * FORM.ROOT.PARTS * FORM.ROOT.PAIR
     S: gl.constexpr = FORM.DEPTH // FORM.SCALE_GROUP if FORM.DEPTH > FORM.SCALE_GROUP else 1
     WORDS: gl.constexpr = FORM.DEPTH * FORM.BITS // 32
     BY_ROW: gl.constexpr = gl.SliceLayout(2, word_layout(1, S, WORDS // S))
@@ -180,7 +195,7 @@ def _scales_of(own, step, steps, FORM: gl.constexpr):
     group = gl.arange(0, S, layout=gl.SliceLayout(0, BY_ROW))
     group += step * FORM.DEPTH // FORM.SCALE_GROUP
     row = row // FORM.SCALE_ROWS
-    groups = steps * FORM.DEPTH // FORM.SCALE_GROUP
+    groups = LEAVES * steps * FORM.DEPTH // FORM.SCALE_GROUP
     inside = (row < own.across)[:, None] & (group < groups)[None, :]
     address = row[:, None] + group[None, :] * own.across
     scales = gl.load(own.scales + address, mask=inside, other=0)
@@ -191,91 +206,97 @@ def _scales_of(own, step, steps, FORM: gl.constexpr):
 
 
 @gluon.jit
-def _unpacked(pipeline, consumer, base, scales, FORM: gl.constexpr):
-    """A consumer's weight [64, DEPTH] of the pipeline's step `base`, once its codes are there."""
-    PASSES: gl.constexpr = FORM.DEPTH * FORM.BITS // 256
-    wait_full(pipeline.full, base)
-    slot = 2 * slot_of(pipeline.full, base) + consumer
-    packed = pipeline.codes.index(slot).load(code_layout(1, PASSES))
+def _words_of(pipeline, consumer, base, PASS: gl.constexpr, FORM: gl.constexpr):
+    """A consumer's words of a pass of the pipeline's step `base`; the first waits for its codes."""
+    if PASS == 0:
+        wait_full(pipeline.full, base)
+    slot = FORM.CONSUMERS * slot_of(pipeline.full, base) + consumer
+    codes = pipeline.codes.index(slot).slice(16 * PASS, 16, 1)
+    return ordered_words(codes.load(code_layout(1, 1)), FORM)
+
+
+@gluon.jit
+def _added(
+    total, words, scales, pipeline, consumer, base, ahead, FIRST: gl.constexpr, FORM: gl.constexpr
+):
+    """total + the products of a step, of which the last is on its way, and the words of `ahead`.
+
+    words: of the step's first pass. The step before is free, if this is not the FIRST one.
+    """
     if not recipes.zeroed(FORM.RECIPE):
         scales = recipes.scale_words(scales, FORM.RECIPE)
-    return numbers(packed, scales, FORM)
+    AHEAD: gl.constexpr = part_ahead(FORM.CONSUMERS, FORM.ROWS)
+    x = pipeline.x.index(slot_of(pipeline.full, base))
+    later = words
+    for part in gl.static_range(PARTS):
+        if part == 2 and FORM.BITS == 8:
+            words = _words_of(pipeline, consumer, base, 1, FORM)
+        total = part_added(total, words, scales, x, part, FORM)
+        if part == 0 and not FIRST:
+            release(pipeline.free, base - 1)
+        if part == AHEAD:
+            later = _words_of(pipeline, consumer, ahead, 0, FORM)
+    return total, later
 
 
 @gluon.jit
-def _added(weight, pipeline, base, total):
-    """total + the product of a step, which is on its way; that of the step before has ended."""
-    narrow = pipeline.x.index(slot_of(pipeline.full, base)).permute((1, 0))
-    total = warpgroup_mma(weight, narrow, total, is_async=True)
-    return warpgroup_mma_wait(1, deps=(total,))
+def _leaf(pipeline, consumer, base, begin, early, own, steps, FORM: gl.constexpr):
+    """fp32 [64, ROWS]: a leaf's chain, from the pipeline's step `base` on; the next one's `early`.
 
-
-@gluon.jit
-def _leaf_chain(pipeline, consumer, base, steps, own, FORM: gl.constexpr):
-    """fp32 [64, ROWS]: a leaf's chain, from the pipeline's step `base` on.
-
-    Two sets of weight registers take turns: products read one while the other is made.
+    begin: steps of the tile before it; early: scales of its first one. Words are loaded a step
+    ahead, of the last one once more, as nothing is behind it; scales two or three steps ahead.
     """
     ONE: gl.constexpr = FORM.SCALE_GROUP >= 2 * FORM.DEPTH  # two steps share their scales
     ROWS: gl.constexpr = FORM.ROWS
-    total = gl.zeros((CONSUMER_ROWS, ROWS), gl.float32, layout=accumulator_layout(ROWS))
-    first = _scales_of(own, 0, steps, FORM)
-    second = first if ONE else _scales_of(own, 1, steps, FORM)
-    even = _unpacked(pipeline, consumer, base, first, FORM)
-    total = _added(even, pipeline, base, total)
-    for pair in range((steps - 1) // 2):
-        step = 2 * pair
-        first = _scales_of(own, step + 2, steps, FORM)
-        odd = _unpacked(pipeline, consumer, base + step + 1, second, FORM)
-        second = first if ONE else _scales_of(own, step + 3, steps, FORM)
-        total = _added(odd, pipeline, base + step + 1, total)
-        release(pipeline.free, base + step)
-        even = _unpacked(pipeline, consumer, base + step + 2, first, FORM)
-        total = _added(even, pipeline, base + step + 2, total)
-        release(pipeline.free, base + step + 1)
     last = base + steps - 1
+    total = gl.zeros((CONSUMER_ROWS, ROWS), gl.float32, layout=accumulator_layout(ROWS))
+    odd = early if ONE else _scales_of(own, begin + 1, steps, FORM)
+    even = _scales_of(own, begin + 2, steps, FORM)
+    words = _words_of(pipeline, consumer, base, 0, FORM)
+    total, words = _added(total, words, early, pipeline, consumer, base, base + 1, True, FORM)
+    for pair in range((steps - 1) // 2):
+        step = base + 2 * pair
+        next_odd = even if ONE else _scales_of(own, begin + 2 * pair + 3, steps, FORM)
+        next_even = _scales_of(own, begin + 2 * pair + 4, steps, FORM)
+        later = step + 2
+        total, words = _added(total, words, odd, pipeline, consumer, step + 1, later, False, FORM)
+        later = gl.minimum(step + 3, last)
+        total, words = _added(total, words, even, pipeline, consumer, step + 2, later, False, FORM)
+        odd = next_odd
+        even = next_even
     if not FORM.ODD:
-        odd = _unpacked(pipeline, consumer, last, second, FORM)
-        total = _added(odd, pipeline, last, total)
-        release(pipeline.free, last - 1)
+        total, words = _added(total, words, odd, pipeline, consumer, last, last, False, FORM)
     total = warpgroup_mma_wait(0, deps=(total,))
     release(pipeline.free, last)
-    return total
+    return total, odd if FORM.ODD else even
 
 
 @gluon.jit
-def _leaf(pipeline, consumer, base, scales, leaf, row, sizes, FORM: gl.constexpr):
-    """The sum of a leaf [64, ROWS]. scales: of all leaves, and zero points."""
-    across = gl.cdiv(sizes.n, CONSUMER_ROWS) * (CONSUMER_ROWS // FORM.SCALE_ROWS)
-    begin = leaf * (sizes.steps * FORM.DEPTH // FORM.SCALE_GROUP) * across
-    own = ScaleRows(scales[0] + begin, scales[1] + begin, across, row)
-    return _leaf_chain(pipeline, consumer, base, sizes.steps, own, FORM)
-
-
-@gluon.jit
-def _part(pipeline, consumer, slot, base, scales, leaf, row, sizes, FORM: gl.constexpr):
-    """The sum of a part: one leaf or two, of which the first rests in `slot`."""
-    total = _leaf(pipeline, consumer, base, scales, leaf, row, sizes, FORM)
+def _part(pipeline, consumer, slot, base, begin, early, own, steps, FORM: gl.constexpr):
+    """The sum of a part: one leaf or two, of which the first rests in `slot`; as `_leaf`."""
+    total, early = _leaf(pipeline, consumer, base, begin, early, own, steps, FORM)
     if FORM.ROOT.PAIR == 2:
         keep(slot.permute((1, 0)), total, 0)
-        later = _leaf(pipeline, consumer, base + sizes.steps, scales, leaf + 1, row, sizes, FORM)
+        base += steps
+        later, early = _leaf(pipeline, consumer, base, begin + steps, early, own, steps, FORM)
         total = slot.permute((1, 0)).load(accumulator_layout(FORM.ROWS)) + later
-    return total
+    return total, early
 
 
 @gluon.jit
-def _folded(pipeline, consumer, slot, rest, base, scales, leaf, row, sizes, FORM: gl.constexpr):
+def _folded(pipeline, consumer, slot, rest, base, own, steps, FORM: gl.constexpr):
     """A consumer's rows of one tile of one root; a sum that waits for others rests in memory."""
     BY_LANE: gl.constexpr = accumulator_layout(FORM.ROWS)
     TERMS: gl.constexpr = FORM.ROOT.GROUPS * FORM.ROOT.PARTS
     PAIR: gl.constexpr = FORM.ROOT.PAIR
-    total = _part(pipeline, consumer, slot, base, scales, leaf, row, sizes, FORM)
+    early = _scales_of(own, 0, steps, FORM)
+    total, early = _part(pipeline, consumer, slot, base, 0, early, own, steps, FORM)
     if TERMS > 1:
         for term in range(1, TERMS):
             keep(rest.permute((1, 0)), total, 0)
-            begin = base + term * PAIR * sizes.steps
-            first = leaf + term * PAIR
-            later = _part(pipeline, consumer, slot, begin, scales, first, row, sizes, FORM)
+            begin = term * PAIR * steps
+            first = base + begin
+            later, early = _part(pipeline, consumer, slot, first, begin, early, own, steps, FORM)
             total = rest.permute((1, 0)).load(BY_LANE) + later
     return total
 
@@ -297,12 +318,15 @@ def _consume(consumer, pipeline, slot, rests, y_tiles, y, bias, scales, sizes, F
     LEAVES: gl.constexpr = FORM.ROOT.GROUPS * FORM.ROOT.PARTS * FORM.ROOT.PAIR
     PAIR: gl.constexpr = 2 if FORM.GATED else 1
     rest = rests.index(consumer)
+    across = gl.cdiv(sizes.n, CONSUMER_ROWS) * (CONSUMER_ROWS // FORM.SCALE_ROWS)
     base = 0
     for tile in range(gl.program_id(0), _tile_count(sizes, FORM), gl.num_programs(0)):
         matrix, root, row, column = _locate(tile, sizes, FORM)
         column += consumer * CONSUMER_ROWS
         # 1. the chains over K, their fold, the bias and the gates
-        total = _folded(pipeline, consumer, slot, rest, base, scales, matrix, column, sizes, FORM)
+        begin = matrix * (sizes.steps * FORM.DEPTH // FORM.SCALE_GROUP) * across
+        own = ScaleRows(scales[0] + begin, scales[1] + begin, across, column)
+        total = _folded(pipeline, consumer, slot, rest, base, own, sizes.steps, FORM)
         base += LEAVES * sizes.steps
         if FORM.BIAS:
             BY_LANE: gl.constexpr = accumulator_layout(FORM.ROWS)
@@ -356,6 +380,7 @@ def warp_packed_chain(
     ACROSS: gl.constexpr = CONSUMER_ROWS // 2 if FORM.GATED else CONSUMER_ROWS
     LINES: gl.constexpr = FORM.DEPTH * FORM.BITS // 16
     STAGES: gl.constexpr = FORM.STAGES
+    CONSUMERS: gl.constexpr = FORM.CONSUMERS
     ROWS: gl.constexpr = FORM.ROWS
     RESTS: gl.constexpr = FORM.ROOT.GROUPS * FORM.ROOT.PARTS > 1
     USED: gl.constexpr = FORM.SENT or FORM.ROOT.PAIR > 1
@@ -369,17 +394,19 @@ def warp_packed_chain(
     rests = gl.allocate_shared_memory(y_tiles.dtype, [CONSUMERS, RESTING, ACROSS], y_tiles.layout)
     full = allocate_barriers(STAGES)
     free = allocate_barriers(STAGES)
-    init_barriers((full,), (free,))
-    # 3. two consumers and their producer
+    init_barriers((full,), (free,), CONSUMERS)
+    # 3. the consumers and their producer
     pipeline = PackedPipeline(codes, x, full, free)
     sizes = PackedSizes(m, n, roots, steps, expert_ids)
+    REGISTERS: gl.constexpr = registers_of(CONSUMERS)
     run_warps(
         _consume,
         pipeline,
         slots,
         (rests, y_tiles, y, bias, (scales, zeros), sizes, FORM),
-        _REGISTERS,
+        REGISTERS,
         _produce,
         (code_tiles, x_tiles, pipeline, sizes, FORM),
-        _REGISTERS,
+        REGISTERS,
+        CONSUMERS,
     )

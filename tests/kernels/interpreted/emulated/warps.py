@@ -204,8 +204,8 @@ class Machine:
             onto = descriptor.tensor[first : first + height, left : left + width]
             onto.copy_(slot.tensor[: onto.shape[0], : onto.shape[1]])
 
-    def run_warps(self, consume, pipeline, buffers, taken, _, produce, produced, __):
-        consumers = [(consume, (i, pipeline, buffers.index(i), *taken)) for i in (0, 1)]
+    def run_warps(self, consume, pipeline, buffers, taken, _, produce, produced, __, count=2):
+        consumers = [(consume, (i, pipeline, buffers.index(i), *taken)) for i in range(count)]
         self.warp_specialize([*consumers, (produce, produced)])
 
     def warp_specialize(self, partitions, *_):
