@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     config = llm.llm_engine.vllm_config
     vocabulary = config.model_config.get_vocab_size()
     if config.model_config.is_hybrid:
-        settings["mamba_ssm_cache_dtype"] = str(config.cache_config.mamba_ssm_cache_dtype)
+        settings["mamba_ssm_cache_dtype"] = state_dtype(config)
     sizes = Sizes(vocabulary=min(Sizes.vocabulary, vocabulary))
     contexts = tuple(load.pop("contexts", ()))
     sizes = replace(sizes, **load, contexts=contexts)
@@ -56,6 +56,20 @@ def main(arguments: list[str]) -> int:
     Path(out).write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found), flush=True)
     return 0
+
+
+def state_dtype(config: Any) -> str:
+    """The dtype of the states of a hybrid with gated delta nets, as vLLM resolves "auto".
+
+    config: a `VllmConfig`, in which vLLM has put what `config.json` says of it.
+    """
+    from vllm.model_executor.layers.mamba.mamba_utils import MambaStateDtypeCalculator
+
+    cache = config.cache_config
+    _, state = MambaStateDtypeCalculator.gated_delta_net_state_dtype(
+        config.model_config.dtype, cache.mamba_cache_dtype, cache.mamba_ssm_cache_dtype
+    )
+    return str(state).removeprefix("torch.")
 
 
 def generate_rows(llm: Any, sampling: Any, sizes: Sizes) -> list[dict[str, Any]]:

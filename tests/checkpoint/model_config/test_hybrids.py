@@ -7,6 +7,7 @@ import transformers
 
 from tpdet.checkpoint.model_config import load_model_config
 from tpdet.checkpoint.model_config.fit import check_modes, check_ranks
+from tpdet.checkpoint.model_config.known_shapes import SHAPES, write_shape
 from tpdet.checkpoint.model_config.model import LinearAttention
 from tpdet.errors import CheckpointError, UsageError
 
@@ -100,6 +101,16 @@ def test_a_published_checkpoint_with_images_is_read(tmp_path):
     assert config.eos_token_ids == (248044,) and config.max_position == 262144
     for ranks in (1, 2, 4, 8):
         check_ranks(config, ranks, None)
+
+
+@pytest.mark.parametrize("name", [n for n in SHAPES if "linear_num_key_heads" in SHAPES[n]])
+def test_a_known_shape_says_the_dtype_of_states_that_its_checkpoint_says(tmp_path, name):
+    written = write_shape(tmp_path / name, name) / "config.json"
+    config = json.loads(written.read_text())
+    silent = config["model_type"] == "qwen3_next"
+    said = None if silent else WHOLE["text_config"]["mamba_ssm_dtype"]
+    assert config.get("mamba_ssm_dtype") == said
+    assert load_model_config(written.parent).linear is not None
 
 
 @pytest.mark.parametrize("name", ["Qwen3_5Text", "Qwen3_5MoeText", "Qwen3Next"])

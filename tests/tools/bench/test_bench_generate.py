@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+import torch
 
 from tests.lib.tree import ROOT
 from tpdet.cli import main
@@ -152,8 +153,10 @@ def test_the_script_for_vllm_writes_what_is_read(tmp_path, monkeypatch, capsys):
     class FakeLLM:
         def __init__(self, **settings):
             self.settings = settings
-            model = SimpleNamespace(get_vocab_size=lambda: 500, is_hybrid=True)
-            cache = SimpleNamespace(mamba_ssm_cache_dtype="float32")
+            model = SimpleNamespace(
+                get_vocab_size=lambda: 500, is_hybrid=True, dtype=torch.bfloat16
+            )
+            cache = SimpleNamespace(mamba_cache_dtype="float16", mamba_ssm_cache_dtype="auto")
             config = SimpleNamespace(model_config=model, cache_config=cache)
             self.llm_engine = SimpleNamespace(vllm_config=config)
 
@@ -172,6 +175,14 @@ def test_the_script_for_vllm_writes_what_is_read(tmp_path, monkeypatch, capsys):
         LLM=FakeLLM, SamplingParams=lambda **given: SimpleNamespace(**given), __version__="9"
     )
     monkeypatch.setitem(sys.modules, "vllm", fake)
+
+    def state_dtypes(model, convolution, state):
+        assert (convolution, state) == ("float16", "auto")
+        return torch.float16, model
+
+    calculator = SimpleNamespace(gated_delta_net_state_dtype=state_dtypes)
+    utilities = SimpleNamespace(MambaStateDtypeCalculator=calculator)
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.layers.mamba.mamba_utils", utilities)
     place = ROOT / "scripts" / "vllm_generate.py"
     found = importlib.util.spec_from_file_location("vllm_generate", place)
     module = importlib.util.module_from_spec(found)
@@ -181,7 +192,7 @@ def test_the_script_for_vllm_writes_what_is_read(tmp_path, monkeypatch, capsys):
     assert module.main([*given, "repeats=1"]) == 0
     figures = json.loads(out.read_text())
     assert (figures["peer"], figures["tp"]) == ("vLLM 9", 2)
-    settings = {"max_model_len": 8192, "mamba_ssm_cache_dtype": "float32"}
+    settings = {"max_model_len": 8192, "mamba_ssm_cache_dtype": "bfloat16"}
     assert figures["settings"] == settings and len(figures["rows"]) == 6
     broken = 1
     with pytest.raises(RuntimeError, match="does not have 8 tokens"):
