@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu.lib.suite import side_by_side
+from tests.gpu.lib.suite import fork_from_imported, side_by_side
 from tpdet.tools.measurement.results_file import append_run
 from tpdet.tools.worlds.machine import machine
 
@@ -32,6 +32,7 @@ def rows_of(request, tmp_path_factory):
     listed = {
         f"{name}: {check.name}": check for name, suite in SUITES.items() for check in suite(folder)
     }
+    fork_from_imported()
     with ThreadPoolExecutor(_WORKERS) as threads:
         rows = dict(zip(chosen, side_by_side([listed[c] for c in chosen], threads), strict=True))
         yield lambda name: rows[name].result()

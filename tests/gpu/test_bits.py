@@ -1,7 +1,7 @@
 """Bits and accuracy on a GPU: `pytest -m gpu tests/gpu [-k gemm] [--results docs/results]`.
 
 Each check runs in a process, and ten at once, for most of the time goes into compiling: one that
-hangs or loses the device fails alone.
+hangs or loses the device fails alone. What several need compiled one of them compiles.
 """
 
 from pathlib import Path

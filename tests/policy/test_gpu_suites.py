@@ -32,6 +32,19 @@ from tpdet.requests.request import SamplingParams
 from tpdet.tools.synthetic.make_model import make_model
 from tpdet.tools.worlds.machine import Machine
 
+IMPORTS = """
+import torch
+
+def refuse(*_):
+    raise AssertionError("an import asks for a GPU")
+
+for name in ("_lazy_init", "is_available", "device_count", "get_device_properties"):
+    setattr(torch.cuda, name, refuse)
+import tests.gpu.lib.imported_checks
+from triton.runtime import driver
+assert driver._active is driver._default is None, "an import asks for Triton's driver"
+"""
+
 
 @pytest.fixture
 def no_gpu(monkeypatch):
@@ -158,6 +171,14 @@ def test_a_check_has_a_process_of_its_own_and_may_die_in_it():
     assert died == {"case": "dies", "equal": False, "error": "the process died"}
     assert (lived["case"], lived["equal"], lived["note"]) == ("lives", True, "4 cases")
     assert hung == {"case": "hangs", "equal": False, "error": "no answer in 1 s"}
+
+
+def test_what_checks_import_asks_for_no_gpu(tmp_path):
+    """Forks of a process that has used a GPU cannot."""
+    program = tmp_path / "imports.py"
+    program.write_text(IMPORTS)
+    done = run_forked(str(program))
+    assert done.returncode == 0, done.stderr
 
 
 def test_poison_fills_outputs_and_finds_what_is_written_beside_them():

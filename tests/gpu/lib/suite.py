@@ -1,9 +1,14 @@
-"""Checks of the GPU suites: each runs in a process, several side by side."""
+"""Checks of the GPU suites: each runs in a process, several side by side.
+
+Processes are forks of one that has imported what checks need, where `fork_from_imported` was called
+before the first, and what several of them need compiled one compiles (`locked_cache`).
+"""
 
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 
 from tests.gpu.lib.checks import outcome
@@ -19,6 +24,12 @@ class Check:
     limit: float = 400.0
 
 
+def fork_from_imported() -> None:
+    """Have the checks' modules imported once, not by each check, by a process that starts now."""
+    forkserver.set_forkserver_preload(["tests.gpu.lib.imported_checks"])
+    forkserver.ensure_running()
+
+
 def side_by_side(checks: Sequence[Check], threads: ThreadPoolExecutor) -> list[Future[dict]]:
     """The rows of all checks, in order: compiling takes most of the time, so they run at once."""
     return [threads.submit(_in_a_process, check) for check in checks]
@@ -26,7 +37,7 @@ def side_by_side(checks: Sequence[Check], threads: ThreadPoolExecutor) -> list[F
 
 def _in_a_process(check: Check) -> dict:
     """A check's row; a process that dies or hangs is a failed check and no other's concern."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     mine, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_send_outcome, args=(theirs, check))
     process.start()
@@ -44,4 +55,11 @@ def _in_a_process(check: Check) -> dict:
 
 
 def _send_outcome(pipe: Connection, check: Check) -> None:
+    from triton import knobs
+
+    from tests.gpu.lib.locked_cache import LockedCache
+    from tpdet.runner.start import compile_ahead
+
+    knobs.cache.manager_class = LockedCache
+    compile_ahead.PROCESSES = 1  # helpers lock nothing, and other checks keep the cores busy
     pipe.send(outcome(check.name, check.function, *check.arguments))
