@@ -55,6 +55,7 @@ def _in_a_process(check: Check) -> dict:
 
 
 def _send_outcome(pipe: Connection, check: Check) -> None:
+    import torch
     from triton import knobs
 
     from tests.gpu.lib.locked_cache import LockedCache
@@ -62,4 +63,5 @@ def _send_outcome(pipe: Connection, check: Check) -> None:
 
     knobs.cache.manager_class = LockedCache
     compile_ahead.PROCESSES = 1  # helpers lock nothing, and other checks keep the cores busy
+    torch.set_num_threads(2)  # those of each for all cores would wait for one another
     pipe.send(outcome(check.name, check.function, *check.arguments))
