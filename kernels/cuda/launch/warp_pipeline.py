@@ -1,9 +1,9 @@
-"""The frame of the warp-specialised kernels (Hopper): one producer warp, two consumer warpgroups.
+"""The frame of the warp-specialised kernels (Hopper): one producer warp, two or more consumers.
 
-The producer copies tiles into the stages of a pipeline in shared memory, and both consumers read
-them. Steps are counted from 0 for as long as a program lives; a step has slot `step % stages`.
-Every slot has a barrier `full` (its tiles have arrived) and a barrier `free` (both consumers are
-done with it):
+The producer copies tiles into the stages of a pipeline in shared memory, and all consumers, a
+warpgroup each, read them. Steps are counted from 0 for as long as a program lives; a step has slot
+`step % stages`. Every slot has a barrier `full` (its tiles have arrived) and a barrier `free` (all
+consumers are done with it):
 
     producer                                      consumer
     slot = slot_of(free, step)                    slot = slot_of(full, step)
@@ -121,7 +121,7 @@ def slot_of(barriers, step):
 
 @gluon.jit
 def wait_free(free, step):
-    """Producer: wait until both consumers are done with a step's slot; round one never waits."""
+    """Producer: wait until all consumers are done with a step's slot; round one never waits."""
     mbarrier.wait(free.index(slot_of(free, step)), step // free.shape[0] & 1 ^ 1)
 
 

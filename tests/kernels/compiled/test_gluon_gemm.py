@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from tpdet.kernels.cuda.gemm.packed.chain import (
     packed_chain,
 )
 from tpdet.kernels.cuda.gemm.packed.choice import fits, way_of
-from tpdet.kernels.cuda.gemm.packed.launch import ONE_LEAF, PackedTile, in_parts
+from tpdet.kernels.cuda.gemm.packed.launch import ONE_LEAF, PackedTile, run_packed
 from tpdet.kernels.cuda.gemm.packed.numbers import NumbersForm, unpacked_weight
 from tpdet.kernels.cuda.gemm.packed.turns import packed_turns
 from tpdet.kernels.cuda.gemm.packed.warp_specialised import WarpPackedForm, warp_packed_chain
@@ -271,7 +272,7 @@ def packed_kernel(recipe, tile, gated, cut=1, k=4096, rows_of=DENSE):
     types = chain_types(recipe, tile, "*bf16" if gated else "*fp32") | {"expert_ids": "*i32"}
     root = RootShape(1, 1, cut)
     kept, odd = 1 << (cut * k // group - 1).bit_length(), k // tile.depth % 2 == 1
-    ends = odd, rows_of.value, tile.programs, in_parts(tile)
+    ends = odd, rows_of.value, tile.programs
     form = PackedForm(recipe, bits, *tile[:4], group, scale_rows, kept, False, gated, root, *ends)
     multiples = "scales", "y", "bias", "n"
     options = {"num_warps": 4 * tile.groups}
@@ -291,11 +292,9 @@ def test_a_weight_becomes_numbers_in_registers(recipe, tile, gated):
     wanted = f"wgmma.mma_async.sync.aligned.m64n{tile.rows}k16.f32.bf16.bf16"
     check(ptx, log, f"{recipe} {tile}", [wanted, "cp.async.bulk.tensor.3d", PACKED[recipe][4]])
     assert "serialized" not in log and held <= H200.shared_bytes, held
-    # Four steps stand in the code: the first, two of the loop, the last; in parts the first and
-    # that of the loop. A is in registers.
-    steps = 2 if in_parts(tile) else 4
-    assert len(re.findall(wanted.replace(".", r"\."), ptx)) == steps * tile.depth // 16
-    values = steps * 64 * tile.depth // 128  # of a thread
+    # Four steps stand in the code: the first, two of the loop, the last. A is in registers.
+    assert len(re.findall(wanted.replace(".", r"\."), ptx)) == 4 * tile.depth // 16
+    values = 4 * 64 * tile.depth // 128  # of a thread
     assert ptx.count(PACKED[recipe][4]) == values * PACKED[recipe][5]
     in_loop = ptx[ptx.index(wanted) : ptx.rindex(wanted)]
     assert "st.shared" not in in_loop and "shfl.sync.bfly" not in in_loop
@@ -314,12 +313,25 @@ def test_every_step_has_a_tile_that_fits_and_that_a_start_tries(k):
 
 @pytest.mark.parametrize("n", [8192, 24576])
 def test_a_row_of_many_scales_takes_a_tile_with_room_for_them(n):
-    room = {8: PackedTile(8, 1, 128, 4)}
-    if n < 16384:
-        room[64] = PackedTile(64, 1, 64, 4)
+    room = {8: PackedTile(8, 1, 128, 4), 64: PackedTile(64, 1, 64, 4)}
     for rows, tile in room.items():
         assert way_of(rows, (1, n, 16384), 32).tile == tile != way_of(rows, (1, n, 16384), 128).tile
     assert way_of(512, (1, n, 16384), 32).tile.specialised
+
+
+def test_three_warpgroups_take_products_that_are_done_in_fewer_waves():
+    three = PackedTile(128, 3, 64, 6, True)
+    takes_three = {  # tiles of 2 and of 3 groups: 264 and 396 groups of 64 weight rows a wave
+        (rows, n // 64)
+        for rows in (64, 65, 128, 129)
+        for n in (16384, 264 * 64, 265 * 64, 24576, 396 * 64, 397 * 64, 32768, 151936)
+        if way_of(rows, (1, n, 4096), 128).tile == three
+    }
+    assert takes_three == {(rows, units) for rows in (65, 128) for units in (265, 384, 396)}
+    assert way_of(128, (2, 24576, 4096), 128).tile != three
+    with pytest.raises(ValueError, match="does not fold"):
+        weight = SimpleNamespace(shape=(2, 384, 512))
+        run_packed(None, weight, None, None, three, root=RootShape(1, 1, 2))
 
 
 def test_a_block_of_an_expert_takes_an_odd_number_of_steps():
@@ -381,15 +393,10 @@ def warp_kernel(recipe, rows, stages, gated=0, root=ONE_LEAF, rows_of=DENSE, con
 @pytest.mark.parametrize(
     ("recipe", "rows", "stages", "gated", "root", "rows_of", "consumers"),
     some_slow(
-        [(E4M3, 128, 5, 1, ONE_LEAF, DENSE, 2), (INT4, 64, 8, 1, ONE_LEAF, DENSE, 3)],
+        [(E4M3, 128, 5, 1, ONE_LEAF, DENSE, 2), (INT4, 128, 6, 1, ONE_LEAF, DENSE, 3)],
         [
             *((recipe, 128, 5, 1, ONE_LEAF, DENSE, 2) for recipe in PACKED),
-            *((recipe, 32, 8, 1, ONE_LEAF, DENSE, 3) for recipe in PACKED),
-            *((recipe, 64, 8, 1, ONE_LEAF, DENSE, 3) for recipe in PACKED),
             *((recipe, 128, 6, 1, ONE_LEAF, DENSE, 3) for recipe in PACKED),
-            *((recipe, 256, 4, gated, ONE_LEAF, DENSE, 2) for recipe in PACKED for gated in (0, 1)),
-            (E4M3, 64, 8, 0, RootShape(1, 1, 2), DENSE, 2),
-            (E4M3, 128, 4, 0, RootShape(1, 1, 2), DENSE, 2),
             (E4M3, 128, 4, 0, RootShape(1, 2, 2), DENSE, 2),
             (INT4, 128, 4, 0, RootShape(4, 1, 2), DENSE, 2),
             (E2M1, 128, 6, 1, ONE_LEAF, IN_BLOCKS, 2),
@@ -412,7 +419,7 @@ def test_two_leaves_are_folded_in_registers():
     wanted = "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"
     check(ptx, log, "two leaves", [wanted])
     assert "serialized" not in log and held <= H200.shared_bytes, held
-    assert ptx.count(wanted) == 2 * 2 * 64 // 16  # of each leaf the first step and the loop's
+    assert ptx.count(wanted) == 2 * 4 * 64 // 16
 
 
 @pytest.mark.parametrize("recipe", some_slow([INT4], list(PACKED)))

@@ -82,7 +82,6 @@ def launch(
     root=ONE_LEAF,
     blocks=None,
     programs=0,
-    in_parts=False,
 ):
     """Every program of the kernel in turn: x [M, L * K] -> y [units of the root, M, N].
 
@@ -109,7 +108,6 @@ def launch(
         k // depth % 2 == 1,
         0 if blocks is None else 1 + blocks.of_step,
         programs,
-        in_parts,
     )
     ids = Pointer(weight.codes if blocks is None else blocks.expert_ids)
     arguments = chain_arguments(x, weight, y, m, bias, form) | {"expert_ids": ids}
@@ -168,13 +166,6 @@ class TestTheDenseChain:
             got = launch(x, ordered_weight([matrix]), depth=depth, programs=depth // 64)[0]
             assert_same_bits(got, chained(x, matrix[:]).bfloat16(), f"{form} {depth}")
 
-    def test_of_a_column_product_in_parts(self, form):
-        odd = 192 if form == "mxfp4" else 384
-        for k, programs in ((odd, 0), (256, 0), (odd, 1), (128, 1)):
-            matrix, x = drawn(form, 200, k), rows(19, k)
-            got = launch(x, ordered_weight([matrix]), programs=programs, in_parts=True)[0]
-            assert_same_bits(got, chained(x, matrix[:]).bfloat16(), f"{form} {k} {programs}")
-
     def test_of_leaves(self, form):
         matrix, x = drawn(form, 72, 512), rows(5, 512)
         leaves = side_by_side(matrix, (256, 256)).matrices
@@ -196,10 +187,9 @@ def test_leaves_are_folded_in_the_order_of_their_root(order_name):
         form = None if parts is None else root_form(0, 8, parts[0])
         if form is not None:
             wanted = [order.evaluate(unit, lambda i: sums[i], torch.add) for unit in parts[0]]
-            for programs, in_parts in itertools.product((0, 2), (False, True)):
-                told = {"root": form.shape, "programs": programs, "in_parts": in_parts}
-                got = launch(x, weight, torch.float32, **told)
-                assert_same_bits(got, torch.stack(wanted), f"{order_name}, {cut} leaves, {told}")
+            for programs in (0, 2):
+                got = launch(x, weight, torch.float32, root=form.shape, programs=programs)
+                assert_same_bits(got, torch.stack(wanted), f"{order_name}, {cut} leaves")
 
 
 def test_a_bias_is_added_before_the_rounding():
@@ -309,7 +299,7 @@ def launch_warps(
         "FORM": form,
         "DEPENDENT": False,
     }
-    triton, others = (pointer, gated, activation), (warp_pipeline, stages_of_chain, numbers, chain)
+    triton, others = (pointer, gated, activation), (warp_pipeline, stages_of_chain, numbers)
     recipes = replaced(weight.recipe)
     with (
         mock.patch.object(numbers, "recipes", recipes),
@@ -322,8 +312,8 @@ def launch_warps(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_column_product_has_the_dense_chain_s_bits(form):
-    odd = 192 if form == "mxfp4" else 384
-    for k, consumers in ((256, 2), (odd, 2), (128, 3), (odd, 3)):
+    longer = 192 if form == "mxfp4" else 384  # an odd number of steps, or a loop's second round
+    for k, consumers in ((256, 2), (128, 3), (longer, 3)):
         matrix, x = drawn(form, 200, k), rows(19, k)
         got = launch_warps(x, ordered_weight([matrix]), consumers=consumers)[0]
         assert_same_bits(got, chained(x, matrix[:]).bfloat16(), f"{form} {k} {consumers}")
@@ -353,8 +343,7 @@ def test_warps_fold_leaves_in_the_order_of_their_root(order_name):
             if form is not None and not (form.groups > 1 and form.parts > 1):
                 wanted = [order.evaluate(unit, lambda i: sums[i], torch.add) for unit in cuts[0]]  # noqa: B023
                 whole = len(wanted) == 1 or sent
-                told = {"sent": whole, "consumers": 3 if cut == 2 else 2}
-                got = launch_warps(x, weight, torch.float32, root=form.shape, **told)
+                got = launch_warps(x, weight, torch.float32, root=form.shape, sent=whole)
                 assert_same_bits(got, torch.stack(wanted), f"{order_name}, {cut} leaves")
 
 

@@ -30,8 +30,6 @@ from tpdet.kernels.cuda.gemm.packed.numbers import (
     UNIT,
     code_layout,
     numbers,
-    ordered_words,
-    part_numbers,
     product_layout,
     word_layout,
 )
@@ -49,7 +47,6 @@ from tpdet.kernels.cuda.launch.warp_pipeline import (
 from tpdet.kernels.inputs.gated import GROUP
 
 _GROUP = gl.constexpr(GROUP)
-PARTS = gl.constexpr(4)  # of a step of 64 columns
 _MINUS_ZERO = gl.constexpr(-(2**31))  # the bits of -0.0, to which a first term adds unchanged
 DENSE, IN_BLOCKS, OF_STEP = map(gl.constexpr, range(3))
 """Rows of x: of a dense product; of blocks, each by its expert (`experts/sorted_tokens.py`); of the
@@ -64,8 +61,7 @@ class PackedForm(NamedTuple):
     SCALE_ROWS: weight rows that do; SCALES: of a tile along K, a power of two or more than K has.
     GATED: the number of an activation. ROOT: the form of what a program folds (`RootShape`).
     ODD: whether a leaf is an odd number of steps. EXPERTS: `DENSE`, `IN_BLOCKS` or `OF_STEP`.
-    PROGRAMS: of a multiprocessor, for which a warp of their own copies; 0: none. IN_PARTS: whether
-    the products of a step of 64 columns run by 16 (`steps_in_parts`).
+    PROGRAMS: of a multiprocessor, for which a warp of their own copies; 0: none.
     """
 
     RECIPE: int
@@ -83,7 +79,6 @@ class PackedForm(NamedTuple):
     ODD: bool
     EXPERTS: int
     PROGRAMS: int = 0
-    IN_PARTS: bool = False
 
 
 class PackedStream(NamedTuple):
@@ -195,40 +190,17 @@ def copy_steps(stream, spot, FORM: gl.constexpr):
 
 
 @gluon.jit
-def scales_of(stream, step, FORM: gl.constexpr):
-    """The scales of a step as words, where a thread wants them."""
-    S: gl.constexpr = stream.kept.shape[2]
-    SPAN: gl.constexpr = FORM.SCALE_GROUP // FORM.DEPTH if FORM.DEPTH < FORM.SCALE_GROUP else 1
-    WORDS: gl.constexpr = FORM.DEPTH * FORM.BITS // 32
-    BY_ROW: gl.constexpr = gl.SliceLayout(2, word_layout(FORM.GROUPS, S, WORDS // S))
-    return stream.kept.index(step // SPAN).load(BY_ROW)
-
-
-@gluon.jit
-def await_codes(stream, step, FORM: gl.constexpr):
-    """The slot of a step, once its codes have arrived."""
-    slot = step % FORM.STAGES
-    mbarrier.wait(stream.full.index(slot), step // FORM.STAGES & 1)
-    return slot
-
-
-@gluon.jit
 def unpacked(stream, step, FORM: gl.constexpr):
     """The weight of a step, once its codes have arrived."""
+    S: gl.constexpr = stream.kept.shape[2]
+    SPAN: gl.constexpr = FORM.SCALE_GROUP // FORM.DEPTH if FORM.DEPTH < FORM.SCALE_GROUP else 1
     PASSES: gl.constexpr = FORM.DEPTH * FORM.BITS // 256
-    slot = await_codes(stream, step, FORM)
-    packed = stream.codes.index(slot).load(code_layout(FORM.GROUPS, PASSES))
-    return numbers(packed, scales_of(stream, step, FORM), FORM)
-
-
-@gluon.jit
-def words_of(stream, step, PASS: gl.constexpr, FORM: gl.constexpr):
-    """The words of a pass of a step of 64 columns; the first waits for its codes."""
+    WORDS: gl.constexpr = FORM.DEPTH * FORM.BITS // 32
+    BY_ROW: gl.constexpr = gl.SliceLayout(2, word_layout(FORM.GROUPS, S, WORDS // S))
     slot = step % FORM.STAGES
-    if PASS == 0:
-        await_codes(stream, step, FORM)
-    codes = stream.codes.index(slot).slice(16 * PASS, 16, 1)
-    return ordered_words(codes.load(code_layout(FORM.GROUPS, 1)), FORM)
+    mbarrier.wait(stream.full.index(slot), step // FORM.STAGES & 1)
+    packed = stream.codes.index(slot).load(code_layout(FORM.GROUPS, PASSES))
+    return numbers(packed, stream.kept.index(step // SPAN).load(BY_ROW), FORM)
 
 
 @gluon.jit
@@ -240,21 +212,8 @@ def added(weight, x, step, total):
 
 
 @gluon.jit
-def part_added(total, words, scales, x, PART: gl.constexpr, FORM: gl.constexpr):
-    """total + the product of 16 columns, which is on its way; that before it has ended.
-
-    So the next 16 codes of a row become numbers while this product runs. words, scales: as
-    `numbers.part_numbers` takes them; x: [ROWS, 64].
-    """
-    weight = part_numbers(words, scales, PART, FORM)
-    narrow = x.slice(16 * PART, 16, 1).permute((1, 0))
-    total = warpgroup_mma(weight, narrow, total, is_async=True)
-    return warpgroup_mma_wait(1, deps=(total,))
-
-
-@gluon.jit
-def whole_steps(stream, spot, begin, FORM: gl.constexpr):
-    """As `leaf_chain`: the numbers of a step are made while the products of that before run."""
+def leaf_chain(stream, spot, begin, FORM: gl.constexpr):
+    """The chain over a leaf's steps, from the program's step `begin` on."""
     HEIGHT: gl.constexpr = 64 * FORM.GROUPS
     ROWS: gl.constexpr = FORM.ROWS
     PRODUCT: gl.constexpr = product_layout(FORM.GROUPS, FORM.ROWS)
@@ -278,59 +237,6 @@ def whole_steps(stream, spot, begin, FORM: gl.constexpr):
         if not FORM.ODD:
             give_back(stream, spot, last - 1, FORM)
         give_back(stream, spot, last, FORM)
-    return total
-
-
-@gluon.jit
-def steps_in_parts(stream, spot, begin, FORM: gl.constexpr):
-    """As `leaf_chain`: 16 columns become numbers while the product of those before runs.
-
-    The first codes of a step are loaded a step ahead; of the last one once more, as nothing is
-    behind it.
-    """
-    HEIGHT: gl.constexpr = 64 * FORM.GROUPS
-    ROWS: gl.constexpr = FORM.ROWS
-    PRODUCT: gl.constexpr = product_layout(FORM.GROUPS, FORM.ROWS)
-    last = begin + spot.steps - 1
-    total = gl.zeros((HEIGHT, ROWS), gl.float32, layout=PRODUCT)
-    words = words_of(stream, begin, 0, FORM)
-    total, words = step_added(total, words, stream, spot, begin, last, True, FORM)
-    for step in range(begin + 1, last + 1):
-        total, words = step_added(total, words, stream, spot, step, last, False, FORM)
-    total = warpgroup_mma_wait(0, deps=(total,))
-    if FORM.ROOT.GROUPS * FORM.ROOT.PARTS * FORM.ROOT.PAIR > 1:
-        give_back(stream, spot, last, FORM)
-    return total
-
-
-@gluon.jit
-def step_added(total, words, stream, spot, step, last, FIRST: gl.constexpr, FORM: gl.constexpr):
-    """total + the products of a step, of which the last is on its way, and the next step's words.
-
-    words: of the step's first pass. The slot of the step before is free, if this is not the FIRST
-    one.
-    """
-    scales = scales_of(stream, step, FORM)
-    x = stream.x.index(step % FORM.STAGES)
-    later = words
-    for part in gl.static_range(PARTS):
-        if part == 2 and FORM.BITS == 8:
-            words = words_of(stream, step, 1, FORM)
-        total = part_added(total, words, scales, x, part, FORM)
-        if part == 0 and not FIRST:
-            give_back(stream, spot, step - 1, FORM)
-        if part == PARTS - 2:
-            later = words_of(stream, gl.minimum(step + 1, last), 0, FORM)
-    return total, later
-
-
-@gluon.jit
-def leaf_chain(stream, spot, begin, FORM: gl.constexpr):
-    """The chain over a leaf's steps, from the program's step `begin` on."""
-    if FORM.IN_PARTS:
-        total = steps_in_parts(stream, spot, begin, FORM)
-    else:
-        total = whole_steps(stream, spot, begin, FORM)
     return total
 
 

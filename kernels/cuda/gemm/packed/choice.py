@@ -30,14 +30,10 @@ class PackedWay(NamedTuple):
 _COPIED = (
     PackedWay(PackedTile(8, 1, 128, 4, programs=3)),
     PackedWay(PackedTile(16, 1, 128, 4, programs=3)),
+    PackedWay(PackedTile(32, 1, 64, 4)),  # that with a warp is not timed
+    PackedWay(PackedTile(64, 1, 64, 4, programs=3)),
 )
-"""Products of many weight rows take these: a warp copies."""
-_SHARED = (
-    PackedTile(32, 3, 64, 8, True),
-    PackedTile(64, 3, 64, 8, True),
-    PackedTile(128, 3, 64, 6, True),
-)
-"""With more rows they take these, of two or three groups: their warpgroups share rows of x."""
+"""Products of many weight rows take these: in most of them a warp copies."""
 _TURNS = (
     PackedWay(PackedTile(8, 1, 256, 4, programs=1, turns=True)),
     PackedWay(PackedTile(16, 1, 256, 3, programs=1, turns=True)),
@@ -49,8 +45,8 @@ _FOLDS = (
     PackedWay(PackedTile(8, 1, 128, 4, programs=3), _FOLDED),
     PackedWay(PackedTile(16, 1, 64, 6, programs=4)),
     PackedWay(PackedTile(32, 1, 64, 4)),  # others are not timed
-    PackedWay(PackedTile(64, 2, 64, 8, True), _FOLDED),
-    PackedWay(PackedTile(128, 2, 64, 4, True), _FOLDED),
+    PackedWay(PackedTile(64, 1, 64, 6, programs=2), _FOLDED),
+    PackedWay(PackedTile(128, 1, 64, 4, programs=2), _FOLDED),
 )
 """Row products take these where half as many programs as leaves have tiles fill a GPU."""
 _LONG_SIXTEEN = PackedWay(PackedTile(16, 1, 128, 4))
@@ -65,7 +61,7 @@ _SMALL = (
 )
 """All other products of up to 128 rows take the first of these that fits."""
 _WARPS, _FOLDING_WARPS = PackedTile(128, 2, 64, 5, True), PackedTile(128, 2, 64, 4, True)
-_WIDEST = PackedTile(256, 2, 64, 4, True)
+_THREE_GROUPS, _WIDEST = PackedTile(128, 3, 64, 6, True), PackedTile(256, 2, 64, 4)
 _WARPS_WAVE = 0.6  # time of a wave of 128 rows, where one of 256 takes 1
 
 
@@ -83,13 +79,13 @@ def way_of(m: int, shape: tuple[int, int, int], group: int) -> PackedWay | None:
     most = _TILED_COLUMN_ROWS if leaves == 1 else _TILED_ROWS
     if m > most and _VALUE_BYTES * leaves * n * k <= SCRATCH_BYTES:
         return None
-    if m <= _SMALL[-1].tile.rows:
-        return _few_rows(m, leaves, n, k, group)
-    return _many_rows(m, leaves, n)
+    if m <= _SMALL[-1].tile.rows and (way := _few_rows(m, leaves, n, k, group)) is not None:
+        return way
+    return _many_rows(m, leaves, n, k, group)
 
 
-def _few_rows(m: int, leaves: int, n: int, k: int, group: int) -> PackedWay:
-    """Up to 128 rows, by how many tiles there are."""
+def _few_rows(m: int, leaves: int, n: int, k: int, group: int) -> PackedWay | None:
+    """Up to 128 rows, by how many tiles there are; None: as of more rows."""
     units = cdiv(n, UNIT)
     for ways, right in (
         (_COPIED, leaves == 1 and n >= _MANY),
@@ -101,27 +97,21 @@ def _few_rows(m: int, leaves: int, n: int, k: int, group: int) -> PackedWay:
             continue
         if way.cut * cdiv(k, group) <= _MOST_SCALES:
             return way
-    if leaves == 1 and n >= _MANY and m > _COPIED[-1].tile.rows and fits(_SHARED[0], k):
-        return PackedWay(_sharing(m, n))
+    if leaves == 1 and n >= _MANY and m > _COPIED[-1].tile.rows:
+        return None
     small = [way for way in _SMALL if way.tile.rows >= m and fits(way.tile, k)]
     way = small[1] if small[0] == _LONG_SIXTEEN and k <= _LONG else small[0]
     return PackedWay(way.tile, min(way.cut, leaves))
 
 
-def _sharing(m: int, n: int) -> PackedTile:
-    """A tile whose groups share rows of x, of as many as are done first."""
-    tile = next(tile for tile in _SHARED if tile.rows >= m)
-
-    def done(groups: int) -> int:
-        """Groups that a multiprocessor computes one after the other or side by side."""
-        return groups * cdiv(cdiv(n, groups * UNIT), _PROGRAMS)
-
-    return tile._replace(groups=min((tile.groups, tile.groups - 1), key=done))
-
-
-def _many_rows(m: int, leaves: int, n: int) -> PackedWay:
+def _many_rows(m: int, leaves: int, n: int, k: int, group: int) -> PackedWay:
     if leaves > 1:
         return PackedWay(_FOLDING_WARPS, min(_FOLDED_BY_WARPS, leaves))
     across = cdiv(n, 2 * UNIT)
+    of_three = 3 * cdiv(cdiv(n, 3 * UNIT), _PROGRAMS)  # warpgroups' tiles, one behind the other
+    if m <= _WARPS.rows and of_three < 2 * cdiv(across, _PROGRAMS):
+        return PackedWay(_THREE_GROUPS)
     waves, wide = (cdiv(cdiv(m, rows) * across, _PROGRAMS) for rows in (_WARPS.rows, _WIDEST.rows))
-    return PackedWay(_WARPS if _WARPS_WAVE * waves <= wide else _WIDEST)
+    if cdiv(k, group) > _MOST_SCALES or _WARPS_WAVE * waves <= wide:
+        return PackedWay(_WARPS)
+    return PackedWay(_WIDEST)

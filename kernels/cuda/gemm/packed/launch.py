@@ -26,14 +26,13 @@ from tpdet.kernels.inputs.ordered import UNIT, OrderedWeight
 
 ONE_LEAF = RootShape(1, 1, 1)
 _LINE = 128  # bytes of a swizzled line
-_ROWS_IN_PARTS = 64  # of x, from which a product of 16 columns hides the unpacking of 16
 _SLOTS_BYTES = 64 << 10  # of finished tiles, that shared memory has beside the stages
 _UNPACKED_DEPTH = 128  # columns of a program that writes numbers
 
 
 class PackedTile(NamedTuple):
     """rows: of x; groups: warpgroups of 64 weight rows; depth, stages: of K; specialised: whether
-    another warp copies for them (`warp_specialised.py`), two or three groups; programs: of a
+    another warp copies for them (`warp_specialised.py`), two groups or three; programs: of a
     multiprocessor, where in `chain.py` another warp copies, else 0; turns: whether two warpgroups
     share a chain (`turns.py`), by leaves of dense products with a warp that copies."""
 
@@ -56,14 +55,9 @@ class RowBlocks(NamedTuple):
 
 def folds(tile: PackedTile, root: RootShape) -> bool:
     """Whether a program of the tile folds such roots: one of warps has room for two levels."""
-    if tile.turns:
+    if tile.turns or tile.groups == 3:
         return root == ONE_LEAF
     return not tile.specialised or root.GROUPS == 1 or root.PARTS == 1
-
-
-def in_parts(tile: PackedTile) -> bool:
-    """Whether the products of a step run by 16 columns, each beside the unpacking of the next."""
-    return not tile.turns and tile.rows >= _ROWS_IN_PARTS and tile.depth == UNIT
 
 
 def run_packed(
@@ -84,9 +78,11 @@ def run_packed(
     k = weight.shape[2]
     if k % tile.depth or k // tile.depth < 2:
         raise ValueError(f"leaves of {k} are not two or more whole steps of {tile.depth}")
+    if not folds(tile, root):
+        raise ValueError(f"{tile} does not fold {root}")
     if tile.turns:
-        if root != ONE_LEAF or blocks is not None or tile.groups != 1:
-            raise ValueError(f"{tile} has one leaf of a dense product, not {root} of {blocks}")
+        if blocks is not None or tile.groups != 1:
+            raise ValueError(f"{tile} is of a dense product, not of {blocks}")
         _run_turns(x, weight, bias, y, tile, gated)
         return
     launch = _run_warps if tile.specialised else _run_chain
@@ -187,7 +183,6 @@ def _chain_form(
         k // tile.depth % 2 == 1,
         _rows_of(blocks),
         tile.programs,
-        in_parts(tile),
     )
 
 

@@ -71,9 +71,9 @@ def _int4(scaled: _Lines, pairs: range):
 
     scaled: makes zero, pairs of 128 + the zero point, and turns t, pairs of q - zero, to weights.
     """
-    word = 2 * len(pairs)
-    lines = ["{", ".reg .b32 t, u, zero, hi, lo, scale;", f"mov.b32 scale, ${word + 1};"]
-    lines += scaled[0]
+    word, half = 2 * len(pairs), len(pairs) < 4
+    lines = ["{", f".reg .b32 t, u, zero, hi, lo{', scale' * half};"]
+    lines += [f"mov.b32 scale, ${word + 1};"] * half + scaled[0]
     for count, pair in enumerate(pairs):
         shifted = f"${word}"
         if pair:
@@ -85,7 +85,8 @@ def _int4(scaled: _Lines, pairs: range):
             *scaled[1],
             f"mov.b32 {{${2 * count}, ${2 * count + 1}}}, t;",
         ]
-    return "\n".join([*lines, "}"])
+    code = "\n".join([*lines, "}"])
+    return code if half else code.replace("scale", "$9")
 
 
 _EIGHT, _OWN_ZERO = "mov.b32 zero, 0x43084308;", "prmt.b32 zero, scale, scale, 0x3232;"
@@ -136,19 +137,20 @@ def _e2m1(pairs: range):
     return "\n".join([*lines, "}"])
 
 
-def _of_pairs(pairs: range) -> dict[int, str]:
-    """The instructions of 4 bits for some pairs of a word."""
-    int4 = {
-        INT4: _ONE,
-        INT4_OF_HALF: _TWO,
-        INT4_ZERO: _ONE_ZERO,
-        INT4_ZERO_OF_HALF: _TWO_ZERO,
+def _codes(pairs: range) -> dict[int, str]:
+    """The instructions of every recipe, of 4 bits for some pairs of a word."""
+    return {
+        E4M3: _e4m3(),
+        INT4: _int4(_ONE, pairs),
+        INT4_OF_HALF: _int4(_TWO, pairs),
+        E2M1: _e2m1(pairs),
+        INT4_ZERO: _int4(_ONE_ZERO, pairs),
+        INT4_ZERO_OF_HALF: _int4(_TWO_ZERO, pairs),
+        INT8: _int8(),
     }
-    return {recipe: _int4(scaled, pairs) for recipe, scaled in int4.items()} | {E2M1: _e2m1(pairs)}
 
 
-_EIGHTS = _of_pairs(range(4))
-_FOURS = {E4M3: _e4m3(), INT8: _int8()} | _of_pairs(range(2)), _of_pairs(range(2, 4))
+_HALVES, _WHOLE = (_codes(range(2)), _codes(range(2, 4))), _codes(range(4))
 _INT4, _INT4_HALF, _E2M1 = map(gl.constexpr, (INT4, INT4_OF_HALF, E2M1))
 
 
@@ -165,21 +167,9 @@ def zeroed(recipe):
 
 
 @gluon.constexpr_function
-def eights_code(recipe):
-    """The instructions of a recipe of 4 bits, for a whole word."""
-    return _EIGHTS[recipe]
-
-
-@gluon.constexpr_function
-def fours_code(recipe, half):
-    """The instructions of a recipe for four codes: of 4 bits those of a half of the word."""
-    return _FOURS[half][recipe]
-
-
-@gluon.constexpr_function
-def operands(recipe):
-    """Where four numbers, a word and a scale are, for the assembler."""
-    return "=h,=h,=h,=h,r,f" if recipe in (E4M3, INT8) else "=h,=h,=h,=h,r,r"
+def code_of(recipe, half=None):
+    """The instructions of a recipe: of 4 bits for a word or a half of it."""
+    return (_WHOLE if half is None else _HALVES[half])[recipe]
 
 
 @gluon.jit
@@ -188,8 +178,8 @@ def four(words, scales, RECIPE: gl.constexpr, HALF: gl.constexpr):
     if by_float(RECIPE):
         scales = scales.to(gl.float32, bitcast=True)
     a, b, c, d = gl.inline_asm_elementwise(
-        fours_code(RECIPE, HALF),
-        operands(RECIPE),
+        code_of(RECIPE, HALF),
+        "=h,=h,=h,=h,r," + ("f" if by_float(RECIPE) else "r"),
         [words, scales],
         (gl.int16, gl.int16, gl.int16, gl.int16),
         True,
@@ -208,7 +198,7 @@ def four(words, scales, RECIPE: gl.constexpr, HALF: gl.constexpr):
 def eight(words, scales, RECIPE: gl.constexpr):
     """Words and scale words -> columns 0, 1, 8, 9, 16, 17, 24, 25 in bf16."""
     a, b, c, d, e, f, g, h = gl.inline_asm_elementwise(
-        eights_code(RECIPE),
+        code_of(RECIPE),
         "=h,=h,=h,=h,=h,=h,=h,=h,r,r",
         [words, scales],
         (gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16),

@@ -5,9 +5,9 @@
 
 A tile is 64 weight rows for each of two or three consumers, by ROWS rows of x, which they share;
 the weight stands on the M side of the matrix instruction, in registers. The producer keeps the
-pipeline full across leaves and tiles. A consumer unpacks 16 columns while the product of its last
-16 and those of the others run: by whole steps all would unpack, and then all multiply, as they
-begin together. Scales come from memory two or three steps ahead, as stored.
+pipeline full across leaves and tiles. While one of two consumers unpacks a step, products of its
+last step and the other's run. Three have fewer registers, and unpack by 16 columns. Scales come
+from memory ahead of their step, as stored.
 
 A leaf's accumulator stays in registers; the leaf it pairs with, and the sum of earlier parts or
 groups, rest in shared memory, where a finished tile leaves from, too. Two levels fit: a root of
@@ -21,15 +21,18 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
+    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from tpdet.kernels.cuda.gemm.packed import recipes
-from tpdet.kernels.cuda.gemm.packed.chain import DENSE, OF_STEP, PARTS, part_added
+from tpdet.kernels.cuda.gemm.packed.chain import DENSE, OF_STEP
 from tpdet.kernels.cuda.gemm.packed.numbers import (
     LINE_WORDS,
     code_layout,
+    numbers,
     ordered_words,
+    part_numbers,
     word_layout,
 )
 from tpdet.kernels.cuda.gemm.variants.chain import keep, send
@@ -53,13 +56,14 @@ from tpdet.kernels.cuda.launch.warp_pipeline import (
 from tpdet.kernels.inputs.gated import GROUP
 
 _GROUP = gl.constexpr(GROUP)
+_PARTS = gl.constexpr(4)  # of a step of 64 columns
 
 
 class WarpPackedForm(NamedTuple):
     """What the kernel is compiled for; as `PackedForm` where names are alike.
 
-    GROUPS: 1, a consumer's. SENT: tiles leave by the accelerator. CONSUMERS: warpgroups that
-    unpack, two or three.
+    GROUPS: 1, a consumer's. SENT: tiles leave by the accelerator. CONSUMERS: two, or three, which
+    unpack by 16 columns and fold no leaves.
     """
 
     RECIPE: int
@@ -101,7 +105,7 @@ class PackedSizes(NamedTuple):
 
 
 class ScaleRows(NamedTuple):
-    """Scales of a tile's leaves and their zero points, as stored: [groups along K, across]; row: a
+    """Scales of a leaf and their zero points, as stored: [K / SCALE_GROUP groups, across]; row: a
     consumer's first."""
 
     scales: Any
@@ -114,12 +118,6 @@ class ScaleRows(NamedTuple):
 def registers_of(consumers):
     """Registers of every thread: ptxas holds weights in registers to the fewest of any warp."""
     return 128 if consumers == 3 else 168
-
-
-@gluon.constexpr_function
-def part_ahead(consumers, rows):
-    """The part of a step behind which words of the next are loaded: early if registers allow it."""
-    return 2 if consumers * rows <= 256 else 3
 
 
 @gluon.jit
@@ -182,12 +180,24 @@ def _produce(code_tiles, x_tiles, pipeline, sizes, FORM: gl.constexpr):
 
 
 @gluon.jit
-def _scales_of(own, step, steps, FORM: gl.constexpr):
-    """Scales [64, S] of a tile's step where a thread wants them, as stored; with zero points words.
+def _across(sizes, FORM: gl.constexpr):
+    """Scales of a group along K."""
+    return gl.cdiv(sizes.n, CONSUMER_ROWS) * (CONSUMER_ROWS // FORM.SCALE_ROWS)
 
-    They are 0 past the end of the tile's leaves, of `steps` each.
+
+@gluon.jit
+def _scale_rows(scales, leaf, across, row, sizes, FORM: gl.constexpr):
+    """A consumer's scales of a leaf, of those of all leaves and zero points."""
+    begin = leaf * (sizes.steps * FORM.DEPTH // FORM.SCALE_GROUP) * across
+    return ScaleRows(scales[0] + begin, scales[1] + begin, across, row)
+
+
+@gluon.jit
+def _scales_of(own, step, steps, FORM: gl.constexpr):
+    """A step's scales [64, S] where a thread wants them, as stored, with zero points as words.
+
+    They are 0 past the leaf's end.
     """
-    LEAVES: gl.constexpr = FORM.ROOT.GROUPS * FORM.ROOT.PARTS * FORM.ROOT.PAIR
     S: gl.constexpr = FORM.DEPTH // FORM.SCALE_GROUP if FORM.DEPTH > FORM.SCALE_GROUP else 1
     WORDS: gl.constexpr = FORM.DEPTH * FORM.BITS // 32
     BY_ROW: gl.constexpr = gl.SliceLayout(2, word_layout(1, S, WORDS // S))
@@ -195,7 +205,7 @@ def _scales_of(own, step, steps, FORM: gl.constexpr):
     group = gl.arange(0, S, layout=gl.SliceLayout(0, BY_ROW))
     group += step * FORM.DEPTH // FORM.SCALE_GROUP
     row = row // FORM.SCALE_ROWS
-    groups = LEAVES * steps * FORM.DEPTH // FORM.SCALE_GROUP
+    groups = steps * FORM.DEPTH // FORM.SCALE_GROUP
     inside = (row < own.across)[:, None] & (group < groups)[None, :]
     address = row[:, None] + group[None, :] * own.across
     scales = gl.load(own.scales + address, mask=inside, other=0)
@@ -203,6 +213,59 @@ def _scales_of(own, step, steps, FORM: gl.constexpr):
         words = recipes.scale_words(scales, FORM.RECIPE)
         scales = recipes.with_zeros(words, gl.load(own.zeros + address, mask=inside, other=0))
     return scales
+
+
+@gluon.jit
+def _unpacked(pipeline, consumer, base, scales, FORM: gl.constexpr):
+    """A consumer's weight [64, DEPTH] of the pipeline's step `base`, once its codes are there."""
+    PASSES: gl.constexpr = FORM.DEPTH * FORM.BITS // 256
+    wait_full(pipeline.full, base)
+    slot = FORM.CONSUMERS * slot_of(pipeline.full, base) + consumer
+    packed = pipeline.codes.index(slot).load(code_layout(1, PASSES))
+    if not recipes.zeroed(FORM.RECIPE):
+        scales = recipes.scale_words(scales, FORM.RECIPE)
+    return numbers(packed, scales, FORM)
+
+
+@gluon.jit
+def _added(weight, pipeline, base, total):
+    """total + the product of a step, which is on its way; that of the step before has ended."""
+    narrow = pipeline.x.index(slot_of(pipeline.full, base)).permute((1, 0))
+    total = warpgroup_mma(weight, narrow, total, is_async=True)
+    return warpgroup_mma_wait(1, deps=(total,))
+
+
+@gluon.jit
+def _leaf_chain(pipeline, consumer, base, steps, own, FORM: gl.constexpr):
+    """fp32 [64, ROWS]: a leaf's chain, from the pipeline's step `base` on.
+
+    Two sets of weight registers take turns: products read one while the other is made.
+    """
+    ONE: gl.constexpr = FORM.SCALE_GROUP >= 2 * FORM.DEPTH  # two steps share their scales
+    ROWS: gl.constexpr = FORM.ROWS
+    total = gl.zeros((CONSUMER_ROWS, ROWS), gl.float32, layout=accumulator_layout(ROWS))
+    first = _scales_of(own, 0, steps, FORM)
+    second = first if ONE else _scales_of(own, 1, steps, FORM)
+    even = _unpacked(pipeline, consumer, base, first, FORM)
+    total = _added(even, pipeline, base, total)
+    for pair in range((steps - 1) // 2):
+        step = 2 * pair
+        first = _scales_of(own, step + 2, steps, FORM)
+        odd = _unpacked(pipeline, consumer, base + step + 1, second, FORM)
+        second = first if ONE else _scales_of(own, step + 3, steps, FORM)
+        total = _added(odd, pipeline, base + step + 1, total)
+        release(pipeline.free, base + step)
+        even = _unpacked(pipeline, consumer, base + step + 2, first, FORM)
+        total = _added(even, pipeline, base + step + 2, total)
+        release(pipeline.free, base + step + 1)
+    last = base + steps - 1
+    if not FORM.ODD:
+        odd = _unpacked(pipeline, consumer, last, second, FORM)
+        total = _added(odd, pipeline, last, total)
+        release(pipeline.free, last - 1)
+    total = warpgroup_mma_wait(0, deps=(total,))
+    release(pipeline.free, last)
+    return total
 
 
 @gluon.jit
@@ -216,87 +279,98 @@ def _words_of(pipeline, consumer, base, PASS: gl.constexpr, FORM: gl.constexpr):
 
 
 @gluon.jit
-def _added(
+def _step_added(
     total, words, scales, pipeline, consumer, base, ahead, FIRST: gl.constexpr, FORM: gl.constexpr
 ):
     """total + the products of a step, of which the last is on its way, and the words of `ahead`.
 
-    words: of the step's first pass. The step before is free, if this is not the FIRST one.
+    words: of the step's first pass. The step before is free, if this is not the FIRST one. The
+    assembler moves unpacking, but no load, in front of a product, so codes of 8 bits are loaded by
+    32 columns.
     """
     if not recipes.zeroed(FORM.RECIPE):
         scales = recipes.scale_words(scales, FORM.RECIPE)
-    AHEAD: gl.constexpr = part_ahead(FORM.CONSUMERS, FORM.ROWS)
     x = pipeline.x.index(slot_of(pipeline.full, base))
-    later = words
-    for part in gl.static_range(PARTS):
+    for part in gl.static_range(_PARTS):
         if part == 2 and FORM.BITS == 8:
             words = _words_of(pipeline, consumer, base, 1, FORM)
-        total = part_added(total, words, scales, x, part, FORM)
+        weight = part_numbers(words, scales, part, FORM)
+        narrow = x.slice(16 * part, 16, 1).permute((1, 0))
+        total = warpgroup_mma(weight, narrow, total, is_async=True)
+        total = warpgroup_mma_wait(1, deps=(total,))
         if part == 0 and not FIRST:
             release(pipeline.free, base - 1)
-        if part == AHEAD:
-            later = _words_of(pipeline, consumer, ahead, 0, FORM)
-    return total, later
+    return total, _words_of(pipeline, consumer, ahead, 0, FORM)
 
 
 @gluon.jit
-def _leaf(pipeline, consumer, base, begin, early, own, steps, FORM: gl.constexpr):
-    """fp32 [64, ROWS]: a leaf's chain, from the pipeline's step `base` on; the next one's `early`.
+def _leaf_chain_in_parts(pipeline, consumer, base, steps, own, FORM: gl.constexpr):
+    """As `_leaf_chain`: 16 columns become numbers while the product of those before runs.
 
-    begin: steps of the tile before it; early: scales of its first one. Words are loaded a step
-    ahead, of the last one once more, as nothing is behind it; scales two or three steps ahead.
+    Words are loaded a step ahead, of the last one once more, as nothing is behind it; scales two or
+    three steps ahead.
     """
     ONE: gl.constexpr = FORM.SCALE_GROUP >= 2 * FORM.DEPTH  # two steps share their scales
     ROWS: gl.constexpr = FORM.ROWS
+    first = _scales_of(own, 0, steps, FORM)
     last = base + steps - 1
     total = gl.zeros((CONSUMER_ROWS, ROWS), gl.float32, layout=accumulator_layout(ROWS))
-    odd = early if ONE else _scales_of(own, begin + 1, steps, FORM)
-    even = _scales_of(own, begin + 2, steps, FORM)
+    odd = first if ONE else _scales_of(own, 1, steps, FORM)
+    even = _scales_of(own, 2, steps, FORM)
     words = _words_of(pipeline, consumer, base, 0, FORM)
-    total, words = _added(total, words, early, pipeline, consumer, base, base + 1, True, FORM)
+    total, words = _step_added(total, words, first, pipeline, consumer, base, base + 1, True, FORM)
     for pair in range((steps - 1) // 2):
         step = base + 2 * pair
-        next_odd = even if ONE else _scales_of(own, begin + 2 * pair + 3, steps, FORM)
-        next_even = _scales_of(own, begin + 2 * pair + 4, steps, FORM)
-        later = step + 2
-        total, words = _added(total, words, odd, pipeline, consumer, step + 1, later, False, FORM)
-        later = gl.minimum(step + 3, last)
-        total, words = _added(total, words, even, pipeline, consumer, step + 2, later, False, FORM)
+        next_odd = even if ONE else _scales_of(own, 2 * pair + 3, steps, FORM)
+        next_even = _scales_of(own, 2 * pair + 4, steps, FORM)
+        ahead = step + 2
+        total, words = _step_added(
+            total, words, odd, pipeline, consumer, step + 1, ahead, False, FORM
+        )
+        ahead = gl.minimum(step + 3, last)
+        total, words = _step_added(
+            total, words, even, pipeline, consumer, step + 2, ahead, False, FORM
+        )
         odd = next_odd
         even = next_even
     if not FORM.ODD:
-        total, words = _added(total, words, odd, pipeline, consumer, last, last, False, FORM)
+        total, words = _step_added(total, words, odd, pipeline, consumer, last, last, False, FORM)
     total = warpgroup_mma_wait(0, deps=(total,))
     release(pipeline.free, last)
-    return total, odd if FORM.ODD else even
+    return total
 
 
 @gluon.jit
-def _part(pipeline, consumer, slot, base, begin, early, own, steps, FORM: gl.constexpr):
-    """The sum of a part: one leaf or two, of which the first rests in `slot`; as `_leaf`."""
-    total, early = _leaf(pipeline, consumer, base, begin, early, own, steps, FORM)
+def _leaf(pipeline, consumer, base, scales, leaf, row, sizes, FORM: gl.constexpr):
+    """The sum of a leaf [64, ROWS]. scales: of all leaves, and zero points."""
+    own = _scale_rows(scales, leaf, _across(sizes, FORM), row, sizes, FORM)
+    return _leaf_chain(pipeline, consumer, base, sizes.steps, own, FORM)
+
+
+@gluon.jit
+def _part(pipeline, consumer, slot, base, scales, leaf, row, sizes, FORM: gl.constexpr):
+    """The sum of a part: one leaf or two, of which the first rests in `slot`."""
+    total = _leaf(pipeline, consumer, base, scales, leaf, row, sizes, FORM)
     if FORM.ROOT.PAIR == 2:
         keep(slot.permute((1, 0)), total, 0)
-        base += steps
-        later, early = _leaf(pipeline, consumer, base, begin + steps, early, own, steps, FORM)
+        later = _leaf(pipeline, consumer, base + sizes.steps, scales, leaf + 1, row, sizes, FORM)
         total = slot.permute((1, 0)).load(accumulator_layout(FORM.ROWS)) + later
-    return total, early
+    return total
 
 
 @gluon.jit
-def _folded(pipeline, consumer, slot, rest, base, own, steps, FORM: gl.constexpr):
+def _folded(pipeline, consumer, slot, rest, base, scales, leaf, row, sizes, FORM: gl.constexpr):
     """A consumer's rows of one tile of one root; a sum that waits for others rests in memory."""
     BY_LANE: gl.constexpr = accumulator_layout(FORM.ROWS)
     TERMS: gl.constexpr = FORM.ROOT.GROUPS * FORM.ROOT.PARTS
     PAIR: gl.constexpr = FORM.ROOT.PAIR
-    early = _scales_of(own, 0, steps, FORM)
-    total, early = _part(pipeline, consumer, slot, base, 0, early, own, steps, FORM)
+    total = _part(pipeline, consumer, slot, base, scales, leaf, row, sizes, FORM)
     if TERMS > 1:
         for term in range(1, TERMS):
             keep(rest.permute((1, 0)), total, 0)
-            begin = term * PAIR * steps
-            first = base + begin
-            later, early = _part(pipeline, consumer, slot, first, begin, early, own, steps, FORM)
+            begin = base + term * PAIR * sizes.steps
+            first = leaf + term * PAIR
+            later = _part(pipeline, consumer, slot, begin, scales, first, row, sizes, FORM)
             total = rest.permute((1, 0)).load(BY_LANE) + later
     return total
 
@@ -314,19 +388,24 @@ def _store_clipped(y, root, row, column, value, m, n):
 
 @gluon.jit
 def _consume(consumer, pipeline, slot, rests, y_tiles, y, bias, scales, sizes, FORM: gl.constexpr):
-    """A consumer warpgroup, 0 or 1: its half of the weight rows in all tiles of this program."""
+    """A consumer warpgroup: its 64 of the weight rows in all tiles of this program."""
     LEAVES: gl.constexpr = FORM.ROOT.GROUPS * FORM.ROOT.PARTS * FORM.ROOT.PAIR
     PAIR: gl.constexpr = 2 if FORM.GATED else 1
     rest = rests.index(consumer)
-    across = gl.cdiv(sizes.n, CONSUMER_ROWS) * (CONSUMER_ROWS // FORM.SCALE_ROWS)
+    if FORM.CONSUMERS == 3:
+        across = _across(sizes, FORM)
     base = 0
     for tile in range(gl.program_id(0), _tile_count(sizes, FORM), gl.num_programs(0)):
         matrix, root, row, column = _locate(tile, sizes, FORM)
         column += consumer * CONSUMER_ROWS
         # 1. the chains over K, their fold, the bias and the gates
-        begin = matrix * (sizes.steps * FORM.DEPTH // FORM.SCALE_GROUP) * across
-        own = ScaleRows(scales[0] + begin, scales[1] + begin, across, column)
-        total = _folded(pipeline, consumer, slot, rest, base, own, sizes.steps, FORM)
+        if FORM.CONSUMERS == 3:
+            own = _scale_rows(scales, matrix, across, column, sizes, FORM)
+            total = _leaf_chain_in_parts(pipeline, consumer, base, sizes.steps, own, FORM)
+        else:
+            total = _folded(
+                pipeline, consumer, slot, rest, base, scales, matrix, column, sizes, FORM
+            )
         base += LEAVES * sizes.steps
         if FORM.BIAS:
             BY_LANE: gl.constexpr = accumulator_layout(FORM.ROWS)
@@ -367,8 +446,8 @@ def warp_packed_chain(
     FORM: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):
-    """Tiles [128, ROWS] of all roots, or of all blocks of experts, a program taking every
-    num_programs-th.
+    """Tiles [64 * CONSUMERS, ROWS] of all roots, or of all blocks of experts, of which a program
+    takes every num_programs-th.
 
     code_tiles [L * blocks, K / 64 * lines, 32] in blocks [1, lines of DEPTH, 32]; x_tiles [M, L *
     K] in blocks [ROWS, DEPTH]; y_tiles: y [roots * M, N] in blocks [ROWS, 64], gated [ROWS, 32];
