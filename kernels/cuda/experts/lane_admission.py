@@ -6,14 +6,10 @@ ends of its rows and columns, with padding. One that differs in one byte stops t
 
 import torch
 
+from tpdet.kernels.cuda.experts.lane_tiles import LaneTile, streams, tiles
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
-from tpdet.kernels.cuda.experts.shared_lanes import (
-    LaneTile,
-    fold_lanes_with_shared,
-    tiles,
-)
+from tpdet.kernels.cuda.experts.shared_lanes import fold_lanes_with_shared
 from tpdet.kernels.cuda.experts.sorted_tokens import sort_tokens
-from tpdet.kernels.cuda.experts.streamed_lanes_launch import streams
 from tpdet.kernels.cuda.gemm import trial_data
 from tpdet.kernels.cuda.gemm.leaf import leaf_gemm
 from tpdet.kernels.cuda.pointwise.gate import gate_lanes

@@ -26,6 +26,31 @@ from tpdet.kernels.partial_sums import PartialSums
 _FEW_ROWS = 64
 
 
+@triton.jit
+def lane_of(expert, position, first, PER_LANE: tl.constexpr):
+    """The lane of a choice, by this rank's first expert; -1 of another rank's expert."""
+    return tl.where(position >= 0, (expert - first) // PER_LANE, -1)
+
+
+@triton.jit
+def with_choice(sums_so_far, lanes, product, lane):
+    """The sum behind each choice and its lane, with one choice more: it begins its lane or goes on
+    with the last sum."""
+    before = tl.zeros(product.shape, tl.float32)
+    if len(lanes) > 0:
+        before = tl.where(lane == lanes[-1], sums_so_far[-1], before)
+    return sums_so_far + (before + product,), lanes + (lane,)  # noqa: RUF005
+
+
+@triton.jit
+def sum_of_lane(sums_so_far, lanes, lane):
+    """The last sum of a lane; +0 of one that no choice is in."""
+    total = tl.zeros(sums_so_far[0].shape, tl.float32)
+    for choice in tl.static_range(len(lanes)):
+        total = tl.where(lanes[choice] == lane, sums_so_far[choice], total)
+    return total
+
+
 @triton.jit(do_not_specialize=["rows", "first"])
 def lane_sums(
     y,
@@ -47,35 +72,29 @@ def lane_sums(
     """A block of one token's columns, all lanes. first: this rank's first expert."""
     await_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    here = at < width
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    here = column < width
     # 1. all weighted rows, read side by side; each is added to those before it in its lane
     sums_so_far = ()
     lanes = ()
     for choice in tl.static_range(CHOSEN):
-        at_choice = row * CHOSEN + choice
-        position = tl.load(positions + at_choice).to(tl.int64)
-        finished = tl.load(y + tl.maximum(position, 0) * width + at, mask=here, other=0.0)
-        product = tl.load(weights + at_choice) * finished.to(tl.float32)
-        lane = tl.where(position >= 0, (tl.load(ids + at_choice) - first) // PER_LANE, -1)
-        before = tl.zeros((BLOCK,), tl.float32)
-        if choice > 0:
-            before = tl.where(lane == lanes[choice - 1], sums_so_far[choice - 1], before)
-        sums_so_far = sums_so_far + (before + product,)  # type: ignore[assignment] # noqa: RUF005
-        lanes = lanes + (lane,)  # type: ignore[assignment] # noqa: RUF005
+        choice_index = row * CHOSEN + choice
+        position = tl.load(positions + choice_index).to(tl.int64)
+        finished = tl.load(y + tl.maximum(position, 0) * width + column, mask=here, other=0.0)
+        product = tl.load(weights + choice_index) * finished.to(tl.float32)
+        lane = lane_of(tl.load(ids + choice_index), position, first, PER_LANE)
+        sums_so_far, lanes = with_choice(sums_so_far, lanes, product, lane)
     # 2. a lane is its last sum, and the fold over lanes
     stack = ()
     plane = rows.to(tl.int64) * width
     for i in tl.static_range(len(PROGRAM.planes)):
-        total = tl.zeros((BLOCK,), tl.float32)
-        for choice in tl.static_range(CHOSEN):
-            total = tl.where(lanes[choice] == PROGRAM.planes[i], sums_so_far[choice], total)
+        total = sum_of_lane(sums_so_far, lanes, PROGRAM.planes[i])
         if HAS_SHARED:
-            beside = shared + PROGRAM.planes[i] * plane + row * width + at
+            beside = shared + PROGRAM.planes[i] * plane + row * width + column
             total = total + tl.load(beside, mask=here, other=0.0)
         stack = push_and_add(stack, total, PROGRAM.additions[i])
         if PROGRAM.roots[i] >= 0:
-            tl.store(sums + PROGRAM.roots[i] * plane + row * width + at, stack[0], mask=here)
+            tl.store(sums + PROGRAM.roots[i] * plane + row * width + column, stack[0], mask=here)
             stack = stack[1:]
 
 

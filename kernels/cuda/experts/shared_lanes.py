@@ -11,7 +11,8 @@
 
 By leaves apart 8 bytes a value and lane are written and read, 16 with a gate: at 8,192 rows that is
 most of a block's time. A tile here holds all choices' sums in registers, and the operands of a leaf
-are read while an earlier leaf is added up. Many rows go to `streamed_lanes.py` where it takes them.
+are read while an earlier leaf is added up. `lane_tiles.py` says which steps take which tile, and
+which take the programs of `streamed_lanes.py` instead.
 """
 
 from typing import NamedTuple
@@ -20,54 +21,30 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.experts.lane_tiles import LaneTile, programs_of_rows, streams, tile_for
+from tpdet.kernels.cuda.experts.lanes import lane_of, sum_of_lane, with_choice
 from tpdet.kernels.cuda.experts.sorted_tokens import SortedTokens
-from tpdet.kernels.cuda.experts.streamed_lanes import COLUMNS, ROWS, WARPS
-from tpdet.kernels.cuda.experts.streamed_lanes_launch import stream, streams
+from tpdet.kernels.cuda.experts.streamed_lanes import stream_lanes, tile_descriptors
 from tpdet.kernels.cuda.gemm.ended import ended
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 from tpdet.kernels.cuda.launch.sizes import cdiv
 from tpdet.kernels.cuda.pointwise.fold import push_and_add
 from tpdet.kernels.cuda.pointwise.gate import opened
-from tpdet.kernels.fold_program import FoldProgram, own_program
+from tpdet.kernels.fold_program import own_program
 from tpdet.kernels.inputs.experts import Lanes
 from tpdet.kernels.inputs.shared_rows import SharedRows
 from tpdet.kernels.partial_sums import PartialSums
 
 
-class LaneTile(NamedTuple):
-    """Rows and columns of a program, its warps, and leaves that are read ahead of their chain.
-
-    streamed: those of `streamed_lanes.py`.
-    """
-
-    rows: int
-    columns: int
-    warps: int
-    ahead: int
-    streamed: bool = False
-
-
-_TILES = (
-    (32, LaneTile(16, 16, 4, 8)),
-    (128, LaneTile(16, 32, 4, 1)),
-    (1 << 62, LaneTile(64, 64, 16, 1)),
-)
-"""By the rows up to which a tile is taken."""
-STREAMED = LaneTile(ROWS.value, COLUMNS.value, WARPS.value, 0, True)
-"""Instead of the last one, where `streams` is true."""
-
-
 class JoinedForm(NamedTuple):
-    """What the kernel is compiled for: choices of a token, experts of a lane, inputs of a leaf,
-    whether there is a gate; rows, columns and leaves ahead of a `LaneTile`."""
+    """What a kernel is compiled for: choices of a token, experts of a lane, inputs of a leaf and
+    whether there is a gate."""
 
     CHOSEN: int
     PER_LANE: int
     DEPTH: int
     GATED: bool
-    ROWS: int
-    COLUMNS: int
-    AHEAD: int
 
 
 @triton.jit
@@ -96,6 +73,7 @@ def lane_sums_with_shared(
     first,
     gate_stride,
     FORM: tl.constexpr,
+    TILE: tl.constexpr,
     PROGRAM: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -103,12 +81,10 @@ def lane_sums_with_shared(
     await_earlier(DEPENDENT)
     LEAVES: tl.constexpr = len(PROGRAM.planes)
     CHOSEN: tl.constexpr = FORM.CHOSEN
-    AHEAD: tl.constexpr = FORM.AHEAD
-    ROWS: tl.constexpr = FORM.ROWS
-    COLUMNS: tl.constexpr = FORM.COLUMNS
-    parts = tl.cdiv(width, COLUMNS)
-    row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) % parts * COLUMNS + tl.arange(0, COLUMNS)
+    AHEAD: tl.constexpr = min(TILE.ahead, LEAVES)
+    parts = tl.cdiv(width, TILE.columns)
+    row = (tl.program_id(0) // parts).to(tl.int64) * TILE.rows + tl.arange(0, TILE.rows)
+    column = tl.program_id(0) % parts * TILE.columns + tl.arange(0, TILE.columns)
     real = row < rows
     here = real[:, None] & (column < width)[None, :]
     # 1. the first leaves' operands are on their way
@@ -128,14 +104,8 @@ def lane_sums_with_shared(
         from_row = y + (tl.maximum(position, 0) * width)[:, None] + column[None, :]
         finished = tl.load(from_row, mask=own, other=0.0).to(tl.float32)
         weight = tl.load(weights + choice_index, mask=real, other=0.0)
-        lane = tl.where(position >= 0, (expert - first) // FORM.PER_LANE, -1)
-        before = tl.zeros((ROWS, COLUMNS), tl.float32)
-        if choice > 0:
-            follows = (lane == lanes[choice - 1])[:, None]
-            before = tl.where(follows, sums_so_far[choice - 1], before)
-        product = weight[:, None] * finished
-        sums_so_far = sums_so_far + (before + product,)  # type: ignore[assignment] # noqa: RUF005
-        lanes = lanes + (lane,)  # type: ignore[assignment] # noqa: RUF005
+        lane = lane_of(expert, position, first, FORM.PER_LANE)[:, None]
+        sums_so_far, lanes = with_choice(sums_so_far, lanes, weight[:, None] * finished, lane)
     if FORM.GATED:
         factor = opened(tl.load(gate + row * gate_stride, mask=real, other=0.0))[:, None]
     # 3. a lane is its last sum and its leaf; and the fold over lanes
@@ -152,26 +122,12 @@ def lane_sums_with_shared(
         added = ended(tl.dot(x, tl.trans(w), input_precision="ieee"))
         if FORM.GATED:
             added = added * factor
-        total = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for choice in tl.static_range(CHOSEN):
-            ends_here = (lanes[choice] == PROGRAM.planes[i])[:, None]
-            total = tl.where(ends_here, sums_so_far[choice], total)
+        total = sum_of_lane(sums_so_far, lanes, PROGRAM.planes[i])
         stack = push_and_add(stack, total + added, PROGRAM.additions[i])
         if PROGRAM.roots[i] >= 0:
             to = sums + PROGRAM.roots[i] * plane + (row * width)[:, None] + column[None, :]
             tl.store(to, stack[0], mask=here)
             stack = stack[1:]
-
-
-def tile_for(rows: int, streamed: bool = False) -> LaneTile:
-    """What steps of so many rows take; streamed: whether `streams` is true of the operands."""
-    found = next(tile for most, tile in _TILES if rows <= most)
-    return STREAMED if streamed and found is _TILES[-1][1] else found
-
-
-def tiles(streamed: bool = False) -> list[LaneTile]:
-    """All that `tile_for` names."""
-    return [tile for _, tile in _TILES] + [STREAMED] * streamed
 
 
 def fold_lanes_with_shared(
@@ -189,42 +145,37 @@ def fold_lanes_with_shared(
     fit.
     """
     experts, roots = lanes.experts, lanes.roots
-    (rows, chosen), width = ids.shape, y.shape[1]
+    (rows, chosen), width, leaf = ids.shape, y.shape[1], shared.down.shape[2]
     _check(shared, rows, width, lanes)
     sums = torch.empty(len(roots), rows, width, dtype=torch.float32, device=y.device)
     if tile is None:
-        leaf = shared.down.shape[2]
         tile = tile_for(rows, streams(width, lanes.held, leaf, chosen, y.device))
-    if sums.numel() and tile.streamed:
-        stream(y, ids, weights, sorted_tokens.positions, lanes, shared, sums)
-    elif sums.numel():
-        gate = shared.gate
-        program: FoldProgram = own_program(roots)
-        lane_sums_with_shared[(cdiv(rows, tile.rows) * cdiv(width, tile.columns),)](
+    if sums.numel():
+        mixed, down, gate = shared
+        blocks, parts = cdiv(rows, tile.rows), cdiv(width, tile.columns)
+        kernel, more = lane_sums_with_shared, dict[str, object](TILE=tile)
+        if tile.streamed:
+            mixed, down = tile_descriptors(mixed, down)
+            parts = programs_of_rows(blocks, parts, multiprocessors(y.device))
+            kernel, more = stream_lanes, {"programs": parts}
+        kernel[(blocks * parts,)](
             y,
             ids,
             weights,
             sorted_tokens.positions,
-            shared.mixed,
-            shared.down,
+            mixed,
+            down,
             sums if gate is None else gate,
             sums,
             rows,
             width,
             experts.start,
             1 if gate is None else gate.stride(0),
-            FORM=JoinedForm(
-                chosen,
-                len(experts) // lanes.held,
-                shared.down.shape[2],
-                gate is not None,
-                tile.rows,
-                tile.columns,
-                min(tile.ahead, lanes.held),
-            ),
-            PROGRAM=program,
+            FORM=JoinedForm(chosen, len(experts) // lanes.held, leaf, gate is not None),
+            PROGRAM=own_program(roots),
             num_warps=tile.warps,
             enable_fp_fusion=False,
+            **more,
             **dependent_launch(y.device),
         )
     return PartialSums(sums, tuple(range(len(roots))))

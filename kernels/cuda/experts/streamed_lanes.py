@@ -22,6 +22,7 @@ where a flag is set.
 
 from typing import Any, NamedTuple
 
+import torch
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -32,9 +33,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tpdet.kernels.cuda.experts.lanes import lane_of
 from tpdet.kernels.cuda.launch.dependent import await_earlier
-from tpdet.kernels.cuda.launch.warp_pipeline import allocate_barriers, copy_tile
+from tpdet.kernels.cuda.launch.warp_pipeline import allocate_barriers, copy_tile, tile_layout
 from tpdet.kernels.cuda.pointwise.fold import push_and_add
 from tpdet.kernels.cuda.pointwise.gate import opened
 
@@ -42,16 +45,6 @@ copy_to_shared = getattr(async_copy, "async_load", None) or async_copy.async_cop
 ROWS, COLUMNS, WARPS = gl.constexpr(64), gl.constexpr(64), gl.constexpr(8)
 VECTOR = gl.constexpr(8)  # neighbouring columns of a thread
 _VALUE_BYTES = gl.constexpr(2)
-
-
-class StreamedForm(NamedTuple):
-    """What the kernel is compiled for: choices of a token, experts of a lane, inputs of a leaf and
-    whether there is a gate."""
-
-    CHOSEN: int
-    PER_LANE: int
-    DEPTH: int
-    GATED: bool
 
 
 class LaneOperands(NamedTuple):
@@ -77,13 +70,12 @@ class LaneOperands(NamedTuple):
 
 class LaneStages(NamedTuple):
     """What is copied to shared memory: the rows' mixed values [L, ROWS, K], a block's weights
-    [L, 8, 4, 2, K] and the rows of y of the first half of the choices and of the second
-    [k / 2 * ROWS, COLUMNS]; barriers of mixed values and weights."""
+    [L, 8, 4, 2, K] and the rows of y of each half of the choices [k / 2 * ROWS, COLUMNS]; barriers
+    of mixed values and weights."""
 
     mixed: Any
     weights: Any
-    chosen: Any
-    chosen_later: Any
+    chosen: tuple[Any, Any]
     mixed_here: Any
     weights_here: Any
 
@@ -92,8 +84,8 @@ class ChoiceTables(NamedTuple):
     """The rows' choices in shared memory: where the row of y of each begins [k * ROWS], counted in
     vectors of 8 values (-1: none), its weight [k, ROWS] and flags fp32 [k, ROWS, L]."""
 
-    places: Any
-    shares: Any
+    starts: Any
+    weights: Any
     flags: Any
 
 
@@ -130,24 +122,25 @@ def by_column(chain):
 
 
 @gluon.jit
-def _ask_for_rows(stages, operands, first_row, DEPTH: gl.constexpr):
+def _ask_for_rows(stages, operands, first_row):
     """Copy all leaves' mixed values of the program's rows; rows past the end are zeros."""
     LEAVES: gl.constexpr = stages.mixed.shape[0]
+    DEPTH: gl.constexpr = stages.mixed.shape[2]
     mbarrier.expect(stages.mixed_here, LEAVES * ROWS * DEPTH * _VALUE_BYTES)
     for leaf in gl.static_range(LEAVES):
-        at = [first_row, leaf * DEPTH]
-        copy_tile(operands.mixed_tiles, at, stages.mixed_here, stages.mixed.index(leaf))
+        corner = [first_row, leaf * DEPTH]
+        copy_tile(operands.mixed_tiles, corner, stages.mixed_here, stages.mixed.index(leaf))
 
 
 @gluon.jit
-def _ask_for_weights(stages, operands, part, DEPTH: gl.constexpr):
+def _ask_for_weights(stages, operands, part):
     """Copy all leaves' weights of a block of columns; past the last block those of that one, so
     that no copy needs a branch."""
     block = gl.minimum(part, operands.width // COLUMNS - 1)
-    SIZE: gl.constexpr = stages.mixed.shape[0] * COLUMNS * DEPTH
+    SIZE: gl.constexpr = stages.mixed.shape[0] * COLUMNS * stages.mixed.shape[2]
     mbarrier.expect(stages.weights_here, SIZE * _VALUE_BYTES)
-    at = [0, 0, block * (COLUMNS // 16), 0, 0]
-    copy_tile(operands.down_tiles, at, stages.weights_here, stages.weights)
+    corner = [0, 0, block * (COLUMNS // 16), 0, 0]
+    copy_tile(operands.down_tiles, corner, stages.weights_here, stages.weights)
 
 
 @gluon.constexpr_function
@@ -166,13 +159,12 @@ def _ask_for_choices(stages, tables, operands, part, HALF: gl.constexpr, CHOSEN:
     COUNT: gl.constexpr = choices_of(HALF, CHOSEN)[1]
     TOGETHER: gl.constexpr = max(1, COUNT & -COUNT) * ROWS  # a tensor's size is a power of two
     column = part * COLUMNS + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, COPY))[None, :]
-    chosen = stages.chosen_later if HALF else stages.chosen
-    for at in gl.static_range(0, COUNT * ROWS, TOGETHER):
-        places = tables.places.slice(FIRST * ROWS + at, TOGETHER)
-        place = places.load(gl.SliceLayout(1, COPY))[:, None]
-        from_row = operands.y + column + place.to(gl.int64) * VECTOR
-        here = (place >= 0) & (column < operands.width)
-        copy_to_shared(chosen.slice(at, TOGETHER), from_row, here)
+    for begin in gl.static_range(0, COUNT * ROWS, TOGETHER):
+        starts = tables.starts.slice(FIRST * ROWS + begin, TOGETHER)
+        start = starts.load(gl.SliceLayout(1, COPY))[:, None]
+        from_row = operands.y + column + start.to(gl.int64) * VECTOR
+        here = (start >= 0) & (column < operands.width)
+        copy_to_shared(stages.chosen[HALF].slice(begin, TOGETHER), from_row, here)
     async_copy.commit_group()
 
 
@@ -185,15 +177,15 @@ def _note_choices(tables, operands, first_row, LEAVES: gl.constexpr, FORM: gl.co
     real = row < operands.rows
     lanes = gl.arange(0, LEAVES, layout=gl.SliceLayout(0, FLAGS))[None, :]
     for choice in gl.static_range(CHOSEN):
-        at = row * CHOSEN + choice
-        position = gl.load(operands.positions + at, mask=real, other=-1)
-        expert = gl.load(operands.ids + at, mask=real, other=-1)
-        weight = gl.load(operands.weights + at, mask=real, other=0.0)
+        choice_index = row * CHOSEN + choice
+        position = gl.load(operands.positions + choice_index, mask=real, other=-1)
+        expert = gl.load(operands.ids + choice_index, mask=real, other=-1)
+        weight = gl.load(operands.weights + choice_index, mask=real, other=0.0)
         own = position >= 0
-        lane = gl.where(own, (expert - operands.first) // FORM.PER_LANE, -1)
-        place = gl.where(own, position * (operands.width // VECTOR), -1)
-        tables.places.slice(choice * ROWS, ROWS).store(place)
-        tables.shares.index(choice).store(gl.where(own, weight, 0.0))
+        lane = lane_of(expert, position, operands.first, FORM.PER_LANE)
+        start = gl.where(own, position * (operands.width // VECTOR), -1)
+        tables.starts.slice(choice * ROWS, ROWS).store(start)
+        tables.weights.index(choice).store(gl.where(own, weight, 0.0))
         tables.flags.index(choice).store(gl.where(lane[:, None] == lanes, 1.0, 0.0))
 
 
@@ -228,10 +220,10 @@ def _with_choices(
     SUMS: gl.constexpr = sums_layout()
     FIRST: gl.constexpr = choices_of(HALF, CHOSEN)[0]
     COUNT: gl.constexpr = choices_of(HALF, CHOSEN)[1]
-    chosen = stages.chosen_later if HALF else stages.chosen
     for i in gl.static_range(COUNT):
-        share = tables.shares.index(FIRST + i).load(gl.SliceLayout(1, SUMS))[:, None]
-        product = share * chosen.slice(i * ROWS, ROWS).load(SUMS).to(gl.float32)
+        weight = tables.weights.index(FIRST + i).load(gl.SliceLayout(1, SUMS))[:, None]
+        finished = stages.chosen[HALF].slice(i * ROWS, ROWS).load(SUMS)
+        product = weight * finished.to(gl.float32)
         flags = _flags_of_lanes(tables.flags.index(FIRST + i), len(totals))
         more = ()
         for lane in gl.static_range(len(totals)):
@@ -288,7 +280,7 @@ def _walk(
     turn = 0  # how often weights have been copied and read
     if EXACT:
         turn += gl.cdiv(width // COLUMNS - begin, programs) + 1
-    _ask_for_weights(stages, operands, begin, FORM.DEPTH)
+    _ask_for_weights(stages, operands, begin)
     for half in gl.static_range(2):
         _ask_for_choices(stages, tables, operands, begin, half, FORM.CHOSEN)
     for part in range(begin, width // COLUMNS, programs):
@@ -327,7 +319,7 @@ def _walk(
                 stack = stack[1:]
         # 3. every warp is done with the weights
         tl.debug_barrier()
-        _ask_for_weights(stages, operands, part + programs, FORM.DEPTH)
+        _ask_for_weights(stages, operands, part + programs)
     # 4. what was asked for too much has come
     async_copy.wait_group(0)
     mbarrier.wait(stages.weights_here, turn & 1)
@@ -377,8 +369,10 @@ def stream_lanes(
     stages = LaneStages(
         gl.allocate_shared_memory(dtype, [LEAVES, ROWS, DEPTH], mixed_tiles.layout),
         gl.allocate_shared_memory(dtype, [LEAVES, 8, 4, 2, DEPTH], down_tiles.layout),
-        gl.allocate_shared_memory(dtype, [EARLY * ROWS, COLUMNS], ROW),
-        gl.allocate_shared_memory(dtype, [LATER * ROWS, COLUMNS], ROW),
+        (
+            gl.allocate_shared_memory(dtype, [EARLY * ROWS, COLUMNS], ROW),
+            gl.allocate_shared_memory(dtype, [LATER * ROWS, COLUMNS], ROW),
+        ),
         allocate_barriers(1).index(0),
         allocate_barriers(1).index(0),
     )
@@ -386,7 +380,7 @@ def stream_lanes(
     mbarrier.init(stages.weights_here, count=1)
     fence_async_shared()
     tl.debug_barrier()
-    _ask_for_rows(stages, operands, first_row, DEPTH)
+    _ask_for_rows(stages, operands, first_row)
     # 2. what is the same in every block of columns
     tables = ChoiceTables(
         gl.allocate_shared_memory(gl.int32, [CHOSEN * ROWS], LINE),
@@ -405,3 +399,19 @@ def stream_lanes(
     spoilt = _walk(stages, tables, operands, factor, first_row, False, FORM, PROGRAM)
     if gl.sum(gl.sum((spoilt != spoilt).to(gl.int32), 1), 0) > 0:
         _walk(stages, tables, operands, factor, first_row, True, FORM, PROGRAM)
+
+
+def tile_descriptors(
+    mixed: torch.Tensor, down: torch.Tensor
+) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """The kernel's mixed_tiles and down_tiles (`LaneOperands`) of mixed [M, L * K], down [L, N, K].
+
+    Of a block's columns, 16j + 2i + k is found in the order i, j, k.
+    """
+    held, width, leaf = down.shape
+    strides = [width * leaf, 2 * leaf, 16 * leaf, leaf, 1]
+    shape, block = ([held, 8, columns // 16, 2, leaf] for columns in (width, COLUMNS.value))
+    return (
+        TensorDescriptor.from_tensor(mixed, [ROWS.value, leaf], tile_layout(2 * leaf, 16)),
+        TensorDescriptor(down, shape, strides, block, tile_layout(2 * leaf, 16, 5)),
+    )

@@ -12,6 +12,7 @@ from tests.kernels.compiled.test_gemm import check, compile_for_hopper, form, po
 from tests.lib.some_slow import some_slow
 from tpdet.kernels.cuda.experts import (
     gather,
+    lane_tiles,
     lanes,
     router,
     shared_lanes,
@@ -174,7 +175,7 @@ def test_router_gathering_and_lanes_compile_without_fusion():
         check(ptx, log, "lanes", ["mul.rn.f32", "add.rn.f32"])
 
 
-SPILT_BY_LANES = {shared_lanes.LaneTile(64, 64, 16, 1): 300}
+SPILT_BY_LANES = {lane_tiles.LaneTile(64, 64, 16, 1): 300}
 """Bytes that a thread may spill: 512 threads have 128 registers each, and the sums of all choices
 take 64 of them. It spills 220 by Triton 3.6, 300 by 3.9; by 3.6 on an H200 it took
 397 us at 8,192 rows, where 64 x 32 without any took 445."""
@@ -185,13 +186,16 @@ def lanes_with_shared(tile, depth, gated):
     types = {"y": "*bf16", "ids": "*i32", "weights": "*fp32", "positions": "*i32"}
     types |= {"mixed": "*bf16", "down": "*bf16", "gate": "*fp32", "sums": "*fp32"}
     types |= dict.fromkeys(("rows", "width", "first", "gate_stride"), "i32")
-    form = shared_lanes.JoinedForm(8, 32, depth, gated, tile.rows, tile.columns, tile.ahead)
-    constants = {"FORM": form, "PROGRAM": own_program((fold_tree("tree", 8),))}
+    form, program = (
+        shared_lanes.JoinedForm(8, 32, depth, gated),
+        own_program((fold_tree("tree", 8),)),
+    )
+    constants = {"FORM": form, "TILE": tile, "PROGRAM": program}
     kernel, sizes = shared_lanes.lane_sums_with_shared, ("width", "gate_stride")
     return compile_for_hopper(kernel, types, constants, tile.warps, 3, sizes)
 
 
-@pytest.mark.parametrize("tile", shared_lanes.tiles(), ids=str)
+@pytest.mark.parametrize("tile", lane_tiles.tiles(), ids=str)
 def test_lanes_with_a_shared_expert_compile_without_fusion(tile):
     ptx, log = lanes_with_shared(tile, 64, True)
     name = f"lanes and shared {tile}"
@@ -215,10 +219,10 @@ def test_streamed_lanes_compile_to_chains_that_fill_no_other_lane(leaves, depth,
     types["down_tiles"] = f"tensordesc<bf16[{leaves},8,4,2,{depth}],{weights!r}>"
     types |= {"gate": "*fp32", "sums": "*fp32"}
     types |= dict.fromkeys(("rows", "width", "first", "gate_stride", "programs"), "i32")
-    form = streamed_lanes.StreamedForm(8, 32, depth, gated)
+    form = shared_lanes.JoinedForm(8, 32, depth, gated)
     constants = {"FORM": form, "PROGRAM": own_program((fold_tree("tree", leaves),))}
     aligned = [name for name, kind in types.items() if kind[0] == "*" or name == "width"]
-    options = {"num_warps": streamed_lanes.WARPS.value}
+    options = {"num_warps": lane_tiles.STREAMED.warps}
     done = hopper_kernel(streamed_lanes.stream_lanes, types, constants, aligned, options)
     expected = ["wgmma.mma_async", "cp.async.bulk.tensor.5d", "cp.async.cg", "fma.rn.f32"]
     check(done.ptx, done.log, "streamed lanes", expected, True, SPILT_BY_STREAMED_LANES)
@@ -232,7 +236,7 @@ def test_streamed_lanes_compile_to_chains_that_fill_no_other_lane(leaves, depth,
 @pytest.mark.parametrize("depth", some_slow([16], [16, 32, 64, 128]))
 def test_a_leaf_without_a_gate_is_added_to_its_lane_behind_its_chain(depth):
     """With a gate and without, as many additions: no chain begins with the lane's sum."""
-    tile = shared_lanes.tiles()[0]
+    tile = lane_tiles.tiles()[0]
     texts = [lanes_with_shared(tile, depth, gated)[0] for gated in (True, False)]
     with_gate, without = (len(re.findall(r"add(?:\.rn)?\.f32", ptx)) for ptx in texts)
     assert without == with_gate - 2 > 0  # but for the gates of a thread's two rows

@@ -14,17 +14,18 @@ from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.experts import (
     admission,
     lane_admission,
+    lane_tiles,
     sorted_tokens,
     streamed_lanes,
-    streamed_lanes_launch,
 )
+from tpdet.kernels.cuda.experts import lanes as lane_kernels
 from tpdet.kernels.cuda.experts import tiles as expert_tiles
 from tpdet.kernels.cuda.experts.gather import rows_in_blocks
+from tpdet.kernels.cuda.experts.lane_tiles import LaneTile, tile_for
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.products import grouped_product as product_of_groups
 from tpdet.kernels.cuda.experts.router import route
-from tpdet.kernels.cuda.experts.shared_lanes import LaneTile, fold_lanes_with_shared, tile_for
-from tpdet.kernels.cuda.experts.shared_lanes import tiles as lane_tiles
+from tpdet.kernels.cuda.experts.shared_lanes import JoinedForm, fold_lanes_with_shared
 from tpdet.kernels.cuda.experts.sums import Lanes, expert_rows, expert_sums, sums_of_rows
 from tpdet.kernels.cuda.experts.tiles import ExpertWeight, product_tile
 from tpdet.kernels.cuda.gemm.column import column_gemm
@@ -160,14 +161,14 @@ def stream_emulated(y, ids, weights, found, fold, shared, programs):
     (tokens, chosen), width = ids.shape, y.shape[1]
     held, _, leaf = shared.down.shape
     sums = torch.full((len(fold.roots), tokens, width), torch.nan)
-    sizes, steps = streamed_lanes_launch.weights_by_column(held, width, leaf)
+    mixed, down = streamed_lanes.tile_descriptors(shared.mixed, shared.down)
     arguments = {
         "y": Pointer(y),
         "ids": Pointer(ids),
         "weights": Pointer(weights),
         "positions": Pointer(found.positions),
-        "mixed_tiles": described(shared.mixed),
-        "down_tiles": described(shared.down.as_strided(sizes, steps)),
+        "mixed_tiles": described(mixed.base),
+        "down_tiles": described(down.base.as_strided(down.shape, down.strides)),
         "gate": Pointer(weights if shared.gate is None else shared.gate),
         "sums": Pointer(sums),
         "rows": Scalar(tokens),
@@ -175,13 +176,11 @@ def stream_emulated(y, ids, weights, found, fold, shared, programs):
         "first": fold.experts.start,
         "gate_stride": 1,
         "programs": programs,
-        "FORM": streamed_lanes.StreamedForm(
-            chosen, len(fold.experts) // held, leaf, shared.gate is not None
-        ),
+        "FORM": JoinedForm(chosen, len(fold.experts) // held, leaf, shared.gate is not None),
         "PROGRAM": own_program(fold.roots),
         "DEPENDENT": False,
     }
-    arithmetic = (gate_kernels, fold_kernels)
+    arithmetic = (gate_kernels, fold_kernels, lane_kernels)
     for program in range(-(-tokens // 64) * programs):
         kernel = streamed_lanes.stream_lanes
         run_program(kernel, arithmetic, program, arguments, 1, (warp_pipeline,))
@@ -224,15 +223,15 @@ def test_lanes_of_many_rows_have_the_bits_of_leaves_apart(lanes, leaf, width, pr
 
 def test_programs_that_stay_take_many_rows_that_fit():
     """Of Qwen3.5-35B-A3B's layers at TP 1 and 2; programs come in as few rounds as can be."""
-    cpu, streams = torch.device("cpu"), streamed_lanes_launch.streams
+    cpu, streams = torch.device("cpu"), lane_tiles.streams
     assert not streams(2048, 8, 64, 8, cpu), "the interpreter knows no such programs"
     with hardware.pretending(hardware.H200):
         assert streams(2048, 8, 64, 8, cpu) and streams(2048, 4, 64, 8, cpu)
         for unlike in ((2080, 8, 64, 8), (2048, 8, 128, 8), (2048, 6, 64, 8), (2048, 8, 64, 16)):
             assert not streams(*unlike, cpu)
     assert tile_for(129, True).streamed and not tile_for(128, True).streamed
-    assert not tile_for(129).streamed and lane_tiles(True)[:-1] == lane_tiles()
-    programs = streamed_lanes_launch.programs_of_rows
+    assert not tile_for(129).streamed and lane_tiles.tiles(True)[:-1] == lane_tiles.tiles()
+    programs = lane_tiles.programs_of_rows
     assert [programs(blocks, 32, 132) for blocks in (3, 32, 128, 256)] == [32, 4, 1, 1]
 
 
@@ -253,7 +252,7 @@ def test_a_shared_expert_that_does_not_fit_is_refused():
     found = sorted_tokens.sort_tokens(ids, range(8), HEIGHT)
     y, weights, fold = draw(found.rows, 48).half(), draw(5, 2), Lanes(range(8), 8, 2, ((0, 1),))
     mixed, down, gate = draw(5, 64).half(), draw(2, 48, 32).half(), draw(5, 1)
-    assert tile_for(1) in lane_tiles() and tile_for(1 << 20) in lane_tiles()
+    assert {tile_for(1), tile_for(1 << 20)} < {*lane_tiles.tiles()}
     for bad in (
         SharedRows(mixed[:4], down, gate),
         SharedRows(mixed.float(), down.float(), gate),

@@ -25,6 +25,7 @@ WRITTEN = {
     "sort_few": {"counts", "first_blocks", "positions", "expert_ids"},
     "lane_sums": {"sums"},
     "lane_sums_with_shared": {"sums"},
+    "stream_lanes": {"sums"},
     "copy_from_blocks": {"x"},
     "convolve_row": {"y", "inputs"},
     "advance_late": {"state.boundary"},

@@ -1,0 +1,74 @@
+"""Tiles of lanes that a shared expert is added to, by a step's rows; they show in time alone.
+
+Few rows take the small tiles of `shared_lanes.py`, and many the programs of `streamed_lanes.py`
+where these fit (`streams`). Elsewhere many rows take the largest tile: on GPUs that are no Hopper,
+and there of leaves of 128 inputs, of a width that 64 does not divide, and of more than shared
+memory holds, as 8 leaves of 64 inputs beside 10 choices.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from tpdet.kernels.cuda import hardware
+from tpdet.kernels.cuda.experts.streamed_lanes import COLUMNS, ROWS, WARPS
+from tpdet.kernels.cuda.launch.sizes import cdiv
+
+_MORE_BYTES = 2048  # barriers, and what lies unused between buffers
+
+
+class LaneTile(NamedTuple):
+    """Rows and columns of a program, its warps, and how many leaves are read ahead of their chain.
+
+    ahead: None of the programs of `streamed_lanes.py`, which read a whole block of columns ahead.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    ahead: int | None
+
+    @property
+    def streamed(self) -> bool:
+        """Whether it is that of `streamed_lanes.py`."""
+        return self.ahead is None
+
+
+_FEW = ((32, LaneTile(16, 16, 4, 8)), (128, LaneTile(16, 32, 4, 1)))
+"""By the rows up to which a tile is taken."""
+_MANY = LaneTile(64, 64, 16, 1)
+STREAMED = LaneTile(ROWS.value, COLUMNS.value, WARPS.value, None)
+"""Instead of it, where `streams` is true: on an H200 159 us for 394 at 8,192 rows, 13.5 for 16.3
+at 256."""
+
+
+def streams(width: int, held: int, leaf: int, chosen: int, device: torch.device) -> bool:
+    """Whether `STREAMED` takes lanes of `width` columns, of `held` leaves of so many inputs."""
+    gpu, rows, columns = hardware.gpu_of(device), STREAMED.rows, STREAMED.columns
+    operands = held * leaf * (rows + columns) * 2
+    choices = chosen * rows * (2 * columns + 4 * held + 8)
+    room = operands + choices + _MORE_BYTES <= gpu.shared_bytes
+    cut = leaf in (16, 32, 64) and width % columns == 0 and held & held - 1 == 0
+    return gpu.wgmma and room and cut
+
+
+def tile_for(rows: int, streamed: bool = False) -> LaneTile:
+    """What steps of so many rows take; streamed: whether `streams` is true of the operands."""
+    many = STREAMED if streamed else _MANY
+    return next((tile for most, tile in _FEW if rows <= most), many)
+
+
+def tiles(streamed: bool = False) -> list[LaneTile]:
+    """All that `tile_for` names."""
+    return [*(tile for _, tile in _FEW), _MANY] + [STREAMED] * streamed
+
+
+@cache
+def programs_of_rows(blocks: int, parts: int, programs: int) -> int:
+    """How many programs share the `parts` blocks of columns of each block of rows, of `blocks`.
+
+    As few rounds of `programs` at a time as can be, each part and each start counted as one.
+    """
+    rounds = lambda count: cdiv(blocks * count, programs) * (cdiv(parts, count) + 1)
+    return min(range(1, parts + 1), key=rounds)
