@@ -26,14 +26,15 @@ import triton.language as tl
 from tpdet.kernels.cuda.experts.sorted_tokens import SortedTokens, by_token_rows, room_for_tokens
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
+from tpdet.kernels.cuda.pointwise.gate import opened
 from tpdet.kernels.cuda.pointwise.norm import nearest_integer
-from tpdet.kernels.cuda.sampling.noise import LOG2_E, fixed_point
+from tpdet.kernels.cuda.sampling.noise import fixed_point
 from tpdet.kernels.inputs.experts import Routing
 from tpdet.kernels.order import MASS_BITS
 
-_TAKEN = tl.constexpr(-(2**31))  # chosen before, or none of the row's: below everything
-_NOT_A_NUMBER = tl.constexpr(1 - 2**31)  # next to it, and like it no number's
-_ABOVE_SIGN = tl.constexpr(0x7FFFFFFF)
+_TAKEN = tl.constexpr(-(2**31))  # the key of what was chosen before, or is none of the row's
+_NOT_A_NUMBER = tl.constexpr(1 - 2**31)  # that of a NaN, above it and below all numbers' keys
+_BELOW_SIGN = tl.constexpr(0x7FFFFFFF)  # all bits but the sign
 _MASS_BITS = tl.constexpr(MASS_BITS)
 _BIAS, _FRACTION = tl.constexpr(1023), tl.constexpr(52)  # of fp64
 _SPANS = tl.constexpr(128)  # read at once
@@ -55,23 +56,23 @@ class Gating(NamedTuple):
 
 
 @triton.jit
-def best_ids(score, at, here, experts, FORM: tl.constexpr):
+def best_ids(score, expert, here, experts, FORM: tl.constexpr):
     """ids int32 [R, slots] of the best, one after another; EXPERTS where a slot is left over.
 
     A round asks for two numbers of 32 bits, which a warp finds in one instruction each: the largest
-    key and the lowest id that has it. Rounds are a loop: the first one has brought its code.
+    key and the lowest id that has it. Rounds are a loop: all but the first find their code cached.
     """
     SLOTS: tl.constexpr = triton.next_power_of_2(FORM.CHOSEN)
     bits = (score + 0.0).to(tl.int32, bitcast=True)
-    left = tl.where(bits >= 0, bits, bits ^ _ABOVE_SIGN)
+    left = tl.where(bits >= 0, bits, bits ^ _BELOW_SIGN)
     left = tl.where(score == score, left, _NOT_A_NUMBER)
     left = tl.where(here, left, _TAKEN)
     slot = tl.arange(0, SLOTS)[None, :]
     ids = tl.full((FORM.ROWS, SLOTS), FORM.EXPERTS, tl.int32)
     for number in range(tl.minimum(experts, FORM.CHOSEN)):
         best = tl.max(left, 1, keep_dims=True)
-        lowest = tl.min(tl.where(left == best, at, FORM.EXPERTS), 1, keep_dims=True)
-        left = tl.where(at == lowest, _TAKEN, left)
+        lowest = tl.min(tl.where(left == best, expert, FORM.EXPERTS), 1, keep_dims=True)
+        left = tl.where(expert == lowest, _TAKEN, left)
         ids = tl.where(slot == number, lowest, ids)
     return ids
 
@@ -111,22 +112,18 @@ def real_rows(spans, sequences):
     """Rows of all sequences; spans int32 [B, 3]: first row, count and start of each."""
     total = 0
     for first in range(0, sequences, _SPANS):
-        at = first + tl.arange(0, _SPANS)
-        total += tl.sum(tl.load(spans + 3 * at + 1, mask=at < sequences, other=0), 0)
+        sequence = first + tl.arange(0, _SPANS)
+        count = tl.load(spans + 3 * sequence + 1, mask=sequence < sequences, other=0)
+        total += tl.sum(count, 0)
     return total
 
 
 @triton.jit
-def score_of(logit):
-    """1 / (1 + exp(-l))."""
-    return tl.div_rn(1.0, 1.0 + tl.exp2((0.0 - logit) * LOG2_E))
-
-
-@triton.jit
 def weights_of(score, here, chosen, live, FORM: tl.constexpr):
-    """Weights without the scale, by scores or logits: those of all, and [R, slots] of the chosen.
+    """Weights [R, slots] of the chosen, without the scale.
 
-    Where no bias has a say, a row's largest logit is one of the chosen.
+    score, chosen: scores, or logits, of all experts and of the chosen. Where no bias has a say, a
+    row's largest logit is one of the chosen.
     """
     LEAST: tl.constexpr = 0.0 if FORM.SIGMOID else float("-inf")
     if FORM.OVER_CHOSEN and (FORM.SIGMOID or not FORM.BIAS):
@@ -182,19 +179,19 @@ def gate_rows(
     the `held` experts from `first` on."""
     await_earlier(DEPENDENT)
     row = tl.program_id(0) * FORM.ROWS + tl.arange(0, FORM.ROWS)[:, None]
-    at = tl.arange(0, FORM.EXPERTS)[None, :]
-    # 1. scores, beside which the count of rows comes
-    here = (row < rows) & (at < experts)
+    expert = tl.arange(0, FORM.EXPERTS)[None, :]
+    # 1. scores, or logits; how many rows are real is read beside them
+    here = (row < rows) & (expert < experts)
     from_row = logits + row.to(tl.int64) * stride
-    score = tl.load(from_row + at, mask=here, other=float("-inf"))
+    score = tl.load(from_row + expert, mask=here, other=float("-inf"))
     real = row < real_rows(spans, sequences)
     if FORM.SIGMOID:
-        score = score_of(score)
+        score = opened(score)
     shifted = score
     if FORM.BIAS:
-        shifted = score + tl.load(bias + at, mask=here, other=0.0)
+        shifted = score + tl.load(bias + expert, mask=here, other=0.0)
     # 2. who is chosen, ascending by id
-    chosen = best_ids(shifted, at, here, experts, FORM)
+    chosen = best_ids(shifted, expert, here, experts, FORM)
     live = (row < rows) & (chosen < FORM.EXPERTS)
     of_chosen = tl.load(from_row + chosen, mask=live, other=float("-inf"))
     lower = (chosen[:, None, :] < chosen[:, :, None]).to(tl.int32)
@@ -210,7 +207,7 @@ def gate_rows(
         tl.store(expert_ids, count)
     # 4. weights
     if FORM.SIGMOID:
-        of_chosen = score_of(of_chosen)
+        of_chosen = opened(of_chosen)
     weight = weights_of(score, here, of_chosen, live, FORM) * scale
     tl.store(weights + to, tl.where(real, weight, 0.0), mask=live)
 
@@ -243,19 +240,19 @@ def route(
     rows, experts = logits.shape
     ids = torch.empty(rows, routing.chosen, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, routing.chosen, dtype=torch.float32, device=logits.device)
-    found = None
+    sorted_tokens = None
     if held is not None and 0 < rows <= _JOINED:
-        found = room_for_tokens(ids, held, by_token_rows(rows), True)
+        sorted_tokens = room_for_tokens(ids, held, by_token_rows(rows), True)
     own = range(0) if held is None else held
     if rows:
-        each = 1 if found is None else next_power_of_2(rows)
-        gate_rows[(cdiv(rows, each),)](
+        together = 1 if sorted_tokens is None else next_power_of_2(rows)
+        gate_rows[(cdiv(rows, together),)](
             logits,
             logits if bias is None else bias,
             spans,
             ids,
             weights,
-            *((ids, ids) if found is None else found[:2]),
+            *((ids, ids) if sorted_tokens is None else sorted_tokens[:2]),
             rows,
             spans.shape[0],
             experts,
@@ -264,16 +261,16 @@ def route(
             logits.stride(0),
             routing.scale,
             FORM=Gating(
-                each,
+                together,
                 routing.chosen,
                 padded_experts(experts),
                 routing.sigmoid,
                 bias is not None,
                 routing.over_chosen,
-                0 if found is None else found.block_rows,
+                0 if sorted_tokens is None else sorted_tokens.block_rows,
             ),
-            num_warps=each,  # a row lies in one warp: the best are found by its lanes alone
+            num_warps=together,  # a row lies in one warp: the best are found by its lanes alone
             enable_fp_fusion=False,
             **dependent_launch(logits.device),
         )
-    return Routed(ids, weights, found)
+    return Routed(ids, weights, sorted_tokens)
