@@ -75,7 +75,11 @@ def rows_above(block, last, there, STRIDE: tl.constexpr):
 
 @triton.jit
 def row_of_inverse(above, coupling, own, last):
-    """T of the new row of each head [G, 16], by those above it in its block."""
+    """T of the new row of each head [G, 16], by those above it in its block.
+
+    coupling [G, 64]: the new row's to all of the chunk; own: the block's first row; last: the new
+    row's number in it.
+    """
     lane = tl.arange(0, BLOCK)[None, :] + tl.zeros(above[0].shape, tl.int32)
     weights = tl.gather(coupling, own + lane, 1)
     total = tl.zeros_like(above[0])
