@@ -2,8 +2,8 @@
 
 Few rows take the small tiles of `shared_lanes.py`, and many the programs of `streamed_lanes.py`
 where these fit (`streams`). Elsewhere many rows take the largest tile: on GPUs that are no Hopper,
-and there of leaves of 128 inputs, of a width that 64 does not divide, and of more than shared
-memory holds, as 8 leaves of 64 inputs beside 10 choices.
+and there of leaves of 128 inputs, of a width that 64 does not divide, of lanes or choices that are
+no power of two, and of more than shared memory holds, as 8 leaves of 64 inputs beside 16 choices.
 """
 
 from functools import cache
@@ -49,8 +49,9 @@ def streams(width: int, held: int, leaf: int, chosen: int, device: torch.device)
     operands = held * leaf * (rows + columns) * 2
     choices = chosen * rows * (2 * columns + 4 * held + 8)
     room = operands + choices + _MORE_BYTES <= gpu.shared_bytes
-    cut = leaf in (16, 32, 64) and width % columns == 0 and held & held - 1 == 0
-    return gpu.wgmma and room and cut
+    cut = leaf in (16, 32, 64) and width % columns == 0
+    powers = all(count & count - 1 == 0 for count in (held, chosen))  # Gluon has no other shapes
+    return gpu.wgmma and room and cut and powers
 
 
 def tile_for(rows: int, streamed: bool = False) -> LaneTile:

@@ -33,13 +33,12 @@ def lane_of(expert, position, first, PER_LANE: tl.constexpr):
 
 
 @triton.jit
-def with_choice(sums_so_far, lanes, product, lane):
-    """The sum behind each choice and its lane, with one choice more: it begins its lane or goes on
-    with the last sum."""
-    before = tl.zeros(product.shape, tl.float32)
+def sum_before(sums_so_far, lanes, lane, finished):
+    """What a choice's finished row is added to: the sum before it if that is of its lane, or +0."""
+    before = tl.zeros(finished.shape, tl.float32)
     if len(lanes) > 0:
         before = tl.where(lane == lanes[-1], sums_so_far[-1], before)
-    return sums_so_far + (before + product,), lanes + (lane,)  # noqa: RUF005
+    return before
 
 
 @triton.jit
@@ -83,7 +82,9 @@ def lane_sums(
         finished = tl.load(y + tl.maximum(position, 0) * width + column, mask=here, other=0.0)
         product = tl.load(weights + choice_index) * finished.to(tl.float32)
         lane = lane_of(tl.load(ids + choice_index), position, first, PER_LANE)
-        sums_so_far, lanes = with_choice(sums_so_far, lanes, product, lane)
+        before = sum_before(sums_so_far, lanes, lane, finished)
+        sums_so_far = sums_so_far + (before + product,)  # type: ignore[assignment] # noqa: RUF005
+        lanes = lanes + (lane,)  # type: ignore[assignment] # noqa: RUF005
     # 2. a lane is its last sum, and the fold over lanes
     stack = ()
     plane = rows.to(tl.int64) * width

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.experts.lane_tiles import LaneTile, programs_of_rows, streams, tile_for
-from tpdet.kernels.cuda.experts.lanes import lane_of, sum_of_lane, with_choice
+from tpdet.kernels.cuda.experts.lanes import lane_of, sum_before, sum_of_lane
 from tpdet.kernels.cuda.experts.sorted_tokens import SortedTokens
 from tpdet.kernels.cuda.experts.streamed_lanes import stream_lanes, tile_descriptors
 from tpdet.kernels.cuda.gemm.ended import ended
@@ -105,7 +105,10 @@ def lane_sums_with_shared(
         finished = tl.load(from_row, mask=own, other=0.0).to(tl.float32)
         weight = tl.load(weights + choice_index, mask=real, other=0.0)
         lane = lane_of(expert, position, first, FORM.PER_LANE)[:, None]
-        sums_so_far, lanes = with_choice(sums_so_far, lanes, weight[:, None] * finished, lane)
+        before = sum_before(sums_so_far, lanes, lane, finished)
+        product = weight[:, None] * finished
+        sums_so_far = sums_so_far + (before + product,)  # type: ignore[assignment] # noqa: RUF005
+        lanes = lanes + (lane,)  # type: ignore[assignment] # noqa: RUF005
     if FORM.GATED:
         factor = opened(tl.load(gate + row * gate_stride, mask=real, other=0.0))[:, None]
     # 3. a lane is its last sum and its leaf; and the fold over lanes

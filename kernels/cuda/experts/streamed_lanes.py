@@ -157,14 +157,13 @@ def _ask_for_choices(stages, tables, operands, part, HALF: gl.constexpr, CHOSEN:
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
     FIRST: gl.constexpr = choices_of(HALF, CHOSEN)[0]
     COUNT: gl.constexpr = choices_of(HALF, CHOSEN)[1]
-    TOGETHER: gl.constexpr = max(1, COUNT & -COUNT) * ROWS  # a tensor's size is a power of two
     column = part * COLUMNS + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, COPY))[None, :]
-    for begin in gl.static_range(0, COUNT * ROWS, TOGETHER):
-        starts = tables.starts.slice(FIRST * ROWS + begin, TOGETHER)
+    if COUNT > 0:
+        starts = tables.starts.slice(FIRST * ROWS, COUNT * ROWS)
         start = starts.load(gl.SliceLayout(1, COPY))[:, None]
         from_row = operands.y + column + start.to(gl.int64) * VECTOR
         here = (start >= 0) & (column < operands.width)
-        copy_to_shared(stages.chosen[HALF].slice(begin, TOGETHER), from_row, here)
+        copy_to_shared(stages.chosen[HALF], from_row, here)
     async_copy.commit_group()
 
 
