@@ -156,31 +156,25 @@ def fold_lanes_with_shared(
     if sums.numel():
         mixed, down, gate = shared
         blocks, parts = cdiv(rows, tile.rows), cdiv(width, tile.columns)
-        kernel, more = lane_sums_with_shared, dict[str, object](TILE=tile)
+        choices = y, ids, weights, sorted_tokens.positions
+        gates, gate_stride = (sums, 1) if gate is None else (gate, gate.stride(0))
+        others = gates, sums, rows, width, experts.start, gate_stride
+        options = {
+            "FORM": JoinedForm(chosen, len(experts) // lanes.held, leaf, gate is not None),
+            "PROGRAM": own_program(roots),
+            "num_warps": tile.warps,
+            "enable_fp_fusion": False,
+        }
         if tile.streamed:
-            mixed, down = tile_descriptors(mixed, down)
+            tiles = tile_descriptors(mixed, down)
             parts = programs_of_rows(blocks, parts, multiprocessors(y.device))
-            kernel, more = stream_lanes, {"programs": parts}
-        kernel[(blocks * parts,)](
-            y,
-            ids,
-            weights,
-            sorted_tokens.positions,
-            mixed,
-            down,
-            sums if gate is None else gate,
-            sums,
-            rows,
-            width,
-            experts.start,
-            1 if gate is None else gate.stride(0),
-            FORM=JoinedForm(chosen, len(experts) // lanes.held, leaf, gate is not None),
-            PROGRAM=own_program(roots),
-            num_warps=tile.warps,
-            enable_fp_fusion=False,
-            **more,
-            **dependent_launch(y.device),
-        )
+            stream_lanes[(blocks * parts,)](
+                *choices, *tiles, *others, parts, **options, **dependent_launch(y.device)
+            )
+        else:
+            lane_sums_with_shared[(blocks * parts,)](
+                *choices, mixed, down, *others, TILE=tile, **options, **dependent_launch(y.device)
+            )
     return PartialSums(sums, tuple(range(len(roots))))
 
 
