@@ -38,7 +38,7 @@ _BELOW_SIGN = tl.constexpr(0x7FFFFFFF)  # all bits but the sign
 _MASS_BITS = tl.constexpr(MASS_BITS)
 _BIAS, _FRACTION = tl.constexpr(1023), tl.constexpr(52)  # of fp64
 _SPANS = tl.constexpr(128)  # read at once
-_LANES = 32  # least experts that a row is padded to; Triton 3.6 fails to compile a few of less
+_LANES = 32  # of a warp: least experts that a row is padded to
 _JOINED = 4  # rows that are sorted here too; of more, another launch does it sooner
 
 
