@@ -65,7 +65,7 @@ def product_of_kind(
     As `column_gemm`; of a gated kind, weight and bias are interleaved and the result is [M, N / 2].
     by_library: (x [M, K], weight [N, K], rows, way) -> the result at `rows` >= M rows.
     """
-    turn = take_turn()
+    turn = take_turn() if len(x) else ALONE  # of no rows nothing is launched
     if isinstance(weight, OrderedWeight):
         way = way_for(x, weight)
         if way is not None:

@@ -37,6 +37,7 @@ capture, and long kernels gain nothing.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 import triton
@@ -52,7 +53,7 @@ ALONE, FIRST, SECOND = 1, 2, 3
 """What DEPENDENT says of a dependent launch: it is no part of a pair, or which part."""
 _FIRST, _SECOND = tl.constexpr(FIRST), tl.constexpr(SECOND)
 
-_turn = ALONE  # of the kernel of pairs that comes next
+_turn: ContextVar[int] = ContextVar("turn", default=ALONE)  # of the kernel of pairs that comes next
 
 
 @triton.jit
@@ -85,20 +86,22 @@ def dependent_launch(device: torch.device, turn: int = ALONE) -> Options:
 
 @contextmanager
 def pair_of_launches() -> Iterator[None]:
-    """While inside, the two kernels of a pair are launched, and nothing between them."""
-    global _turn
-    _turn = FIRST
+    """While inside, the two kernels of a pair are launched, and nothing between them.
+
+    It is of this thread: what others launch meanwhile is in no pair.
+    """
+    _turn.set(FIRST)
     try:
         yield
     finally:
-        _turn = ALONE
+        _turn.set(ALONE)
 
 
 def take_turn() -> int:
     """The turn of the product that comes next, or of another kernel that may be a second one."""
-    global _turn
-    turn = _turn
-    _turn = SECOND if turn == FIRST else ALONE
+    turn = _turn.get()
+    if turn != ALONE:
+        _turn.set(SECOND if turn == FIRST else ALONE)
     return turn
 
 

@@ -6,30 +6,30 @@ wait for those, a whole wave long. Bits do not depend on it.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 
 from tpdet.kernels.cuda import hardware
 
-_left = 0
+_left: ContextVar[int] = ContextVar("left", default=0)  # of this thread: engines have their own
 
 
 @contextmanager
 def leaving(count: int) -> Iterator[None]:
     """Leave `count` multiprocessors free in everything launched inside."""
-    global _left
-    before, _left = _left, count
+    token = _left.set(count)
     try:
         yield
     finally:
-        _left = before
+        _left.reset(token)
 
 
 def all_free() -> bool:
     """Whether nothing is to be left free: a library's product fills every multiprocessor."""
-    return not _left
+    return not _left.get()
 
 
 def multiprocessors(device: torch.device) -> int:
     """Multiprocessors of a GPU, less those to be left free."""
-    return max(1, hardware.gpu_of(device).multiprocessors - _left)
+    return max(1, hardware.gpu_of(device).multiprocessors - _left.get())

@@ -1,6 +1,7 @@
 """Dependent launches: what is launched so waits before it touches memory, and only where it can."""
 
 import ast
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -206,6 +207,23 @@ def test_a_pair_that_failed_leaves_nothing_behind(turns):
         column.column_gemm(torch.zeros(4, 64).half(), torch.zeros(32, 64))
     product(4)
     assert turns == [ALONE]
+
+
+def test_a_product_of_no_rows_is_not_the_first_of_a_pair(turns):
+    with pair_of_launches():
+        product(0)
+        product(4)
+    assert turns == [ALONE, FIRST]
+
+
+def test_a_product_of_another_thread_is_in_no_pair(turns):
+    with pair_of_launches():
+        other = threading.Thread(target=product, args=(4,))
+        other.start()
+        other.join()
+        product(4)
+        product(4)
+    assert turns == [ALONE, FIRST, SECOND]
 
 
 def test_what_is_recorded_for_gradients_is_no_pair(turns, monkeypatch):
