@@ -3,7 +3,8 @@
 Few rows take the small tiles of `shared_lanes.py`, and many the programs of `streamed_lanes.py`
 where these fit (`streams`). Elsewhere many rows take the largest tile: on GPUs that are no Hopper,
 and there of leaves of 128 inputs, of a width that 64 does not divide, of lanes or choices that are
-no power of two, and of more than shared memory holds, as 8 leaves of 64 inputs beside 16 choices.
+no power of two, of more than 8 lanes, whose sums are more than registers hold, and of more than
+shared memory holds, as 8 leaves of 64 inputs beside 16 choices.
 """
 
 from functools import cache
@@ -16,6 +17,7 @@ from tpdet.kernels.cuda.experts.streamed_lanes import COLUMNS, ROWS, WARPS
 from tpdet.kernels.cuda.launch.sizes import cdiv
 
 _MORE_BYTES = 2048  # barriers, and what lies unused between buffers
+_MOST_LANES = 8  # whose sums stay in registers: 16 spill up to 2,840 bytes a thread
 
 
 class LaneTile(NamedTuple):
@@ -49,7 +51,7 @@ def streams(width: int, held: int, leaf: int, chosen: int, device: torch.device)
     operands = held * leaf * (rows + columns) * 2
     choices = chosen * rows * (2 * columns + 4 * held + 8)
     room = operands + choices + _MORE_BYTES <= gpu.shared_bytes
-    cut = leaf in (16, 32, 64) and width % columns == 0
+    cut = leaf in (16, 32, 64) and held <= _MOST_LANES and width % columns == 0
     powers = all(count & count - 1 == 0 for count in (held, chosen))  # Gluon has no other shapes
     return gpu.wgmma and room and cut and powers
 

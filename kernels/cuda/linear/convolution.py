@@ -235,9 +235,8 @@ def short_convolution(
     if not len(tables.pieces):
         return y
     read, sizes = (x, weight.contiguous(), y, state.inputs, tables), (x.stride(0), channels, ring)
-    joined = weight.dtype == x.dtype and x.itemsize * TAPS == torch.int64.itemsize
-    of_row = (x, read[1].view(torch.int64), *read[2:]) if joined else read
     if has_rows_alone(batch):
+        of_row = (x, _joined(read[1]) if weight.dtype == x.dtype else read[1], *read[2:])
         forms = {"CHANNELS": _ROW_CHANNELS, "num_warps": 4, "enable_fp_fusion": False}
         grid = len(tables.states), cdiv(channels, _ROW_CHANNELS)
         first = ALONE if len(tables.runs) else take_first_turn()
@@ -252,3 +251,10 @@ def short_convolution(
     forms |= {"CHANNELS": _KEPT_CHANNELS}
     keep_inputs[kept](x, *read[3:], *sizes, **forms, **dependent_launch(x.device))
     return y
+
+
+def _joined(weight: torch.Tensor) -> torch.Tensor:
+    """Weight [C, 4] of 2-byte values as words int64 [C, 1], where it lies so; else as it is."""
+    size = torch.int64.itemsize
+    whole = weight.storage_offset() % TAPS == 0 and weight.data_ptr() % size == 0
+    return weight.view(torch.int64) if whole and weight.itemsize * TAPS == size else weight

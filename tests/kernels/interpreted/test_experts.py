@@ -233,6 +233,7 @@ def test_programs_that_stay_take_many_rows_that_fit():
             (2048, 6, 64, 8),
             (2048, 8, 64, 16),
             (2048, 4, 64, 10),
+            (2048, 16, 16, 4),
         ):
             assert not streams(*unlike, cpu)
     assert tile_for(129, True).streamed and not tile_for(128, True).streamed

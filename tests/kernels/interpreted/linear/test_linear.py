@@ -173,10 +173,11 @@ def test_the_convolution_has_the_bits_of_one_run_and_is_near_the_cpu(dtype):
     assert_same_bits(state.inputs, on_cpu.inputs, "ring")
     assert state.inputs.shape[1] == INPUTS
     state, first = poisoned_state(rows), 0
+    askew = torch.cat([weight.new_zeros(2), weight.flatten()])[2:].view(channels, 4)
     for count in (1, 2, 1, 70, 126):
-        batch = make_batch((linear_sequence(0, count, first),))
+        batch, taps = make_batch((linear_sequence(0, count, first),)), askew if first else weight
         part = x[first : first + count]
-        outputs.append(convolution.short_convolution(part, weight, state, batch))
+        outputs.append(convolution.short_convolution(part, taps, state, batch))
         first += count
     assert_same_bits(torch.cat(outputs), wanted, "steps")
     assert_same_bits(state.inputs, on_cpu.inputs, "ring of steps")
