@@ -85,6 +85,61 @@ def test_a_hybrid_is_equal_at_four_and_eight_ranks(tiny_model, family, dtype):
         assert_same_bits(ours(model, tp=tp, dtype=dtype), alone)
 
 
+@pytest.fixture
+def one_thread():
+    """What torch has: rules of transformers are many small operations."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def pattern(order):
+    """Two ids in a cycle of 2^order, in which what comes next depends on the `order` before it."""
+    bits, windows = [0] * order, {(0,) * order}
+    while len(bits) < 2**order:
+        bits.append(int((*bits[1 - order :], 1) not in windows))
+        windows.add(tuple(bits[-order:]))
+    return [10 + bit for bit in bits]
+
+
+def trained(model, folder, text, order):
+    """The folder of a model that has learnt, in seconds, how a cycle of ids goes on."""
+    draw = torch.Generator().manual_seed(1)
+    network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=5e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=60)
+    for _ in range(60):
+        starts = torch.randint(0, len(text), (4,), generator=draw).tolist()
+        rows = torch.tensor([(text * 3)[start : start + 160] for start in starts])
+        logits = network(rows).logits[:, order - 1 : -1].flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, rows[:, order:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if loss < 0.003:
+            break
+    network.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("family", but_slow("qwen3_5_text"))
+def test_a_trained_hybrid_goes_on_with_a_pattern_over_ends_of_chunks(tiny_model, tmp_path, family):
+    """As transformers has trained and written it; before, it does not know the pattern."""
+    order, first = 7, 70
+    text = pattern(order)
+    model = tiny_model(family, hidden=64, head_dim=16, intermediate=128, **SIZES)
+    asked = [ask("a", text[:first], max_tokens=200)]
+    wanted = (text * 3)[first : first + 200]
+    assert run(model, asked, dtype="bfloat16").tokens("a") != wanted
+    learnt = trained(model, tmp_path / "trained", text, order)
+    for tp in (1, 2):
+        assert run(learnt, asked, tp=tp, dtype="bfloat16").tokens("a") == wanted
+
+
 def copied(model, folder, **settings):
     """A copy of a model under a changed `config.json`, and its tensors."""
     path = shutil.copytree(model, folder) / "config.json"
