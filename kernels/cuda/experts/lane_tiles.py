@@ -41,8 +41,8 @@ _FEW = ((32, LaneTile(16, 16, 4, 8)), (128, LaneTile(16, 32, 4, 1)))
 """By the rows up to which a tile is taken."""
 _MANY = LaneTile(64, 64, 16, 1)
 STREAMED = LaneTile(ROWS.value, COLUMNS.value, WARPS.value, None)
-"""Instead of it, where `streams` is true: on an H200 159 us for 394 at 8,192 rows, 13.5 for 16.3
-at 256."""
+"""The tile of many rows where `streams` is true: an H200 takes 159 us at 8,192 rows where `_MANY`
+takes 390, and 13.5 where it takes 16.3 at 256."""
 
 
 def streams(width: int, held: int, leaf: int, chosen: int, device: torch.device) -> bool:

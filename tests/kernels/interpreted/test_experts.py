@@ -222,7 +222,7 @@ def test_lanes_of_many_rows_have_the_bits_of_leaves_apart(lanes, leaf, width, pr
 
 
 def test_programs_that_stay_take_many_rows_that_fit():
-    """Of Qwen3.5-35B-A3B's layers at TP 1 and 2; programs come in as few rounds as can be."""
+    """Layers of Qwen3.5-35B-A3B fit at TP 1 and 2; programs come in as few rounds as can be."""
     cpu, streams = torch.device("cpu"), lane_tiles.streams
     assert not streams(2048, 8, 64, 8, cpu), "the interpreter knows no such programs"
     with hardware.pretending(hardware.H200):

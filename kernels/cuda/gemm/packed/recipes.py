@@ -71,9 +71,8 @@ def _int4(scaled: _Lines, pairs: range):
 
     scaled: makes zero, pairs of 128 + the zero point, and turns t, pairs of q - zero, to weights.
     """
-    word, half = 2 * len(pairs), len(pairs) < 4
-    lines = ["{", f".reg .b32 t, u, zero, hi, lo{', scale' * half};"]
-    lines += [f"mov.b32 scale, ${word + 1};"] * half + scaled[0]
+    word = 2 * len(pairs)
+    lines = ["{", ".reg .b32 t, u, zero, hi, lo;", *scaled[0]]
     for count, pair in enumerate(pairs):
         shifted = f"${word}"
         if pair:
@@ -85,8 +84,7 @@ def _int4(scaled: _Lines, pairs: range):
             *scaled[1],
             f"mov.b32 {{${2 * count}, ${2 * count + 1}}}, t;",
         ]
-    code = "\n".join([*lines, "}"])
-    return code if half else code.replace("scale", "$9")
+    return "\n".join([*lines, "}"]).replace("scale", f"${word + 1}")
 
 
 _EIGHT, _OWN_ZERO = "mov.b32 zero, 0x43084308;", "prmt.b32 zero, scale, scale, 0x3232;"
